@@ -87,23 +87,26 @@ class Pipeline:
             homogenizer that chooses tasks, such as `tracked`).
         text: the text that the user wrote, if it differs from the names of the members.
         debug: see `pipeline`.
+        group: the name of a group of parameters, see `part`; its random numbers differ from those of other groups.
 
     Attributes:
         steps: the number of completed steps; random numbers are a function of it.
         resumed_at: `steps` when the pipeline was created or its state was loaded.
+        named: True if the state is kept under the names of tasks, False if under their positions, None without state.
         is_attached: True within the context of `attached`.
     """
 
     def __init__(
         self, members: Sequence[Member] = (), nonfinite: Nonfinite = "raise", text: str | None = None, *,
-        debug: bool = False,
+        debug: bool = False, group: str = "",
     ) -> None:  # fmt: skip
         self.members, self.debug = tuple(members), debug
         self.nonfinite: Nonfinite = nonfinite
         self.steps, self.resumed_at, self._text = 0, 0, text
+        self.named: bool | None = None
         self.parts: dict[str, Pipeline] = {}
         self.is_attached = False
-        self.stages = Stages(self.members)
+        self.stages = Stages(self.members, group)
         check_policy(nonfinite, self.stages.choosing)
 
     def __str__(self) -> str:
@@ -157,7 +160,10 @@ class Pipeline:
         ('equation',)
         """
         first = next(iter(self.parts.values()), self)  # groups of parameters receive rows of the same tasks
-        return choice.choose(first.stages.choosing, tasks)
+        keys, names = choice.keys_of(tasks)
+        first._check_named(keys)
+        positions = choice.choose(first.stages.choosing, keys)
+        return tuple(names[position] for position in positions) if names else tuple(positions)
 
     def combine(
         self,
@@ -177,7 +183,8 @@ class Pipeline:
             jacobian: one gradient per task, `[tasks, params]` or a dict of `[tasks, *shape]`; never copied as a whole
                 and never modified. The direction has its dtype; N×N algebra is done in float64.
             losses: `[tasks]`, for homogenizers that read them.
-            domains: one name per task, for state by domain.
+            domains: one name per task, under which homogenizers keep its state; without names, under its position.
+                Tasks of one name, for example that of a domain, share one state.
             features, feature_grads: `[tasks, queries, features]`, for homogenizers that read them: the input of
                 `transform`, and the gradients of the losses w.r.t. its output. If several homogenizers transform,
                 sequences: all tensors that `transform` returned, and the gradients w.r.t. each.
@@ -239,6 +246,7 @@ class Pipeline:
             self.members, jacobian, losses, domains=domains, slots=slots, features=features,
             feature_grads=feature_grads, targets=targets, kernel_traces=kernel_traces, create_graph=create_graph,
         )  # fmt: skip
+        named = self._check_named(inputs.keys) if self.stages.updating else None
         with torch.set_grad_enabled(create_graph):
             if inspect or "gramian" in self.stages.needs:
                 _ = inputs.jacobian.total_gramian  # norms are then its diagonal
@@ -256,7 +264,7 @@ class Pipeline:
         def commit() -> None:
             for member, state in states:
                 member.homogenizer.assign_state(state)
-            self.steps += 1
+            self.steps, self.named = self.steps + 1, named
 
         result = report(inputs, direction, rows, outcomes, measured, inspect)
         if result.unconverged:
@@ -271,6 +279,23 @@ class Pipeline:
                 inputs = drop_nonfinite(inputs, self.stages.transforming)
             return self.stages.run(inputs, self.steps, self.debug)[0]
 
+    def _check_named(self, keys: Sequence[TaskKey]) -> bool:
+        """Return True if the tasks have names.
+
+        Raises:
+            OptionError: the state is kept under names, and the tasks have none, or the reverse.
+        """
+        named = bool(keys[0].domain)
+        if self.named not in (None, named):
+            raise OptionError(
+                f"tasks had {'names' if self.named else 'no names'} in earlier steps, so their state is kept under "
+                f"{'names' if self.named else 'positions'}; got tasks "
+                f"{'with names: ' + ', '.join(key.domain for key in keys) if named else 'without names'}. Pass names "
+                "in every step, with the losses (a dict, or `domains`) and to `Pipeline.choose`, or never. For other "
+                "tasks create another pipeline."
+            )
+        return named
+
     def part(self, name: str) -> Pipeline:
         """Return the pipeline of one group of parameters, for groups that are homogenized separately.
 
@@ -282,13 +307,17 @@ class Pipeline:
         if name not in self.parts:
             self.stages.require_rows_only()
             copies = [replace(member, homogenizer=copy.deepcopy(member.homogenizer)) for member in self.members]
-            self.parts[name] = Pipeline(copies, self.nonfinite, self._text, debug=self.debug)
+            self.parts[name] = Pipeline(copies, self.nonfinite, self._text, debug=self.debug, group=name)
         return self.parts[name]
+
+    def count_step(self) -> None:
+        """Count a step in which groups of parameters were homogenized separately."""
+        self.steps += 1
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of steps and the state of every homogenizer and group, for `torch.save`."""
         parts = {f"{saved_state.PART}{name}": part.state_dict() for name, part in self.parts.items()}
-        return {"steps": self.steps, **saved_state.save(self.members), **parts}
+        return {"steps": self.steps, "named": self.named, **saved_state.save(self.members), **parts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the state by a saved state; the pipeline must have the same homogenizers in the same order.
@@ -308,3 +337,4 @@ class Pipeline:
             saved_state.load(self.members, before)  # all or nothing
             raise
         self.steps = self.resumed_at = state["steps"]
+        self.named = state["named"]

@@ -142,7 +142,7 @@ class StepReport:
     @property
     def names(self) -> tuple[str, ...]:
         """The name of each task in the step: its domain, or its index if it has none."""
-        return tuple(key.domain or str(key.slot) for key in self.keys)
+        return tuple(key.by() for key in self.keys)
 
     @property
     def norms(self) -> Tensor | None:

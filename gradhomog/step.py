@@ -59,6 +59,7 @@ class Step:
     _needs: frozenset[str] = STATISTICS
     _reader: object = "this homogenizer"
     _seed: int = 0
+    _seed_offset: int = 0
     aux: Any = None
     _kernel_traces: KernelTraces | None = None
 
@@ -79,12 +80,12 @@ class Step:
 
     @property
     def generator(self) -> torch.Generator:
-        """A new generator on the CPU, seeded by the homogenizer's `seed` and the step's number.
+        """A new generator on the CPU, seeded by the homogenizer's `seed`, the step's number and the parameters' group.
 
         Every access restarts the sequence: `update` can repeat the draws of `mix`, and all processes draw the same
         numbers.
         """
-        return seeded_generator(self._seed, self.number)
+        return seeded_generator(self._seed + self._seed_offset, self.number)
 
     @property
     def losses(self) -> Tensor:
@@ -164,9 +165,10 @@ class Step:
         """True if a glob pattern matches the name of any parameter."""
         return any(fnmatch.fnmatchcase(name, parameters) for name in self._jacobian.names)
 
-    def by(self, key: str) -> list[str]:
-        """Return the key of each task's state: `by("slot")` or `by("domain")`."""
-        return [task.by(key) for task in self.keys]
+    @property
+    def names(self) -> list[str]:
+        """The keys of the tasks' state: their names, or their positions, `"0"`, `"1"`, …, if they have none."""
+        return [key.by() for key in self.keys]
 
     def view(self, homogenizer: HasSeed, aux: Any = None) -> Step:
         """Return this step for a homogenizer that another one wraps: with the seed and `aux` of the wrapped one."""

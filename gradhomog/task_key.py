@@ -1,9 +1,9 @@
-"""Task keys: a task's slot and domain, which identify its state between steps."""
+"""Task keys: a task's name and position, which identify its state between steps."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradhomog.errors import OptionError
@@ -11,40 +11,29 @@ from gradhomog.errors import OptionError
 
 @dataclass(frozen=True)
 class TaskKey:
-    """The position of a task in its batch, and the name of its domain."""
+    """The position of a task in its batch, and its name: the key of its loss in a dict, or the name of its domain."""
 
     slot: int
     domain: str = ""
 
-    def by(self, key: str) -> str:
-        """Return the key of the task's state: the slot's number for `"slot"`, the domain's name for `"domain"`."""
-        if key == "slot":
-            return str(self.slot)
-        if not self.domain:
-            raise OptionError(
-                f"state by domain requires the domain of every task; the task in slot {self.slot} has none. "
-                "Pass domains=[...] with the tasks, or use key='slot'."
-            )
-        return self.domain
+    def by(self, key: str = "domain") -> str:
+        """Return the key of the task's state: its name, or its position for `"slot"` and if it has no name."""
+        return self.domain if self.domain and key == "domain" else str(self.slot)
 
 
 @functools.lru_cache(maxsize=256)
-def task_keys(tasks: int, domains: tuple[str, ...] = ()) -> tuple[TaskKey, ...]:
-    """Return the keys of a batch; without `domains` they have slots only."""
-    return slot_keys(range(tasks), domains)
-
-
-def slot_keys(slots: Iterable[int], domains: Sequence[str] | None) -> tuple[TaskKey, ...]:
-    """Return the keys of tasks in these slots; `domains` has one name per slot, in the same order, or none."""
-    return tuple(TaskKey(slot, domains[index] if domains else "") for index, slot in enumerate(slots))
-
-
-def check_domains(domains: Sequence[str] | None, tasks: int) -> tuple[str, ...]:
-    """Return the domains as a tuple; empty if there are none.
+def task_keys(slots: Sequence[int], domains: tuple[str, ...] = ()) -> tuple[TaskKey, ...]:
+    """Return the keys of tasks in these slots, a tuple or range; `domains` has one name per slot, or none.
 
     Raises:
-        OptionError: the number of domains differs from the number of tasks.
+        OptionError: the number of names differs from the number of tasks; some tasks have a name and others have none;
+            a name is not a string.
     """
-    if domains and len(domains) != tasks:
-        raise OptionError(f"`domains` must contain one name for each of the {tasks} tasks; got {list(domains)}.")
-    return tuple(domains or ())
+    if domains and len(domains) != len(slots):
+        raise OptionError(f"`domains` must contain one name for each of the {len(slots)} tasks; got {list(domains)}.")
+    if any(not isinstance(name, str) or bool(name) != bool(domains[0]) for name in domains):
+        raise OptionError(
+            "all tasks of a batch must have names, non-empty strings, or none may have one, because the state of a "
+            f"task is kept under its name; got {list(domains)}."
+        )
+    return tuple(map(TaskKey, slots, domains or ("",) * len(slots)))

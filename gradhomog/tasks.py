@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradhomog.errors import DataError
-from gradhomog.task_key import TaskKey
+from gradhomog.task_key import TaskKey, task_keys
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,7 @@ class TaskBatch:
     @property
     def keys(self) -> tuple[TaskKey, ...]:
         """The key of each task: its position in the full batch, and its domain."""
-        domains = self.domains or ("",) * len(self)
-        return tuple(map(TaskKey, self.slots or range(len(self)), domains))
+        return task_keys(self.slots or range(len(self)), self.domains)
 
     def select(self, tasks: Sequence[int]) -> TaskBatch:
         """Return some of the tasks; they keep the positions that they have in this batch."""

@@ -28,7 +28,7 @@ from gradhomog.ranks.collectives import Collectives, raise_on_all_ranks
 from gradhomog.ranks.dtensors import collectives_if_dtensors
 from gradhomog.ranks.ranks import Ranks, resolve_ranks
 from gradhomog.reports import StepReport
-from gradhomog.task_key import slot_keys
+from gradhomog.task_key import task_keys
 from gradhomog.uncompiled import uncompiled
 
 
@@ -126,8 +126,8 @@ class Accumulation:
         slots = self._slots(loss_leaves.tasks)
         if self._chosen is None:
             names = self._domains or self._labels
-            present = [names[slot] for slot in slots] if names else None
-            self._chosen = frozenset(slots[index] for index in self._pipe.choose(slot_keys(slots, present)))
+            present = tuple(names[slot] for slot in slots) if names else ()
+            self._chosen = frozenset(slots[index] for index in self._pipe.choose(task_keys(tuple(slots), present)))
         return loss_leaves.select([index for index, slot in enumerate(slots) if slot in self._chosen])
 
     def _slots(self, tasks: TaskLosses) -> list[int]:

@@ -14,7 +14,7 @@ from gradhomog.pipelines import PendingStep, Pipeline
 from gradhomog.reports import StepReport
 from gradhomog.stage_execution.nonfinite import drop_nonfinite, require_finite_inputs
 from gradhomog.stage_execution.step_inputs import StepInputs, select_traces
-from gradhomog.task_key import slot_keys
+from gradhomog.task_key import task_keys
 
 
 def compute_by_group(
@@ -27,7 +27,7 @@ def compute_by_group(
         inputs: keyword arguments of `Pipeline.compute`, with `slots` and `domains`.
 
     Returns:
-        The result for all parameters, and the step of each group.
+        The result for all parameters; the steps of the groups and that of the pipeline itself.
 
     Raises:
         NonfiniteError, OptionError, PluginRunError, NotDifferentiableError.
@@ -52,7 +52,7 @@ def compute_by_group(
     unconverged = tuple(f"{name}: {label}" for name, step in steps.items() for label in step.result.unconverged)
     first = next(iter(steps.values())).result
     report = StepReport(direction, first.keys, first.losses, None, gramian, (), measured, unconverged)
-    return report, list(steps.values())
+    return report, [*steps.values(), PendingStep(report, pipe.count_step)]
 
 
 def _finite_tasks(
@@ -61,7 +61,11 @@ def _finite_tasks(
     """Apply the policy for NaN and infinity to all groups: a task that one group drops is dropped from all."""
     slots, domains, targets = inputs["slots"], inputs["domains"], inputs.get("targets")
     whole = StepInputs(
-        jacobian, slot_keys(slots, domains), losses, inputs.get("features", ()), inputs.get("feature_grads", ())
+        jacobian,
+        task_keys(tuple(slots), tuple(domains or ())),
+        losses,
+        inputs.get("features", ()),
+        inputs.get("feature_grads", ()),
     )
     if (inputs["nonfinite"] or pipe.nonfinite) == "drop":
         whole = drop_nonfinite(whole, pipe.stages.transforming)

@@ -14,7 +14,7 @@ from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives
 from gradhomog.ranks.dtensors import collectives_if_dtensors
 from gradhomog.ranks.ranks import Ranks
-from gradhomog.task_key import slot_keys
+from gradhomog.task_key import task_keys
 
 COLLECTIVE = re.compile("sync_?batch_?norm|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all", re.IGNORECASE)
 """Names of autograd nodes whose backward passes have collective operations."""
@@ -44,7 +44,7 @@ def select_chosen(pipe: Pipeline, loss_leaves: LossLeaves, domains: Sequence[str
         return loss_leaves
     tasks = loss_leaves.tasks
     names = tasks.select_present(domains or tasks.names, "domains")
-    return loss_leaves.select(pipe.choose(slot_keys(tasks.slots, names)))
+    return loss_leaves.select(pipe.choose(task_keys(tasks.slots, names)))
 
 
 def agree_on_present(given: LossLeaves, choosing: bool, collectives: Collectives | None) -> None:
@@ -82,4 +82,4 @@ def may_be_unused(pipe: Pipeline, use_shared: bool) -> bool:
 
     `use_shared`: see `LossLeaves`.
     """
-    return bool(pipe.stages.choosing) and (use_shared or pipe.steps > 0 or bool(pipe.parts))
+    return bool(pipe.stages.choosing) and (use_shared or pipe.steps > 0)

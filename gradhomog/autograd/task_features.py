@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradhomog.errors import OptionError
 from gradhomog.pipelines import Pipeline
-from gradhomog.task_key import check_domains, task_keys
+from gradhomog.task_key import task_keys
 
 
 class TaskFeatures:
@@ -68,6 +68,6 @@ def task_features(features: Tensor, pipe: Pipeline, tasks: int, domains: Sequenc
         raise OptionError(
             f"`features` must have shape [batch, features]; got {tuple(features.shape)}. Flatten feature maps first."
         )
-    named = check_domains(domains, tasks)
-    stage_features = [pipe.transform(features[None], [key]) for key in task_keys(tasks, named)]
-    return TaskFeatures(features, stage_features, named)
+    names = tuple(domains or ())
+    stage_features = [pipe.transform(features[None], [key]) for key in task_keys(range(tasks), names)]
+    return TaskFeatures(features, stage_features, names)

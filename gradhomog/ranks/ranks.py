@@ -105,22 +105,17 @@ class Ranks:
 
 
 def pipeline_values(pipe: Pipeline) -> dict[str, object]:
-    """Return what must be the same of the pipelines of all ranks, for `Collectives.agree`.
-
-    The number of steps is that of each group, if groups of parameters have taken some.
-    """
-    # Without groups that have taken none: an overflow on one rank may end the step before its groups are created.
-    steps_of_groups = {name: part.steps for name, part in pipe.parts.items() if part.steps}
+    """Return what must be the same of the pipelines of all ranks, for `Collectives.agree`."""
     return {
         "pipeline": {"homogenizers": str(pipe), "nonfinite": pipe.nonfinite, "debug": pipe.debug},
-        "number of steps": steps_of_groups or pipe.steps,
+        "number of steps": pipe.steps,
         "progress since the pipeline was created or loaded": "none" if is_first_step(pipe) else "steps",
     }
 
 
 def is_first_step(pipe: Pipeline) -> bool:
     """True if no step was taken since the pipeline was created or its state was loaded."""
-    return all(part.steps == part.resumed_at for part in (pipe, *pipe.parts.values()))
+    return pipe.steps == pipe.resumed_at
 
 
 def _is_count(value: object) -> bool:

@@ -29,9 +29,9 @@ def validate_and_list_parts(members: Sequence[Member], state: Mapping[str, Any])
     Raises:
         ConfigError: the state was saved by another pipeline.
     """
-    names = ["steps", *_names(members)]
+    names = ["steps", "named", *_names(members)]
     parts = [name for name in state if name.startswith(PART)]
-    if set(state) != {*names, *parts} or type(state["steps"]) is not int:
+    if set(state) != {*names, *parts} or type(state["steps"]) is not int or not isinstance(state["named"], bool | None):
         raise ConfigError(f"the saved state must be of the same pipeline, with the keys {names}; got {list(state)}.")
     return [name.removeprefix(PART) for name in parts]
 

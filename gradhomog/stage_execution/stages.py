@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -32,10 +33,11 @@ class Stages:
         attaching, beginning, transforming, choosing, updating, measuring: members that override the stage of that name,
             in order.
         needs: statistics that any of them reads.
-        seed_offsets: added to the seed of a member if an earlier one has the same seed, so that their draws differ.
+        seed_offsets: added to the seed of a member, so that its draws differ from those of an earlier one with the same
+            seed, and those of a group of parameters (`group`, its name) from those of other groups.
     """
 
-    def __init__(self, members: Sequence[Member]) -> None:
+    def __init__(self, members: Sequence[Member], group: str = "") -> None:
         _check_order(members)
         self.members = tuple(members)
         self.acting = tuple(member for member in members if member.stage)
@@ -48,7 +50,10 @@ class Stages:
         reading = (*self.acting, *self.updating, *self.measuring)
         self.needs = frozenset[str]().union(*(member.needs for member in reading))
         seeds = [member.homogenizer.seed for member in members]
-        self.seed_offsets = {m: seeds[:index].count(seeds[index]) << 40 for index, m in enumerate(members)}
+        self.seed_offsets = {
+            member: (seeds[:index].count(seeds[index]) << 40) + zlib.crc32(group.encode())  # 0 without a group
+            for index, member in enumerate(members)
+        }
 
     def _overriding(self, stage: str) -> tuple[Member, ...]:
         return tuple(member for member in self.members if member.homogenizer.overrides(stage))
@@ -107,7 +112,7 @@ class Stages:
             targets = inputs.targets
         return Step(
             inputs.keys, number, rows, losses, features, feature_grads, targets, member.needs, member,
-            member.homogenizer.seed + self.seed_offsets[member], _kernel_traces=inputs.kernel_traces,
+            member.homogenizer.seed, self.seed_offsets[member], _kernel_traces=inputs.kernel_traces,
         )  # fmt: skip
 
     def new_states(

@@ -15,7 +15,7 @@ from gradhomog.errors import DataError, NotDifferentiableError, OptionError
 from gradhomog.jacobian import Jacobian, as_jacobian
 from gradhomog.stage_execution.member import Member
 from gradhomog.step import KernelTraces
-from gradhomog.task_key import TaskKey, check_domains, task_keys
+from gradhomog.task_key import TaskKey, task_keys
 
 Rows = Tensor | Mapping[str, Tensor] | Jacobian
 
@@ -113,9 +113,7 @@ def make_step_inputs(
         raise DataError(
             f"the first dimension of `targets` must be {tasks}, the number of rows; got shape {tuple(targets.shape)}."
         )
-    keys = task_keys(tasks, check_domains(domains, tasks) if domains else ())
-    if slots is not None:
-        keys = tuple(replace(key, slot=slot) for key, slot in zip(keys, slots, strict=True))
+    keys = task_keys(range(tasks) if slots is None else tuple(slots), tuple(domains or ()))
     if losses is not None:
         losses = _check_losses(losses, tasks)
     if not create_graph:

@@ -1,13 +1,16 @@
-"""Options with one number per task: one for all, a list by slot, or a dict by domain."""
+"""Options with one value per task: one for all, a list by position, or a dict by name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from gradhomog import OptionError, Step
+
+T = TypeVar("T")
 
 
 def numbers(
@@ -15,19 +18,37 @@ def numbers(
 ) -> Tensor:
     """Return the number of each task of a batch, float64 `[tasks]`.
 
-    The entry `"*"` of a dict is for other domains; without it they have `default`. `option` is the name in errors:
+    The entry `"*"` of a dict is for other names; without it they have `default`. `option` is the name in errors:
     "stch: `ideal`".
     """
     if isinstance(value, Mapping):
-        result = [value.get(domain, value.get("*", default)) for domain in step.by("domain")]
+        result = entries(option, {"*": default, **value}, step)
     elif isinstance(value, Sequence):
         slots = 1 + max(key.slot for key in step.keys)  # not step.tasks, which nonfinite="drop" reduces
         if slots > len(value):
             raise OptionError(
                 f"{option} must hold one number per task; got {len(value)} for {slots} tasks. "
-                "Give more numbers, or a dict by domain."
+                "Give more numbers, or a dict by name."
             )
         result = [value[key.slot] for key in step.keys]
     else:
         result = [value] * step.tasks
     return torch.tensor(result, dtype=torch.float64)
+
+
+def entries(option: str, values: Mapping[str, T], step: Step) -> list[T]:
+    """Return the entry of each task's name, or for other names the entry `"*"`.
+
+    Raises:
+        OptionError: tasks have no names, or a name has no entry.
+    """
+    named = bool(step.keys[0].domain) or set(values) == {"*"}
+    missing = [name for name in step.names if name not in values and "*" not in values]
+    if not named or missing:
+        expected = ", ".join(sorted({*values} - {"*"}))
+        found = f"{', '.join(missing)} in the batch" if named else "tasks without names"
+        raise OptionError(
+            f"{option} has entries for the tasks {expected}; got {found}. To name the tasks, pass losses in a dict, or "
+            "`domains`; the entry '*' is for other names."
+        )
+    return [values[name] if name in values else values["*"] for name in step.names]

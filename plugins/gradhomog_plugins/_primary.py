@@ -53,7 +53,7 @@ def _found(primary: Primary, step: Step) -> list[bool]:
 def _mismatch(primary: Primary, step: Step) -> str:
     domains = [key.domain for key in step.keys if key.domain]
     return (
-        f"got {primary!r}, but the batch has the slots {', '.join(step.by('slot'))} and "
+        f"got {primary!r}, but the batch has the slots {', '.join(str(key.slot) for key in step.keys)} and "
         f"{'the domains ' + ', '.join(sorted(domains)) if domains else 'no domains'}. "
         "Pass losses in a dict, or `domains`, to name the tasks."
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from annotated_types import Interval
@@ -35,7 +35,6 @@ class CRMOGM(Homogenizer):
         method: the other method: the name of one homogenizer that acts by `mix` alone, for example `"mgda"` or
             `"cagrad(c=0.5)"`; it may have options, including `scale`.
         alpha: α; 0 is the other method itself.
-        key: averages by `"slot"` (position in the batch) or by `"domain"`.
 
     Use it when the weights of a method such as `mgda` vary strongly from step to step because the gradients of a
     mini-batch are noisy. Weights of one mini-batch are correlated with the noise of the gradients that they multiply;
@@ -72,7 +71,6 @@ class CRMOGM(Homogenizer):
         self,
         method: str = "mgda",
         alpha: Annotated[float, Interval(ge=0, le=1)] = 0.9,
-        key: Literal["slot", "domain"] = "slot",
     ) -> None:
         members = gradhomog.pipeline(method).members
         if len(members) != 1:
@@ -80,7 +78,7 @@ class CRMOGM(Homogenizer):
                 f"cr_mogm: `method` must name one homogenizer; got {method!r}. Put others before it in the pipeline: "
                 "'static + cr_mogm(method=\"mgda\")'."
             )
-        self.method, self.alpha, self.key = method, alpha, key
+        self.method, self.alpha = method, alpha
         self.averages: dict[str, float] = {}
         member = members[0]
         self.inner, self.needs = member.homogenizer, member.needs
@@ -99,13 +97,13 @@ class CRMOGM(Homogenizer):
             )
         mixing, aux, converged = self._mix(step.view(self.inner))
         current = mixing if mixing.dim() == 1 else mixing.sum(dim=0)
-        past = keyed.read(self.averages, step.by(self.key), math.nan)
+        past = keyed.read(self.averages, step.names, math.nan)
         weights = moving_average(past, current, self.alpha)
         return StageResult(weights, aux=(weights, aux), converged=converged)
 
     def update(self, step: Step) -> dict[str, Any]:
         weights, aux = step.aux
-        averages = keyed.write(self.averages, step.by(self.key), weights)
+        averages = keyed.write(self.averages, step.names, weights)
         if not self.inner.overrides("update"):
             return {"averages": averages}
         return {"averages": averages, "inner": self.inner.update(step.view(self.inner, aux))}

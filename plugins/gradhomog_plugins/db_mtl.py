@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from annotated_types import Ge, Interval
@@ -50,8 +50,6 @@ class DBMTL(Homogenizer):
         beta: in [0, 1), the weight of the previous average; 0 does not average.
         sigma: ≥ 0, the rate at which the weight of the previous average falls.
         log: True uses ∇ log L_i; False uses g_i and ignores the losses.
-        key: averages by `"slot"` (position in the batch) or by `"domain"`; use `"domain"` if the domain of a slot
-            changes between batches.
 
     Use it when losses or gradient norms differ by orders of magnitude and single mini-batches are noisy: the logarithm
     removes the unit of each loss, the scaling removes the norm of each average. It does not change the cosines of the
@@ -88,9 +86,8 @@ class DBMTL(Homogenizer):
         beta: Annotated[float, Interval(ge=0, lt=1)] = 0.9,
         sigma: Annotated[float, Ge(0)] = 0.0,
         log: bool = True,
-        key: Literal["slot", "domain"] = "slot",
     ) -> None:
-        self.beta, self.sigma, self.log, self.key = beta, sigma, log, key
+        self.beta, self.sigma, self.log = beta, sigma, log
         self.needs = {"jacobian", "losses"} if log else {"jacobian"}
         self.averages: RowState = {}
         self.units: dict[str, float] = {}
@@ -98,7 +95,7 @@ class DBMTL(Homogenizer):
         self.counts: dict[str, float] = {}
 
     def rows(self, step: Step) -> StageResult:
-        keys, rows = step.by(self.key), step.jacobian.materialize()
+        keys, rows = step.names, step.jacobian.materialize()
         inverses, least = self._inverse_losses(step)
         fits = _row_state.fits(self.averages, rows)
         units, weight_sums, counts = (
@@ -119,7 +116,7 @@ class DBMTL(Homogenizer):
         stretched = step.jacobian.replace(_row_state.cast_like(averages, rows)).mix(stretch)
         if longest > torch.finfo(step.dtype).max and not all(stretched.finite_tasks()):
             raise OptionError(
-                f"db_mtl: the average of ∇ log L of {self.key} {keys[int(lengths.argmax())]!r} has the norm "
+                f"db_mtl: the average of ∇ log L of task {keys[int(lengths.argmax())]!r} has the norm "
                 f"{longest.item():.3g}. All rows are scaled to this norm, which overflows {step.dtype}. The loss of "
                 f"this task is (or was) near zero. {WITHOUT_LOG}"
             )
@@ -131,7 +128,7 @@ class DBMTL(Homogenizer):
         return factor
 
     def update(self, step: Step) -> Mapping[str, Any]:
-        keys, new = step.by(self.key), step.aux
+        keys, new = step.names, step.aux
         fits = _row_state.fits(self.averages, new.averages)
         units = keyed.write(self.units if fits else {}, keys, new.units)
         # For several tasks of one key: the mean of b_i = unit_i · average_i, divided by the mean of their units.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from annotated_types import Ge, Gt
@@ -27,8 +27,6 @@ class DWA(Homogenizer):
             without end, as in meta-learning, use so many steps that the mean of the losses is not mere noise: with T =
             2 the weights change by about half of the difference of the rates, so noise of 10 % in L̄ changes them by 7
             %.
-        key: state by `"slot"` (position in the batch) or by `"domain"`; use `"domain"` if the domain of a slot changes
-            between batches.
 
     Use it when the loss curves of some tasks fall slowly from epoch to epoch while others fall fast, and N backward
     passes are too expensive: it reads losses only. It is of no use where the means of the losses are dominated by
@@ -66,16 +64,15 @@ class DWA(Homogenizer):
         self,
         temperature: Annotated[float, Gt(0)] = 2.0,
         period: Annotated[int, Ge(1)] = 100,
-        key: Literal["slot", "domain"] = "slot",
     ) -> None:
-        self.temperature, self.period, self.key = temperature, period, key
+        self.temperature, self.period = temperature, period
         self.totals: dict[str, float] = {}  # of this epoch
         self.counts: dict[str, float] = {}
         self.older: dict[str, float] = {}  # L̄(t−2)
         self.newer: dict[str, float] = {}  # L̄(t−1)
 
     def mix(self, step: Step) -> Tensor:
-        keys = step.by(self.key)
+        keys = step.names
         rates = falling_rates(keyed.read(self.older, keys, 1.0), keyed.read(self.newer, keys, 1.0))
         return _losses.exponential_weights((rates - rates.max()) / self.temperature)
 
@@ -86,7 +83,7 @@ class DWA(Homogenizer):
         _losses.require_valid(
             step.losses >= 0, step, "dwa: losses must not be negative, because weights use their ratios"
         )
-        keys = step.by(self.key)
+        keys = step.names
         totals = keyed.write(self.totals, keys, keyed.read(self.totals, keys, 0.0) + step.losses)
         counts = keyed.write(self.counts, keys, keyed.read(self.counts, keys, 0.0) + 1)
         if (step.number + 1) % self.period > 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from annotated_types import Gt
@@ -29,8 +29,6 @@ class ExcessMTL(Homogenizer):
 
     Args:
         lr: η > 0, rate of the weights.
-        key: state by `"slot"` (position in the batch) or by `"domain"`; use `"domain"` if the domain of a slot changes
-            between batches.
 
     Use it when the labels of some tasks are noisy: their losses stay high for that reason, and methods that give weight
     to large losses would favour them. The estimate of the excess risk does not include this noise. It needs the memory
@@ -73,19 +71,18 @@ class ExcessMTL(Homogenizer):
     def __init__(
         self,
         lr: Annotated[float, Gt(0)] = 0.01,
-        key: Literal["slot", "domain"] = "slot",
     ) -> None:
-        self.lr, self.key = lr, key
+        self.lr = lr
         self.roots: RowState = {}  # √S, because squares can overflow float32 where rows do not
         self.first: dict[str, float] = {}
         self.weights: dict[str, float] = {}
 
     def mix(self, step: Step) -> Tensor:
-        weights = keyed.read(self.weights, step.by(self.key), 1.0)
+        weights = keyed.read(self.weights, step.names, 1.0)
         return weights / weights.mean()
 
     def update(self, step: Step) -> Mapping[str, Any]:
-        keys, rows = step.by(self.key), step.jacobian.materialize()
+        keys, rows = step.names, step.jacobian.materialize()
         fits = _row_state.fits(self.roots, rows)
         before = _row_state.read(self.roots if fits else {}, keys, rows, initial=TINY)
         roots = {name: torch.hypot(root, rows[name].to(root.dtype)) for name, root in before.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge, Gt, Interval
@@ -30,8 +30,6 @@ class FAMO(Homogenizer):
         smoothing: s, the factor of the averages ℓ; 0 where every step has the same batch.
         lowest: b, lower bounds of the losses: one number, a list by slot, or a dict by domain with the entry `"*"` for
             other domains (0 without it).
-        key: state by `"slot"` (position in the batch) or by `"domain"`; use `"domain"` if the domain of a slot changes
-            between batches.
 
     Use it when losses fall at different relative rates or have different units, and N backward passes are too
     expensive: it needs one backward pass, of the weighted loss, and no second evaluation of the losses. It is of little
@@ -76,14 +74,13 @@ class FAMO(Homogenizer):
         weight_decay: Annotated[float, Ge(0)] = 1e-3,
         smoothing: Annotated[float, Interval(ge=0, lt=1)] = 0.9,
         lowest: float | Sequence[float] | Mapping[str, float] = 0.0,
-        key: Literal["slot", "domain"] = "slot",
     ) -> None:
-        self.lr, self.weight_decay, self.smoothing, self.lowest, self.key = lr, weight_decay, smoothing, lowest, key
+        self.lr, self.weight_decay, self.smoothing, self.lowest = lr, weight_decay, smoothing, lowest
         self.logits: dict[str, keyed.Moments] = {}  # ξ
         self.averages: dict[str, float] = {}  # ℓ
 
     def mix(self, step: Step) -> StageResult:
-        keys, log_gaps = step.by(self.key), self._log_gaps(step)
+        keys, log_gaps = step.names, self._log_gaps(step)
         averages = keyed.ema(self.averages, keys, log_gaps, self.smoothing)
         logits = self._new_logits([key for key in keys if key in self.averages], averages)
         weights = _losses.exponential_weights(keyed.values(logits, keys) - log_gaps)  # N c z/D

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge
@@ -24,8 +24,6 @@ class GO4Align(Homogenizer):
     Args:
         groups: K. With 1 all weights are equal; with N or more each task is a group.
         lr: η, in units of 1/loss. With 0, γ is proportional to 1/L_i.
-        key: state by `"slot"` (position in the batch) or by `"domain"`; use `"domain"` if the domain of a slot changes
-            between batches.
 
     Use it when many tasks have losses of a few different magnitudes, N backward passes are too expensive, and the
     weights of `scale_invariant` vary too much from step to step: tasks of one group have the same weight. It is of
@@ -64,9 +62,8 @@ class GO4Align(Homogenizer):
         self,
         groups: Annotated[int, Ge(1)] = 2,
         lr: Annotated[float, Ge(0)] = 1e-4,
-        key: Literal["slot", "domain"] = "slot",
     ) -> None:
-        self.groups, self.lr, self.key = groups, lr, key
+        self.groups, self.lr = groups, lr
         self.log_shares: dict[str, float] = {}  # log N p
 
     def mix(self, step: Step) -> Tensor:
@@ -80,7 +77,7 @@ class GO4Align(Homogenizer):
         return weights.sum() * log_largest.exp()
 
     def update(self, step: Step) -> dict[str, Any]:
-        return {"log_shares": keyed.write(self.log_shares, step.by(self.key), self._new_log_shares(step))}
+        return {"log_shares": keyed.write(self.log_shares, step.names, self._new_log_shares(step))}
 
     def _weights(self, step: Step) -> tuple[Tensor, Tensor]:
         """Return γ̄ over the largest γ, `[tasks]`, and the logarithm of the largest γ, as a constant."""
@@ -91,7 +88,7 @@ class GO4Align(Homogenizer):
 
     def _new_log_shares(self, step: Step) -> Tensor:
         """Return log N p after this step's losses, `[tasks]`."""
-        keys = step.by(self.key)
+        keys = step.names
         shares = keyed.read(self.log_shares, keys, 0.0) - self.lr * _losses.mean_by_key(keys, step.losses)
         return torch.log_softmax(shares, dim=0) + math.log(step.tasks)
 

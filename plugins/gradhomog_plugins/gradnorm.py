@@ -25,8 +25,6 @@ class GradNorm(Homogenizer):
         lr: rate of the weights.
         initial_loss: L_i(0): `"first"`, the first loss of the key; or a number, for example log(ways) in
             classification; use a number if the task of a key changes between steps.
-        key: state by `"slot"` (position in the batch) or by `"domain"`; use `"domain"` if the domain of a slot changes
-            between batches.
         parameters: glob pattern of the names of the parameters whose gradients are measured; the paper uses the last
             shared layer.
 
@@ -70,22 +68,21 @@ class GradNorm(Homogenizer):
         alpha: Annotated[float, Ge(0)] = 1.5,
         lr: Annotated[float, Gt(0)] = 0.025,
         initial_loss: Literal["first"] | Annotated[float, Gt(0)] = "first",
-        key: Literal["slot", "domain"] = "slot",
         parameters: str = "*",
     ) -> None:
-        self.alpha, self.lr, self.initial_loss, self.key, self.parameters = alpha, lr, initial_loss, key, parameters
+        self.alpha, self.lr, self.initial_loss, self.parameters = alpha, lr, initial_loss, parameters
         self.log_weights: dict[str, float] = {}
         self.first_losses: dict[str, float] = {}
 
     def mix(self, step: Step) -> StageResult:
-        log_weights = keyed.read(self.log_weights, step.by(self.key), 0.0)
+        log_weights = keyed.read(self.log_weights, step.names, 0.0)
         return StageResult(_losses.exponential_weights(log_weights), aux=log_weights)
 
     def paper_scale(self, step: Step) -> float:
         return step.tasks
 
     def update(self, step: Step) -> dict[str, Any]:
-        keys, losses, norms = step.by(self.key), step.losses, step.norms(self.parameters)
+        keys, losses, norms = step.names, step.losses, step.norms(self.parameters)
         first_losses = {**keyed.write({}, keys, losses), **self.first_losses}
         rates = self._training_rates(step, losses, keyed.read(first_losses, keys, 1.0))
         log_weights = step.aux

@@ -30,7 +30,6 @@ class GradVac(Homogenizer):
         ceiling: in (0, 1), upper limit of |φ̂|, so that a correction makes ĝ_i at most 1/√(1 − ceiling²) times as long,
             22 times for 0.999. Corrections towards several tasks multiply; together they are limited to the same
             factor.
-        key: targets by pairs of `"slot"`s (positions in the batch) or of `"domain"`s.
         order: `"random"`, a new permutation for every task and step; or `"fixed"`, the order of the tasks in the batch.
         seed: seed of the random orders.
 
@@ -73,11 +72,10 @@ class GradVac(Homogenizer):
         self,
         beta: Annotated[float, Interval(ge=0, le=1)] = 0.01,
         ceiling: Annotated[float, Interval(gt=0, lt=1)] = 0.999,
-        key: Literal["slot", "domain"] = "slot",
         order: Literal["random", "fixed"] = "random",
         seed: int = 0,
     ) -> None:
-        self.beta, self.ceiling, self.key, self.order, self.seed = beta, ceiling, key, order, seed
+        self.beta, self.ceiling, self.order, self.seed = beta, ceiling, order, seed
         self.keys: list[str] = []
         self.targets = torch.zeros(0, 0, dtype=torch.float64)  # φ̂ of pairs of keys
 
@@ -104,7 +102,7 @@ class GradVac(Homogenizer):
 
     def _all_targets(self, step: Step) -> tuple[list[str], Tensor, Tensor]:
         """Return all keys, the index of each task's key among them, and the targets of all pairs, 0 for a new key."""
-        own = step.by(self.key)
+        own = step.names
         keys = list(dict.fromkeys([*self.keys, *own]))
         place = {key: index for index, key in enumerate(keys)}
         all_targets = torch.zeros(len(keys), len(keys), dtype=torch.float64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from annotated_types import Gt, Interval
 from torch import Tensor
@@ -23,8 +23,6 @@ class IMTLL(Homogenizer):
         bound: s stays in [−bound, bound]. Without it, a loss of zero drives its weight to infinity; 10 limits the
             weight to e¹⁰ = 22 026 times its initial value. At most 69, because e⁶⁹ ≈ 1e30 is the largest weight
             accepted.
-        key: state by `"slot"` (position in the batch) or by `"domain"`; use `"domain"` if the domain of a slot changes
-            between batches.
 
     Use it when losses have different units or magnitudes, and weights should follow their average over many steps
     rather than the loss of each batch, as in `scale_invariant`. In short training with a small `lr` the weights hardly
@@ -64,19 +62,18 @@ class IMTLL(Homogenizer):
         self,
         lr: Annotated[float, Gt(0)] = 1e-3,
         bound: Annotated[float, Interval(gt=0, le=69)] = 10.0,
-        key: Literal["slot", "domain"] = "slot",
     ) -> None:
-        self.lr, self.bound, self.key = lr, bound, key
+        self.lr, self.bound = lr, bound
         self.log_scales: dict[str, keyed.Moments] = {}
 
     def mix(self, step: Step) -> Tensor:
-        return _losses.exponential_weights(keyed.values(self.log_scales, step.by(self.key)))
+        return _losses.exponential_weights(keyed.values(self.log_scales, step.names))
 
     def paper_scale(self, step: Step) -> Tensor:
-        return keyed.values(self.log_scales, step.by(self.key)).exp().sum()
+        return keyed.values(self.log_scales, step.names).exp().sum()
 
     def update(self, step: Step) -> dict[str, Any]:
-        losses, keys = step.losses, step.by(self.key)
+        losses, keys = step.losses, step.names
         _losses.require_valid(
             losses >= 0, step, "imtl_l: losses must not be negative, because no factor scales them to one"
         )

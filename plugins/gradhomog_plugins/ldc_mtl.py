@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import torch
@@ -32,8 +31,6 @@ class LDCMTL(Homogenizer):
         bound: ξ stays in [−bound, bound], so the ratio of two σ is at most e^{2 bound}. Without it, the weight of the
             smallest loss grows to one. The default, log 2, gives a ratio of 4.
         normalization: ℓ: `"initial"`, L/L(0) with the first loss of the key; `"log"`, log(L/L(0)); or `"none"`, L.
-        key: state by `"slot"` (position in the batch) or by `"domain"`; use `"domain"` if the domain of a slot changes
-            between batches.
 
     Use it when the losses should remain in similar proportions, and N backward passes are too expensive: it needs one
     backward pass, of the weighted loss. With `"initial"` the losses may have different units. It is of little use in
@@ -46,10 +43,10 @@ class LDCMTL(Homogenizer):
     from features is not supported: homogenizers train no modules.
 
     Acts on rows: shared parameters receive the gradient of the weighted losses; each head of a multi-task network
-    receives the unweighted gradient of its loss. Neighbours are keys: slots in their order, domains in that of their
-    names; tasks of one key count with their mean loss. τ is linear where the difference is less than 1e-6 of the sum,
-    so that equal losses have τ = 0. Losses must not be negative for `"initial"`, and must be positive for `"log"`; a
-    first loss of zero causes an error.
+    receives the unweighted gradient of its loss. Neighbours are tasks in the order of their names, or of their
+    positions if they have none; tasks of one name count with their mean loss. τ is linear where the difference is less
+    than 1e-6 of the sum, so that equal losses have τ = 0. Losses must not be negative for `"initial"`, and must be
+    positive for `"log"`; a first loss of zero causes an error.
 
     Not differentiable, because the weights jump where two weighted losses are equal: `create_graph=True` raises an
     error.
@@ -86,10 +83,9 @@ class LDCMTL(Homogenizer):
         lr: Annotated[float, Gt(0)] = 1e-3,
         bound: Annotated[float, Interval(gt=0, le=69)] = math.log(2),
         normalization: Literal["initial", "log", "none"] = "initial",
-        key: Literal["slot", "domain"] = "slot",
     ) -> None:
         self.penalty, self.lr, self.bound = penalty, lr, bound
-        self.normalization, self.key = normalization, key
+        self.normalization = normalization
         self.logits: dict[str, keyed.Moments] = {}  # ξ
         self.first: dict[str, float] = {}  # L(0)
 
@@ -102,10 +98,10 @@ class LDCMTL(Homogenizer):
         return weights.sum()
 
     def update(self, step: Step) -> dict[str, Any]:
-        keys, losses = step.by(self.key), step.losses
+        keys, losses = step.names, step.losses
         normalized, _ = self._normalized(step)
         shares = torch.softmax(keyed.values(self.logits, keys), dim=0)
-        gradients = logit_gradients(shares, normalized * self._slopes(keys, shares * normalized))
+        gradients = logit_gradients(shares, normalized * self._slopes(step, shares * normalized))
         logits = keyed.adam(self.logits, keys, gradients, self.lr, bound=self.bound)
         if self.normalization == "none":
             return {"logits": logits}
@@ -113,23 +109,24 @@ class LDCMTL(Homogenizer):
 
     def _log_derivatives(self, step: Step) -> Tensor:
         """Return log ∂L/∂L_i, `[tasks]`."""
-        keys = step.by(self.key)
+        keys = step.names
         normalized, log_units = self._normalized(step)
         logits = keyed.values(self.logits, keys)
-        slopes = self._slopes(keys, torch.softmax(logits, dim=0) * normalized)
+        slopes = self._slopes(step, torch.softmax(logits, dim=0) * normalized)
         return torch.log_softmax(logits, dim=0) + slopes.log() - log_units
 
-    def _slopes(self, keys: Sequence[str], weighted: Tensor) -> Tensor:
+    def _slopes(self, step: Step, weighted: Tensor) -> Tensor:
         """Return 1 + λ (τ_i − τ_{i−1}), `[tasks]`, for the weighted losses σℓ `[tasks]`."""
-        means = keyed.mean_numbers(keys, weighted)
-        names = sorted(means) if self.key == "domain" else sorted(means, key=int)
+        means = keyed.mean_numbers(step.names, weighted)
+        ordered = sorted(step.keys, key=lambda key: (key.domain, key.slot))
+        names = list(dict.fromkeys(key.by() for key in ordered))
         slopes = neighbour_slopes(torch.tensor([means[name] for name in names], dtype=torch.float64))
         of_key = dict(zip(names, slopes.tolist(), strict=True))
-        return 1 + self.penalty * torch.tensor([of_key[key] for key in keys], dtype=torch.float64)
+        return 1 + self.penalty * torch.tensor([of_key[key] for key in step.names], dtype=torch.float64)
 
     def _normalized(self, step: Step) -> tuple[Tensor, Tensor]:
         """Return ℓ, and log of L/ℓ or, for the logarithm, of the inverse of its derivative, each `[tasks]`."""
-        losses, keys = step.losses, step.by(self.key)
+        losses, keys = step.losses, step.names
         if self.normalization == "none":
             return losses, torch.zeros_like(losses)
         log = self.normalization == "log"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from annotated_types import Interval
@@ -31,8 +31,6 @@ class LRA(Homogenizer):
         alpha: α in (0, 1], the share of the new weight.
         weighted: True has λ_i in the denominator, as in the formula above and in the authors' code. False has mean_p
             |g_ip| there, as in algorithm 1.
-        key: state by `"slot"` (position in the batch) or by `"domain"`; use `"domain"` if the domain of a slot changes
-            between batches.
 
     Use it when one loss dominates the step by the size of its gradient, as the residual of a differential equation
     dominates boundary and initial conditions. It does not change cosines, so it does not resolve conflicts. It is
@@ -79,9 +77,8 @@ class LRA(Homogenizer):
         primary: Primary = 0,
         alpha: Annotated[float, Interval(gt=0, le=1)] = 0.1,
         weighted: bool = True,
-        key: Literal["slot", "domain"] = "slot",
     ) -> None:
-        self.primary, self.alpha, self.weighted, self.key = primary, alpha, weighted, key
+        self.primary, self.alpha, self.weighted = primary, alpha, weighted
         self.weights: dict[str, float] = {}  # λ
 
     def mix(self, step: Step) -> StageResult:
@@ -94,14 +91,14 @@ class LRA(Homogenizer):
         return weights.sum()
 
     def update(self, step: Step) -> dict[str, Any]:
-        return {"weights": keyed.write(self.weights, step.by(self.key), step.aux)}
+        return {"weights": keyed.write(self.weights, step.names, step.aux)}
 
     def measured(self, step: Step) -> Mapping[str, float | Sequence[float]]:
         return {"weights": step.aux.tolist()}
 
     def _new_weights(self, step: Step) -> Tensor:
         """Return λ of this step, float64 `[tasks]`."""
-        before = keyed.read(self.weights, step.by(self.key), 1.0)
+        before = keyed.read(self.weights, step.names, 1.0)
         primary = primary_tasks("lra", self.primary, step, None if self.weights else "the first batch")
         if not bool(primary.any()):
             return before

@@ -45,8 +45,6 @@ class MetaBalance(Homogenizer):
         beta: β in [0, 1), the weight of the previous average; 0 uses the norms of this step.
         strategy: `"reduce"` scales only rows with n_i > n₀ (the paper's strategy A), `"enlarge"` only rows with n_i <
             n₀ (B), `"both"` all rows (C).
-        key: averages by `"slot"` (position in the batch) or by `"domain"`; use `"domain"` if the domain of a slot
-            changes between batches.
 
     Use it when one task counts and the others are auxiliary, as clicks beside purchases in a recommender, and the ratio
     of their gradient norms differs between the layers or changes during training. It does not change cosines within a
@@ -86,9 +84,8 @@ class MetaBalance(Homogenizer):
         relax: Annotated[float, Interval(ge=0, le=1)] = 0.7,
         beta: Annotated[float, Interval(ge=0, lt=1)] = 0.9,
         strategy: Strategy = "both",
-        key: Literal["slot", "domain"] = "slot",
     ) -> None:
-        self.primary, self.relax, self.beta, self.strategy, self.key = primary, relax, beta, strategy, key
+        self.primary, self.relax, self.beta, self.strategy = primary, relax, beta, strategy
         self.sums: dict[str, dict[str, float]] = {}  # m by tensor and key
         self.weight_sums: dict[str, float] = {}
         self.targets: dict[str, float] = {}  # n₀ by tensor
@@ -112,7 +109,7 @@ class MetaBalance(Homogenizer):
         return step.tasks
 
     def update(self, step: Step) -> Mapping[str, Any]:
-        keys, new = step.by(self.key), step.aux
+        keys, new = step.names, step.aux
         fits = self.sums.keys() == new.sums.keys()
         return {
             "sums": {
@@ -123,7 +120,7 @@ class MetaBalance(Homogenizer):
         }
 
     def _new_norms(self, step: Step) -> NewNorms:
-        keys, jacobian = step.by(self.key), step.jacobian
+        keys, jacobian = step.names, step.jacobian
         fits = self.sums.keys() == set(jacobian.names)
         required_in = None if fits else "the first batch (rows with other names restart the averages)"
         primary = primary_tasks("metabalance", self.primary, step, required_in)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from annotated_types import Ge, Interval
@@ -45,8 +45,6 @@ class MoCo(Homogenizer):
         rho: ρ ≥ 0, pull towards equal weights.
         relative: the step above, which a common factor of the rows does not change. False is the paper's: y_i instead
             of ŷ_i and s = 1, for which `gamma` has to be of the order of 1/‖g‖².
-        key: averages and weights by `"slot"` (position in the batch) or by `"domain"`; use `"domain"` if the domain of
-            a slot changes between batches.
 
     Use it when rows conflict, as for `mgda`, but the gradients of mini-batches are so noisy that MGDA's weights change
     strongly from step to step. With full batches `mgda` gives the limit at once. Like MGDA it favours tasks with short
@@ -90,10 +88,9 @@ class MoCo(Homogenizer):
         gamma_decay: Annotated[float, Ge(0)] = 0.5,
         rho: Annotated[float, Ge(0)] = 0.0,
         relative: bool = True,
-        key: Literal["slot", "domain"] = "slot",
     ) -> None:
         self.beta, self.beta_decay, self.gamma, self.gamma_decay = beta, beta_decay, gamma, gamma_decay
-        self.rho, self.relative, self.key = rho, relative, key
+        self.rho, self.relative = rho, relative
         self.averages: RowState = {}
         self.weight_sums: dict[str, float] = {}
         self.counts: dict[str, float] = {}
@@ -103,14 +100,14 @@ class MoCo(Homogenizer):
     def rows(self, step: Step) -> StageResult:
         new = self._new_averages(step)
         averages = step.jacobian.replace(_row_state.cast_like(new.averages, step.jacobian.materialize()))
-        return StageResult(averages.mix(step.tasks * self._weights(step.by(self.key))), aux=new)
+        return StageResult(averages.mix(step.tasks * self._weights(step.names)), aux=new)
 
     def paper_scale(self, step: Step) -> Tensor:
         weight_sums: Tensor = step.aux.weight_sums
         return weight_sums
 
     def update(self, step: Step) -> Mapping[str, Any]:
-        keys, (averages, weight_sums, counts) = step.by(self.key), step.aux
+        keys, (averages, weight_sums, counts) = step.names, step.aux
         kept = self.averages if _row_state.fits(self.averages, averages) else {}
         before, steps = self._weights(keys), self.steps + 1
         after = self._descend(before, as_jacobian(averages).gramian(), weight_sums, steps)
@@ -125,7 +122,7 @@ class MoCo(Homogenizer):
         }
 
     def _new_averages(self, step: Step) -> NewAverages:
-        keys, rows = step.by(self.key), step.jacobian.materialize()
+        keys, rows = step.names, step.jacobian.materialize()
         kept = self.averages if _row_state.fits(self.averages, rows) else {}
         counts = keyed.read(self.counts if kept else {}, keys, 0.0) + 1
         beta = self.beta / counts**self.beta_decay

@@ -40,8 +40,6 @@ class MultiAdam(Homogenizer):
         beta2: β₂ in [0, 1).
         units: `"gradient"` multiplies by s, so that N identical rows g give g; `"paper"` is the paper's step, s = 1,
             whose length does not depend on the lengths of the rows.
-        key: moments by `"slot"` (position in the batch) or by `"domain"`; use `"domain"` if the domain of a slot
-            changes between batches.
 
     Use it when the gradients of the losses differ by orders of magnitude, and by other factors in each layer, as in
     physics-informed networks, and their noise is small. A gradient that is only noise gets the same magnitude as the
@@ -87,9 +85,8 @@ class MultiAdam(Homogenizer):
         beta1: Annotated[float, Interval(ge=0, lt=1)] = 0.0,
         beta2: Annotated[float, Interval(ge=0, lt=1)] = 0.99,
         units: Literal["gradient", "paper"] = "gradient",
-        key: Literal["slot", "domain"] = "slot",
     ) -> None:
-        self.beta1, self.beta2, self.units, self.key = beta1, beta2, units, key
+        self.beta1, self.beta2, self.units = beta1, beta2, units
         self.means: RowState = {}  # m
         self.roots: RowState = {}  # √v
         self.counts: dict[str, float] = {}
@@ -106,7 +103,7 @@ class MultiAdam(Homogenizer):
         return StageResult(step.jacobian.replace(_row_state.cast_like(changed, rows)), aux=new)
 
     def update(self, step: Step) -> Mapping[str, Any]:
-        keys, new = step.by(self.key), step.aux
+        keys, new = step.names, step.aux
         fits = _row_state.fits(self.roots, new.roots)
         return {
             "means": _row_state.write(self.means if fits else {}, keys, new.means),
@@ -115,7 +112,7 @@ class MultiAdam(Homogenizer):
         }
 
     def _new_moments(self, step: Step, rows: Mapping[str, Tensor]) -> NewMoments:
-        keys = step.by(self.key)
+        keys = step.names
         fits = _row_state.fits(self.roots, rows)
         counts = keyed.read(self.counts if fits else {}, keys, 0.0) + 1
         roots = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from annotated_types import Ge, Interval
@@ -35,8 +35,6 @@ class NTK(Homogenizer):
         every: steps between two computations of the traces; the steps between use the last traces.
         probes: number of random vectors of the estimate; a task with at most this many residuals has an exact trace.
         average: β in [0, 1), the weight of the earlier traces in t ← β t + (1 − β) t_new.
-        key: traces by `"slot"` (position in the batch) or by `"domain"`; use `"domain"` if the domain of a slot changes
-            between batches.
         seed: seed of the random vectors.
 
     Use it when each loss is a mean square of residuals, as in physics-informed networks, and the residuals of one task
@@ -82,10 +80,9 @@ class NTK(Homogenizer):
         every: Annotated[int, Ge(1)] = 100,
         probes: Annotated[int, Ge(1)] = 16,
         average: Annotated[float, Interval(ge=0, lt=1)] = 0.0,
-        key: Literal["slot", "domain"] = "slot",
         seed: int = 0,
     ) -> None:
-        self.every, self.probes, self.average, self.key, self.seed = every, probes, average, key, seed
+        self.every, self.probes, self.average, self.seed = every, probes, average, seed
         self.traces: dict[str, float] = {}  # t
 
     def mix(self, step: Step) -> StageResult:
@@ -106,13 +103,13 @@ class NTK(Homogenizer):
     def update(self, step: Step) -> dict[str, Any]:
         if not step.aux.computed:
             return {}
-        return {"traces": keyed.write(self.traces, step.by(self.key), step.aux.traces)}
+        return {"traces": keyed.write(self.traces, step.names, step.aux.traces)}
 
     def measured(self, step: Step) -> Mapping[str, float | Sequence[float]]:
         return {"traces": step.aux.traces.tolist()}
 
     def _new_traces(self, step: Step) -> NewTraces:
-        keys = step.by(self.key)
+        keys = step.names
         known = set(keys) <= self.traces.keys()
         if known and step.number % self.every:
             return NewTraces(keyed.read(self.traces, keys, 0.0), computed=False)

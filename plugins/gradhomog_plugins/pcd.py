@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from annotated_types import Interval, MinLen
@@ -55,7 +55,6 @@ class PCD(Homogenizer):
             rises, to first order. With τ, d̃ (before its length is set to ‖g_1‖) decreases task j by at least τ times as
             much as ĝ_j does.
         beta: β in [0, 1), decay of the averages of squared norms. 0 divides each row by its norm.
-        key: averages by `"slot"` or by `"domain"`; use `"domain"` if the domain of a slot changes between batches.
 
     Use it when one loss is the aim and the others are constraints or regularizers, such as sparsity, physics or an
     auxiliary task, and no weights are known for them: factors of single losses have no effect. It is harmful where all
@@ -97,14 +96,13 @@ class PCD(Homogenizer):
         primary: Primary = 0,
         tau: Share | Annotated[Sequence[Share], MinLen(1)] | Mapping[str, Share] = 0.02,
         beta: Annotated[float, Interval(ge=0, lt=1)] = 0.999,
-        key: Literal["slot", "domain"] = "slot",
     ) -> None:
-        self.primary, self.tau, self.beta, self.key = primary, tau, beta, key
+        self.primary, self.tau, self.beta = primary, tau, beta
         self.squares: dict[str, float] = {}
         self.weight_sums: dict[str, float] = {}
 
     def mix(self, step: Step) -> StageResult:
-        gramian, keys = step.gramian(), step.by(self.key)
+        gramian, keys = step.gramian(), step.names
         place = primary_index("pcd", self.primary, step)
         before = keyed.read(self.squares, keys, 0.0)
         squares = self.beta * before + (1 - self.beta) * gramian.diagonal()
@@ -116,7 +114,7 @@ class PCD(Homogenizer):
         return StageResult(step.tasks * weights, aux=NewSquares(squares, weight_sums), converged=converged)
 
     def update(self, step: Step) -> Mapping[str, Any]:
-        keys, new = step.by(self.key), step.aux
+        keys, new = step.names, step.aux
         return {
             "squares": keyed.write(self.squares, keys, new.squares),
             "weight_sums": keyed.write(self.weight_sums, keys, new.weight_sums),

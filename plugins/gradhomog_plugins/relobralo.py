@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from annotated_types import Gt, Interval
@@ -31,8 +31,6 @@ class ReLoBRaLo(Homogenizer):
             λ̂(t, 0), the lookback.
         temperature: τ; the larger, the more equal the weights.
         seed: seed of ρ.
-        key: state by `"slot"` (position in the batch) or by `"domain"`; use `"domain"` if the domain of a slot changes
-            between batches.
 
     Use it when losses have different units and some fall slower than others relative to their start, as the terms of
     physics-informed networks do, and N backward passes are too expensive: it reads losses only. It is harmful where a
@@ -79,9 +77,8 @@ class ReLoBRaLo(Homogenizer):
         rho: Annotated[float, Interval(ge=0, le=1)] = 0.99,
         temperature: Annotated[float, Gt(0)] = 0.1,
         seed: int = 0,
-        key: Literal["slot", "domain"] = "slot",
     ) -> None:
-        self.alpha, self.rho, self.temperature, self.seed, self.key = alpha, rho, temperature, seed, key
+        self.alpha, self.rho, self.temperature, self.seed = alpha, rho, temperature, seed
         self.first: dict[str, float] = {}  # L(0)
         self.last: dict[str, float] = {}  # L(t−1)
         self.weights: dict[str, float] = {}  # λ(t−1)
@@ -92,7 +89,7 @@ class ReLoBRaLo(Homogenizer):
         )
         balanced = self._balanced(step, self.last)
         if bool(torch.rand((), generator=step.generator, dtype=torch.float64) < self.rho):
-            weights = keyed.read(self.weights, step.by(self.key), torch.nan)
+            weights = keyed.read(self.weights, step.names, torch.nan)
             history = torch.where(weights.isnan(), balanced, weights)
         else:
             history = self._balanced(step, self.first)
@@ -104,7 +101,7 @@ class ReLoBRaLo(Homogenizer):
         return total
 
     def update(self, step: Step) -> dict[str, Any]:
-        keys, losses = step.by(self.key), step.losses
+        keys, losses = step.names, step.losses
         last = keyed.write({}, keys, losses)
         weights = {key: weight for key, weight in keyed.write({}, keys, step.aux).items() if key in self.last}
         return {
@@ -115,7 +112,7 @@ class ReLoBRaLo(Homogenizer):
 
     def _balanced(self, step: Step, earlier: Mapping[str, float]) -> Tensor:
         """Return λ̂(t, t'), `[tasks]`, for the losses of step t' by key."""
-        keys = step.by(self.key)
+        keys = step.names
         known = torch.tensor([key in earlier for key in keys])
         losses = _losses.mean_by_key(keys, step.losses)
         ratios = torch.where(known, loss_ratios(losses, keyed.read(earlier, keys, 1.0)), 1.0)

@@ -30,8 +30,8 @@ class Reweight(Homogenizer):
         solver: `"gradient"`, the paper's leader: one Adam step after each meta-step; `"fixed_point"`, the limit of the
             leader, computed from the norms of each step without state and rate; `"none"`, the initial weights, ω = 1.
         lr: > 0, rate of the leader's Adam.
-        key: state by `"slot"`, by `"domain"` (use it where the domain of every task is defined), or `"batch"`: new in
-            every batch, so that weights of `"gradient"` stay at one.
+        key: state of the leader by `"domain"`, the names of the tasks (their positions where they have none), or by
+            `"slot"`, their positions, for meta-learning in one domain, whose tasks have one name and one weight.
         initial_loss: L⁰ > 0. One value for all tasks (the paper: log of the number of classes) cancels in r.
         parameters: glob pattern of the names of the parameters whose gradients are measured; `"auto"` is `encoder.*`
             where such names exist, otherwise all.
@@ -78,7 +78,7 @@ class Reweight(Homogenizer):
         beta: Annotated[float, Ge(0)] = 1.5,
         solver: Literal["gradient", "fixed_point", "none"] = "gradient",
         lr: Annotated[float, Gt(0)] = 5e-4,
-        key: Literal["slot", "domain", "batch"] = "slot",
+        key: Literal["domain", "slot"] = "domain",
         initial_loss: Annotated[float, Gt(0)] = 1.0,
         parameters: str = "auto",
         max_weight: Annotated[float, Ge(1)] | None = None,
@@ -109,7 +109,7 @@ class Reweight(Homogenizer):
         return weights if self.max_weight is None else bound_weights(weights, self.max_weight)
 
     def update(self, step: Step) -> Mapping[str, Any]:
-        if self.solver != "gradient" or self.key == "batch":
+        if self.solver != "gradient":
             return {}
         norms = self._norms(step)
         weights = self._leader_weights(step)
@@ -122,16 +122,17 @@ class Reweight(Homogenizer):
         gradient = torch.where(gap.abs() > ROUNDING * mean, torch.sign(gap), 0.0) * torch.sign(weights) * norms
         if self.variant == "corrected":  # relative to the mean norm; chain rule of ω = N softmax(a)
             gradient = weights * (gradient - (weights * gradient).mean()) / mean
-        return {"leader": keyed.adam(self.leader, step.by(self.key), gradient, self.lr, initial=self._initial)}
+        keys = [key.by(self.key) for key in step.keys]
+        return {"leader": keyed.adam(self.leader, keys, gradient, self.lr, initial=self._initial)}
 
     @property
     def _initial(self) -> float:
         return 0.0 if self.variant == "corrected" else 1.0
 
     def _leader_weights(self, step: Step) -> Tensor:
-        if self.solver == "none" or self.key == "batch":
+        if self.solver == "none":
             return torch.ones(step.tasks, dtype=torch.float64)
-        values = keyed.values(self.leader, step.by(self.key), self._initial)
+        values = keyed.values(self.leader, [key.by(self.key) for key in step.keys], self._initial)
         return step.tasks * torch.softmax(values, dim=0) if self.variant == "corrected" else values
 
     def _norms(self, step: Step) -> Tensor:

@@ -34,7 +34,9 @@ class Rotate(Homogenizer):
         pool: the vectors that are compared: `"task"`, summed over all queries; `"class"`, over the queries of each
             class, classes of different tasks matched by cosine; `"sample"`, one by one, for multi-task learning, where
             the tasks have the same inputs. The last two with `"geodesic"` only.
-        key: rotations by `"slot"` or by `"domain"`. A new one starts at the identity.
+        key: rotations by `"domain"`, the names of the tasks (their positions where they have none), or by `"slot"`,
+            their positions, for meta-learning in one domain, whose tasks have one name. A new one starts at the
+            identity.
         limit: ≥ 1, the number of rotations kept; the least recently used are removed, but none of the batch.
         variant: `"paper"` is equation 6 literally. It aligns the gradients at the head, and thereby moves the gradients
             at the encoder apart.
@@ -87,7 +89,7 @@ class Rotate(Homogenizer):
         lr: Annotated[float, Gt(0)] = 5e-3,
         max_angle: Annotated[float, Interval(gt=0, le=math.pi)] = 0.5,
         pool: Literal["task", "class", "sample"] = "task",
-        key: Literal["slot", "domain"] = "slot",
+        key: Literal["domain", "slot"] = "domain",
         limit: Annotated[int, Ge(1)] | None = None,
         variant: Literal["corrected", "paper"] = "corrected",
     ) -> None:
@@ -106,7 +108,7 @@ class Rotate(Homogenizer):
         return rotate_tasks([self._rotation(key.by(self.key), features.shape[-1]) for key in keys], features)
 
     def update(self, step: Step) -> Mapping[str, Any]:
-        keys, directions = step.by(self.key), self._directions(step)
+        keys, directions = [key.by(self.key) for key in step.keys], self._directions(step)
         if self.variant == "corrected":
             goal = unit_vectors(directions.encoder.sum(0))
             u, v = keyed.mean(keys, directions.head), dict.fromkeys(keys, goal)
@@ -149,7 +151,7 @@ class Rotate(Homogenizer):
         sums = pool_gradients(grads, self.pool, step.targets if self.pool == "class" else None)
         if self.parameterization == "plane":  # few numbers, whose angles are read several times per task
             sums = sums.cpu()
-        rotations = [self._rotation(key, sums.shape[-1]) for key in step.by(self.key)]
+        rotations = [self._rotation(key.by(self.key), sums.shape[-1]) for key in step.keys]
         head = unit_vectors(sums)
         encoder = rotate_tasks(rotations, head, transposed=True)
         if self.pool != "class":

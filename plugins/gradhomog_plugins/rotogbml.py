@@ -12,7 +12,7 @@ def rotogbml(
     isi: bool | Mapping[str, Any] = True,
     rotate: bool | Mapping[str, Any] = True,
     reweight: bool | Mapping[str, Any] = True,
-    key: Literal["slot", "domain"] = "slot",
+    key: Literal["domain", "slot"] = "domain",
     variant: Literal["corrected", "paper"] = "corrected",
 ) -> list[tuple[str, dict[str, Any]]]:
     """A preset: the pipeline `isi + rotate + reweight`, each with its defaults, with options, or omitted.
@@ -21,7 +21,8 @@ def rotogbml(
 
     Args:
         isi, rotate, reweight: true, false, or a table of options, such as `reweight={"beta": 0.1}`.
-        key: state of rotations and weights by `"slot"`, or by `"domain"` if every task has one.
+        key: state of rotations and weights by `"domain"`, the names of the tasks (their positions where they have
+            none), or by `"slot"`, their positions, as in the paper's experiments with one domain.
         variant: variant of `rotate` and `reweight`; `"paper"` implements equations 4 to 6 literally.
 
     Use it when you reproduce RotoGBML, or when its three symptoms occur together: misleading backgrounds (`isi`),

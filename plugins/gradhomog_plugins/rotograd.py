@@ -41,7 +41,6 @@ class RotoGrad(Homogenizer):
             sums over the batch, for tasks with different inputs, as in meta-learning.
         burn_in: the number of steps with a gradient after which ‖G_k⁰‖ is measured again, once; 0 for never. The
             authors' code: 20.
-        key: state by `"slot"` or by `"domain"`.
         seed: seed of `start="haar"`.
         scale: `"paper"`, the sum of the scaled rows instead of their mean.
 
@@ -100,11 +99,10 @@ class RotoGrad(Homogenizer):
         size: Annotated[int, Ge(1)] | None = None,
         pool: Literal["sample", "task"] = "sample",
         burn_in: Annotated[int, Ge(0)] = 0,
-        key: Literal["slot", "domain"] = "slot",
         seed: int = 0,
     ) -> None:
         self.lr, self.decay, self.rotation, self.magnitude, self.variant = lr, decay, rotation, magnitude, variant
-        self.start, self.size, self.pool, self.burn_in, self.key, self.seed = start, size, pool, burn_in, key, seed
+        self.start, self.size, self.pool, self.burn_in, self.seed = start, size, pool, burn_in, seed
         self.rotations: dict[str, Tensor] = {}
         self.turns: dict[str, float] = {}
         self.first_norms: dict[str, float] = {}
@@ -117,21 +115,21 @@ class RotoGrad(Homogenizer):
             return features
         self._check(features, len(keys), "features")
         last = features.movedim(2, -1)
-        rotated = rotate_tasks([self._rotation(key.by(self.key), last.shape[-1]) for key in keys], last)
+        rotated = rotate_tasks([self._rotation(key.by(), last.shape[-1]) for key in keys], last)
         return features if rotated is last else rotated.movedim(-1, 2)
 
     def mix(self, step: Step) -> StageResult:
         if not self.magnitude:
             return StageResult(torch.ones(step.tasks, dtype=torch.float64))
         norms = lengths(self._samples(step)).cpu()
-        return StageResult(equalizing_weights(norms, self._first_norms(step.by(self.key), norms)), aux=norms)
+        return StageResult(equalizing_weights(norms, self._first_norms(step.names, norms)), aux=norms)
 
     def paper_scale(self, step: Step) -> float:
         return step.tasks
 
     def update(self, step: Step) -> Mapping[str, Any]:
         new: dict[str, Any] = {}
-        keys = step.by(self.key)
+        keys = step.names
         if self.magnitude:
             new |= self._new_norms(keys, step.aux)
         if self.rotation:
@@ -142,7 +140,7 @@ class RotoGrad(Homogenizer):
         if not self.rotation:
             return {}
         heads = pool_gradients(self._samples(step), self.pool)
-        rotations = [self._rotation(key, heads.shape[-1]) for key in step.by(self.key)]
+        rotations = [self._rotation(key, heads.shape[-1]) for key in step.names]
         at_encoder = rotate_tasks(rotations, heads, transposed=True)
         return {
             "angle": angles(rotations),

@@ -37,7 +37,6 @@ class SDMGrad(Homogenizer):
         lr: learning rate of `"sgd"`.
         momentum: momentum of `"sgd"`; its velocity starts from zero in every step of training.
         iterations: number of iterations of `"sgd"`.
-        key: w of `"sgd"` is kept by `"slot"` or by `"domain"`.
 
     Use it when rows conflict, but `mgda` follows the shortest rows so closely that the mean loss hardly falls: λ
     interpolates between the two. It does not balance units: for small λ, losses with small gradients dominate as in
@@ -82,9 +81,8 @@ class SDMGrad(Homogenizer):
         lr: Annotated[float, Gt(0)] = 10.0,
         momentum: Annotated[float, Interval(ge=0, lt=1)] = 0.5,
         iterations: Annotated[int, Ge(1)] = 20,
-        key: Literal["slot", "domain"] = "slot",
     ) -> None:
-        self.regularization, self.solver, self.key = regularization, solver, key
+        self.regularization, self.solver = regularization, solver
         self.lr, self.momentum, self.iterations = lr, momentum, iterations
         self.weights: dict[str, float] = {}
 
@@ -94,7 +92,7 @@ class SDMGrad(Homogenizer):
             shifted = gramian_with_mean(gramian, self.regularization)
             weights, converged = minimum_norm_weights(shifted, gramian_rounding(step.dtype))
         else:
-            start = self._start(step.by(self.key))
+            start = self._start(step.names)
             weights = descend(gramian, start, self.regularization, self.lr, self.momentum, self.iterations)
             converged = torch.tensor(True)
         mixing = (step.tasks * weights + self.regularization) / (1 + self.regularization)
@@ -103,7 +101,7 @@ class SDMGrad(Homogenizer):
     def update(self, step: Step) -> dict[str, Any]:
         if self.solver == "exact":
             return {}
-        return {"weights": keyed.write(self.weights, step.by(self.key), step.aux)}
+        return {"weights": keyed.write(self.weights, step.names, step.aux)}
 
     def _start(self, keys: list[str]) -> Tensor:
         """Return the last w of these keys, scaled to sum one, `[tasks]`."""

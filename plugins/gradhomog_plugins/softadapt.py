@@ -27,8 +27,6 @@ class SoftAdapt(Homogenizer):
         beta: β. Above zero, the task with the worst rate gets the largest weight; below zero, the task with the best;
             at zero all weights are equal (or L̄). In units of 1/loss, except for `"normalized"`.
         order: n, the accuracy of the finite differences; 1 is L_i(t) − L_i(t−1).
-        key: state by `"slot"` (position in the batch) or by `"domain"`; use `"domain"` if the domain of a slot changes
-            between batches.
 
     Use it when losses fall at different rates on full batches, as in physics-informed networks, and N backward passes
     are too expensive: it reads losses only. It is of no use where the noise between batches exceeds the change of the
@@ -73,13 +71,12 @@ class SoftAdapt(Homogenizer):
         variant: Literal["original", "normalized", "loss_weighted"] = "original",
         beta: float = 0.1,
         order: Annotated[int, Interval(ge=1, le=5)] = 1,
-        key: Literal["slot", "domain"] = "slot",
     ) -> None:
-        self.variant, self.beta, self.order, self.key = variant, beta, order, key
+        self.variant, self.beta, self.order = variant, beta, order
         self.histories: dict[str, list[float]] = {}  # newest first
 
     def mix(self, step: Step) -> Tensor:
-        keys = step.by(self.key)
+        keys = step.names
         losses = _losses.mean_by_key(keys, step.losses)
         windows = [[loss, *self.histories.get(key, [])] for key, loss in zip(keys, losses, strict=True)]
         rates = torch.stack([backward_difference(window) for window in windows])
@@ -102,7 +99,7 @@ class SoftAdapt(Homogenizer):
         return _losses.exponential_weights(exponents)
 
     def update(self, step: Step) -> dict[str, Any]:
-        newest = keyed.mean_numbers(step.by(self.key), step.losses)
+        newest = keyed.mean_numbers(step.names, step.losses)
         updated = {key: [loss, *self.histories.get(key, [])][: self.order] for key, loss in newest.items()}
         return {"histories": {**self.histories, **updated}}
 

@@ -22,11 +22,11 @@ class Static(Homogenizer):
         d = 1/N Σ_i ω_i g_i,  ω_i = N w_i / Σ_j w_j;  paper's scale: d = Σ_i w_i g_i
 
     Args:
-        weights: a list, one weight per slot of the batch (with fewer tasks the first weights are used, because tasks
-            may be absent; with more an error is raised); a dict, one weight per domain, with the entry `"*"` for other
-            domains (1 without it); `"random"`, a weight per domain (or per slot where domains are not defined),
-            log-uniform in [1/spread, spread], a function of `seed` and the domain's name alone; or None, all equal. The
-            weights of a batch must not all be zero.
+        weights: a list, one weight per position in the batch (with fewer tasks the first weights are used; with more an
+            error is raised), also of tasks with names: prefer a dict where some are left out; a dict, one weight per
+            name of a task, with the entry `"*"` for other names (1 without it); `"random"`, a weight per name (or per
+            position where tasks have none), log-uniform in [1/spread, spread], a function of `seed` and the name alone;
+            or None, all equal. The weights of a batch must not all be zero.
         spread: bound of the random weights, used with `"random"`.
         seed: seed of the random weights, used with `"random"`.
 
@@ -75,7 +75,7 @@ class Static(Homogenizer):
     def _weights(self, step: Step) -> Tensor:
         """Return w, float64 `[tasks]`."""
         if isinstance(self.weights, str):
-            weights = [random_weight(self.spread, self.seed, key.domain or str(key.slot)) for key in step.keys]
+            weights = [random_weight(self.spread, self.seed, name) for name in step.names]
             return torch.tensor(weights, dtype=torch.float64)
         return _per_task.numbers("static: `weights`", 1.0 if self.weights is None else self.weights, step)
 
@@ -91,7 +91,7 @@ def random_weight(spread: float, seed: int, name: str) -> float:
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=Static,
-        summary="fixed weights by slot or domain; when tuned, the baseline for adaptive methods",
+        summary="fixed weights by task; when tuned, the baseline for adaptive methods",
         reference="Kurin et al. 2022, arXiv 2201.04122",
         traits={"differentiable", "scale_equivariant", "rotation_equivariant"},
     )

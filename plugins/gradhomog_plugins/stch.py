@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge, Gt
@@ -31,8 +31,6 @@ class STCH(Homogenizer):
             L_i in the epoch after `warmup`; for a task that occurs only later, its first loss.
         warmup: with `log`, epochs before the one in which m is measured.
         period: with `log`, steps per epoch, as in `dwa`.
-        key: with `log`, m by `"slot"` (position in the batch) or by `"domain"`; use `"domain"` if the domain of a slot
-            changes between batches.
 
     Use it when the worst task matters more than the mean, and the losses have a common unit (or with `log=True`). It is
     harmful where the loss of one task stays high for other reasons, such as noisy labels: that task then takes nearly
@@ -72,12 +70,11 @@ class STCH(Homogenizer):
         log: bool = False,
         warmup: Annotated[int, Ge(0)] = 4,
         period: Annotated[int, Ge(1)] = 100,
-        key: Literal["slot", "domain"] = "slot",
     ) -> None:
         if log and (weights is not None or ideal != 0.0):
             raise OptionError("stch: `weights` and `ideal` are not part of the formula of `log=True`; omit them.")
         self.mu, self.weights, self.ideal, self.log = mu, weights, ideal, log
-        self.warmup, self.period, self.key = warmup, period, key
+        self.warmup, self.period = warmup, period
         self.totals: dict[str, float] = {}  # of the epoch in which m is measured
         self.counts: dict[str, float] = {}
         self.references: dict[str, float] = {}  # m
@@ -96,7 +93,7 @@ class STCH(Homogenizer):
     def update(self, step: Step) -> dict[str, Any]:
         if not self.log:
             return {}
-        keys, losses = step.by(self.key), step.losses
+        keys, losses = step.names, step.losses
         number = step.number - self.warmup * self.period
         if number < 0:
             return {}
@@ -114,7 +111,7 @@ class STCH(Homogenizer):
         losses = step.losses
         if self.log:
             _losses.require_valid(losses > 0, step, "stch: losses must be positive for `log=True`")
-            measured = keyed.read(self.references, step.by(self.key), 0.0)
+            measured = keyed.read(self.references, step.names, 0.0)
             # A task without m has y = 0, which gives the sum of logarithms of the warm-up.
             references = torch.where(measured > 0, measured, losses)
             return _exponents(losses.log() - references.log(), self.mu or 1.0), -losses.log()

@@ -7,7 +7,7 @@ import importlib
 import importlib.metadata
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -63,8 +63,8 @@ class TorchJD(Homogenizer):
     Not differentiable.
 
     State: the aggregator's `state_dict`: N² numbers for GradVac, N numbers for PCD, and for ExcessMTL as many numbers
-    as the rows contain. It restarts when the number of tasks or the dtype changes. State outside the `state_dict`
-    cannot be saved: NashMTL restarts in every step, and ExcessMTL does not accept `n_warmup_steps`.
+    as the rows contain; and the tasks' names. It restarts when the tasks or the dtype change. State outside the
+    `state_dict` cannot be saved: NashMTL restarts in every step, and ExcessMTL does not accept `n_warmup_steps`.
 
     Cost: that of the aggregator. In addition, rows in a dict of several tensors are copied into one matrix,
     half-precision rows into float32; A is also called on a column of N ones, and an aggregator with state twice,
@@ -81,11 +81,12 @@ class TorchJD(Homogenizer):
     tensor([0.0767, 1.0000, 1.0000])
     """
 
-    state_names = ("memory",)
+    state_names = ("memory", "tasks")
 
     def __init__(self, aggregator: str = "UPGrad", options: Mapping[str, Any] = {}, seed: int = 0) -> None:
         self.aggregator, self.options, self.seed = aggregator, dict(options), seed
         self.memory: dict[str, Tensor] = {}
+        self.tasks: list[str] = []
         kind = find_aggregator(aggregator)
         if aggregator == "ExcessMTL" and self.options.get("n_warmup_steps"):
             raise OptionError(
@@ -109,12 +110,14 @@ class TorchJD(Homogenizer):
         blocks = step.jacobian.materialize()
         flat = [block.reshape(step.tasks, block[0].numel()) for block in blocks.values()]
         matrix = torch.cat(flat, dim=1) if len(flat) > 1 else flat[0]
-        matrix = matrix.to(wide_dtype(matrix))
+        matrix, tasks = matrix.to(wide_dtype(matrix)), step.names
+        if self.memory and set(tasks) == set(self.tasks) and len(set(tasks)) == len(tasks):  # the order of its state
+            matrix, tasks = matrix[[tasks.index(name) for name in self.tasks]], self.tasks
         try:
             with torch.random.fork_rng([matrix.device] if matrix.is_cuda else []):
                 ones = torch.ones(step.tasks, 1, dtype=torch.float64)
                 factor = self._new_aggregator(ones)(ones).item()
-                aggregator = self._restored_aggregator(matrix)
+                aggregator = self._restored_aggregator(matrix, tasks)
                 torch.manual_seed(step.generator.initial_seed())
                 vector = aggregator(matrix)
         except Exception as cause:
@@ -133,14 +136,14 @@ class TorchJD(Homogenizer):
             for (name, block), part in zip(blocks.items(), parts, strict=True)
         }
         memory = {name: value.detach().clone() for name, value in aggregator.state_dict().items()}
-        return StageResult(step.jacobian.repeat(direction), aux=(factor, memory))
+        return StageResult(step.jacobian.repeat(direction), aux=(factor, memory, tasks))
 
     def paper_scale(self, step: Step) -> float:
         factor: float = step.aux[0]
         return factor
 
     def update(self, step: Step) -> Mapping[str, Any]:
-        return {"memory": step.aux[1]}
+        return {"memory": step.aux[1], "tasks": step.aux[2]}
 
     def _new_aggregator(self, matrix: Tensor) -> Any:
         """Return a new aggregator in its initial state, for matrices of this number of rows, dtype and device."""
@@ -149,10 +152,10 @@ class TorchJD(Homogenizer):
             arguments.setdefault("n_tasks", len(matrix))
         return find_aggregator(self.aggregator)(**{name: _argument(value, matrix) for name, value in arguments.items()})
 
-    def _restored_aggregator(self, matrix: Tensor) -> Any:
+    def _restored_aggregator(self, matrix: Tensor, tasks: Sequence[str]) -> Any:
         """Return a new aggregator with the saved state, or in its initial state if the saved state does not fit."""
         aggregator = self._new_aggregator(matrix)
-        if not self.memory:
+        if not self.memory or tasks != self.tasks:
             return aggregator
         aggregator(matrix)  # before the first call its buffers are None, and `load_state_dict` raises
         if _shapes_and_dtypes(aggregator.state_dict()) != _shapes_and_dtypes(self.memory):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
@@ -34,9 +35,8 @@ from gradhomog_plugins._flat_rows import (
     weighted_sum,
 )
 from gradhomog_plugins._inner_method import inner_pipeline
-from gradhomog_plugins._row_keys import free_slot, row_keys
 
-BY_KEY = ("averages", "domains", "counts", "seen", "losses", "changes", "weights")
+BY_KEY = ("averages", "counts", "seen", "losses", "changes", "weights")
 """Names of the state by key that is removed with a key's average."""
 
 
@@ -68,10 +68,6 @@ class Tracked(Homogenizer):
             task with the largest product of age and need 1 + c_i/c̄ is next, with c_i = |w_i| ‖g_i − m_i‖ when its row
             was computed last, and c̄ the mean of all c_i: half of the passes are spent equally, half in proportion to
             c_i.
-        key: averages by `"domain"` (the names of losses in a dict; the position in the batch where tasks have no names)
-            or by `"slot"`, the position in the batch even where tasks have names; the domain of a slot must then not
-            change. If a batch has several tasks of one domain, `"domain"` differentiates all of them, and uses their
-            mean.
         dtype: of the kept rows: `"same"` (float32 for half precision) or `"bfloat16"`.
         forget: > 0 steps. The average of a task whose row is older is removed, and the direction excludes the task
             until its next row. At least the number of steps in which all tasks have their turn. By default the lag of
@@ -91,12 +87,12 @@ class Tracked(Homogenizer):
 
     The other method receives all averages, the last loss of each task, and neither features nor traces of kernels. Its
     slots are the positions at which the tasks' first rows were computed, or the lowest free number if another task has
-    this position. A task takes part from its first row on; before all tasks have one, the direction is that of the
-    others. Further rows in a step, as in `Pipeline.combine`, are used. Zero rows, duplicates, opposite rows and single
-    tasks are those of the other method. Properties such as `non_conflicting` hold for the averages, not for the rows.
-    If `every` > 1, the method must act by `mix`; weights are computed anew when a task appears or is removed. In
-    bfloat16 a row has a relative error of 2⁻⁹; changes of an entry below this are lost, so averages with β = 0.9 are
-    off by up to 2 %.
+    this position. If a batch has several tasks of one name, all of them are differentiated, and their mean is one row.
+    A task takes part from its first row on; before all tasks have one, the direction is that of the others. Further
+    rows in a step, as in `Pipeline.combine`, are used. Zero rows, duplicates, opposite rows and single tasks are those
+    of the other method. Properties such as `non_conflicting` hold for the averages, not for the rows. If `every` > 1,
+    the method must act by `mix`; weights are computed anew when a task appears or is removed. In bfloat16 a row has a
+    relative error of 2⁻⁹; changes of an entry below this are lost, so averages with β = 0.9 are off by up to 2 %.
 
     Not differentiable: averages contain rows of earlier steps.
 
@@ -124,7 +120,7 @@ class Tracked(Homogenizer):
     """
 
     state_names = (
-        "method", "key", "layout", "averages", "slots", "domains", "counts", "seen", "losses", "changes", "weights",
+        "method", "layout", "averages", "slots", "counts", "seen", "losses", "changes", "weights",
         "direction", "steps", "weighted", "inner",
     )  # fmt: skip
 
@@ -135,12 +131,11 @@ class Tracked(Homogenizer):
         average: Annotated[float, Interval(ge=0, lt=1)] = 0.9,
         every: Annotated[int, Ge(1)] = 1,
         order: Literal["turn", "need"] = "turn",
-        key: Literal["domain", "slot"] = "domain",
         dtype: Literal["same", "bfloat16"] = "same",
         forget: Annotated[int, Ge(1)] = 100,
     ) -> None:
         self.method, self.average, self.every, self.order = method, average, every, order
-        self.per_step, self.key, self.dtype, self.forget = rows, key, dtype, forget
+        self.per_step, self.dtype, self.forget = rows, dtype, forget
         [member] = inner_pipeline(method).members
         self.inner, self._inner_needs, self._replaces_rows = member.homogenizer, member.needs, member.stage == "rows"
         self._act = member.rows if self._replaces_rows else member.mix  # validated, in the scale of `method`
@@ -154,7 +149,6 @@ class Tracked(Homogenizer):
         self.layout: Layout = {}
         self.averages: dict[str, Tensor] = {}
         self.slots: dict[str, int] = {}
-        self.domains: dict[str, str] = {}
         self.counts: dict[str, int] = {}
         self.seen: dict[str, int] = {}
         self.losses: dict[str, float] = {}
@@ -165,7 +159,7 @@ class Tracked(Homogenizer):
         self.weighted = 0
 
     def choose(self, keys: Sequence[TaskKey]) -> list[int]:
-        names = row_keys(keys, self.key, self.domains)
+        names = [key.by() for key in keys]
         candidates = sorted(dict.fromkeys(names), key=self._urgency, reverse=True)  # stable: ties in order of position
         if self.per_step == "all":
             return list(range(len(keys)))
@@ -190,11 +184,12 @@ class Tracked(Homogenizer):
             count = state["counts"][key] = state["counts"].get(key, 0) + 1
             updated[key] = share = (1 - self.average) / (1 - self.average**count)
             averages[key] = moved_average(known.get(key), row, share, kept_dtype, wide)
-            state["domains"][key], state["seen"][key] = task.domain, self.steps
+            state["seen"][key] = self.steps
             if key not in state["slots"]:
-                state["slots"][key] = free_slot(task.slot, state["slots"].values())
+                free = (number for number in itertools.count() if number not in state["slots"].values())
+                state["slots"][key] = next(free) if task.slot in state["slots"].values() else task.slot
         if "losses" in self._inner_needs:
-            state["losses"] = keyed.write(state["losses"], row_keys(step.keys, self.key, self.domains), step.losses)
+            state["losses"] = keyed.write(state["losses"], step.names, step.losses)
         self._forget(state)
         order = sorted(averages, key=state["slots"].__getitem__)
         inner_step, converged, weighted = None, True, self.weighted
@@ -230,11 +225,10 @@ class Tracked(Homogenizer):
         return own if inner_step is None else {**own, **self.inner.measured(inner_step)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, expected in (("method", self.method), ("key", self.key)):
-            if state.get(name, expected) != expected:
-                raise ConfigError(
-                    f"tracked: the state was saved with `{name}` {state[name]!r}; this homogenizer has {expected!r}."
-                )
+        if state.get("method", self.method) != self.method:
+            raise ConfigError(
+                f"tracked: the state was saved with `method` {state['method']!r}; this homogenizer has {self.method!r}."
+            )
         super().load_state_dict(state)
 
     def _urgency(self, key: str) -> tuple[float, int]:
@@ -247,7 +241,7 @@ class Tracked(Homogenizer):
 
     def _rows_by_key(self, step: Step) -> Iterator[tuple[str, tuple[TaskKey, Mapping[str, Tensor]]]]:
         """Yield the mean row of the tasks of each key, and the first of these tasks."""
-        keys = row_keys(step.keys, self.key, self.domains)
+        keys = step.names
         for key in dict.fromkeys(keys):
             places = [place for place, name in enumerate(keys) if name == key]
             several = len(places) > 1
@@ -273,7 +267,8 @@ class Tracked(Homogenizer):
         reads_rows = "jacobian" in self._inner_needs
         stacked = {name: torch.stack([row[name] for row in rows]).to(wide) for name in layout} if reads_rows else {}
         jacobian = as_jacobian(stacked) if reads_rows else jacobian_of_rows(rows)
-        tasks = tuple(TaskKey(state["slots"][key], state["domains"][key]) for key in order)
+        named = bool(step.keys[0].domain)
+        tasks = tuple(TaskKey(state["slots"][key], key if named else "") for key in order)
         if self._max_tasks is not None and len(tasks) > self._max_tasks:
             raise OptionError(f"tracked: {self.method!r} supports at most {self._max_tasks} tasks; got {len(tasks)}.")
         inner_step = step.with_rows(jacobian, tasks, losses, self._inner_needs).view(self.inner)

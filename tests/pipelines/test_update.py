@@ -70,7 +70,7 @@ def test_the_state_of_a_wrapped_homogenizer_is_assigned_with_its_wrappers():
     wrapper = Wrapper()
     pipe = gradhomog.pipeline([wrapper])
     pipe.combine(ROWS)
-    assert pipe.state_dict() == {"steps": 1, "0:Wrapper": {"inner": {"count": 1}, "own": 1.0}}
+    assert pipe.state_dict() == {"steps": 1, "named": False, "0:Wrapper": {"inner": {"count": 1}, "own": 1.0}}
     fresh = gradhomog.pipeline([Wrapper()])
     fresh.load_state_dict(pipe.state_dict())
     assert fresh.state_dict() == pipe.state_dict()
@@ -117,7 +117,7 @@ def test_random_numbers_are_a_function_of_seed_and_step():
         draws[seed] = drawing.drawn[::2]
         again = Drawing(seed)
         other = gradhomog.pipeline([again])
-        other.load_state_dict({"steps": 2, "0:Drawing": {}})
+        other.load_state_dict({"steps": 2, "named": None, "0:Drawing": {}})
         other.combine(ROWS)
         assert again.drawn[0] == draws[seed][2]
     numbers = [number for found in draws.values() for number in found]

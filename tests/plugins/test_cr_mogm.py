@@ -37,7 +37,7 @@ def test_of_a_mixing_matrix_the_column_sums_are_averaged():
 
 
 def test_averages_follow_a_domain_and_a_new_one_begins_with_its_weight():
-    pipe = gradhomog.pipeline("cr_mogm(method='mgda', alpha=0.5, key='domain')")
+    pipe = gradhomog.pipeline("cr_mogm(method='mgda', alpha=0.5)")
     rows = torch.diag(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
     pipe.combine(rows[:2], domains=["a", "b"])  # MGDA: 8/5, 2/5
     weights = pipe.homogenize(rows[1:], domains=["b", "c"]).weights  # MGDA: 18/13, 8/13
@@ -47,7 +47,7 @@ def test_averages_follow_a_domain_and_a_new_one_begins_with_its_weight():
 
 
 def test_tasks_of_one_key_move_their_average_together():
-    pipe = gradhomog.pipeline("cr_mogm(method='mgda', key='domain')")
+    pipe = gradhomog.pipeline("cr_mogm(method='mgda')")
     pipe.combine(torch.diag(torch.tensor([1.0, 2.0, 4.0])), domains=["a", "a", "b"])
     averages = pipe.state_dict()["0:cr_mogm"]["averages"]
     assert averages == {"a": pytest.approx(3 * 10 / 21), "b": pytest.approx(3 * 1 / 21)}

@@ -96,7 +96,7 @@ def test_a_task_with_a_loss_of_zero_or_no_gradient_is_ignored_until_it_has_a_gra
 
 def test_averages_by_domain_follow_the_domain_and_wait_for_it():
     first, second = normal(2, 5, seed=1), normal(2, 5, seed=2)
-    pipe = gradhomog.pipeline("db_mtl(key='domain')")
+    pipe = gradhomog.pipeline("db_mtl")
     pipe.combine(first, losses=[1.0, 1.0], domains=["a", "b"])
     pipe.combine(normal(1, 5), losses=[1.0], domains=["c"])
     found = pipe.combine(second.flip(0), losses=[1.0, 1.0], domains=["b", "a"])
@@ -107,7 +107,7 @@ def test_averages_by_domain_follow_the_domain_and_wait_for_it():
 
 def test_two_tasks_of_one_domain_move_its_average_once():
     rows = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
-    pipe = gradhomog.pipeline("db_mtl(key='domain', beta=0.5)")
+    pipe = gradhomog.pipeline("db_mtl(beta=0.5)")
     pipe.combine(rows, losses=[1.0, 1.0], domains=["a", "a"])
     found = pipe.combine(torch.zeros(1, 2, dtype=torch.float64), losses=[1.0], domains=["a"])
     # b = ½ · (½, ½) after the first update by the mean of both, half of it after the second; it started from zero.
@@ -115,7 +115,7 @@ def test_two_tasks_of_one_domain_move_its_average_once():
 
 
 def test_two_tasks_of_one_domain_may_be_swapped_and_their_losses_with_them():
-    pipes = [gradhomog.pipeline("db_mtl(key='domain')") for _ in range(2)]
+    pipes = [gradhomog.pipeline("db_mtl") for _ in range(2)]
     for seed in range(3):
         rows, losses = normal(3, 5, seed=seed), normal(3, seed=50 + seed).abs() + 0.1
         expected = pipes[0].combine(rows, losses=losses, domains=["a", "a", "b"])
@@ -127,7 +127,7 @@ def test_two_tasks_of_one_domain_may_be_swapped_and_their_losses_with_them():
 
 def test_the_average_of_a_domain_moves_by_the_mean_of_its_tasks_log_gradients():
     rows, losses = normal(2, 5), torch.tensor([0.5, 4.0]).double()
-    pipe = gradhomog.pipeline("db_mtl(key='domain', beta=0.5)")
+    pipe = gradhomog.pipeline("db_mtl(beta=0.5)")
     pipe.combine(rows, losses=losses, domains=["a", "a"])
     state = pipe.state_dict()["0:db_mtl"]
     expected = 0.5 * (rows / losses[:, None]).mean(0)
@@ -175,7 +175,6 @@ def test_half_precision_rows_are_averaged_in_float32():
         ("sigma=-1", [1.0, 1.0], "`sigma` must be"),
         ("", [1.0, -1.0], "losses must not be negative"),
         ("", None, "requires the losses of the tasks"),
-        ("key='domain'", [1.0, 1.0], "domain"),
     ],
 )
 def test_losses_without_a_logarithm_and_options_out_of_range_raise(options, losses, message):
@@ -192,11 +191,11 @@ def test_a_common_factor_of_all_losses_changes_nothing_however_large(factor):
 
 @pytest.mark.parametrize("scale", ["mean", "paper"])
 def test_rows_that_a_loss_near_zero_makes_too_long_raise_and_change_no_state(scale):
-    pipe, rows = gradhomog.pipeline(f"db_mtl(key='domain', scale='{scale}')"), torch.eye(2)
+    pipe, rows = gradhomog.pipeline(f"db_mtl(scale='{scale}')"), torch.eye(2)
     if scale == "mean":  # the smallest loss scales the rows; in the next step another loss is the smallest
         pipe.combine(rows, losses=[1.0, 1e-100], domains=["a", "b"])
     before = pipe.state_dict()["0:db_mtl"]["counts"]
-    message = r"db_mtl: the average of .* of domain 'b' has the norm .* Use log=False" if scale == "mean" else "db_mtl"
+    message = r"db_mtl: the average of .* of task 'b' has the norm .* Use log=False" if scale == "mean" else "db_mtl"
     with pytest.raises(gradhomog.GradhomogError, match=message):
         pipe.combine(rows, losses=[1.0, 1.0 if scale == "mean" else 1e-100], domains=["a", "b"])
     assert pipe.state_dict()["0:db_mtl"]["counts"] == before

@@ -27,7 +27,7 @@ def test_over_five_epochs_every_direction_is_the_gradient_of_torchjds_loss(perio
 
 
 def test_a_domain_absent_for_an_epoch_keeps_its_last_two_means_and_a_new_one_has_rate_one():
-    pipe = gradhomog.pipeline("dwa(period=1, key='domain')")
+    pipe = gradhomog.pipeline("dwa(period=1)")
     for losses, domains in (([1.0, 1.0], "ab"), ([0.5, 0.8], "ab"), ([3.0, 3.0], "cd")):
         pipe.combine(torch.eye(2), torch.tensor(losses), domains=list(domains))
     found = weights(pipe, [9.0, 9.0, 9.0], domains=["b", "c", "a"])
@@ -36,7 +36,7 @@ def test_a_domain_absent_for_an_epoch_keeps_its_last_two_means_and_a_new_one_has
 
 
 def test_two_tasks_of_one_domain_are_averaged_into_one_history():
-    pipe = gradhomog.pipeline("dwa(period=1, key='domain')")
+    pipe = gradhomog.pipeline("dwa(period=1)")
     for losses, domains in (([1.0, 3.0, 1.0], "aab"), ([1.0, 1.0], "ab")):
         weights(pipe, losses, domains=list(domains))
     found = weights(pipe, [1.0, 1.0], domains=["a", "b"])
@@ -64,7 +64,6 @@ def test_a_temperature_next_to_zero_gives_all_weight_to_the_slowest():
     [
         ("dwa(temperature=0)", "`temperature` must be"),
         ("dwa(period=0)", "`period` must be"),
-        ("dwa(key='domain')", "requires the domain"),
     ],
 )
 def test_options_out_of_range_raise(text, message):

@@ -88,7 +88,7 @@ def test_a_task_whose_first_gradient_was_tiny_does_not_end_the_others_for_good()
 
 
 def test_state_by_domain_follows_the_domain_and_keeps_its_proportion():
-    pipe = gradhomog.pipeline("excess_mtl(lr=0.5, key='domain')")
+    pipe = gradhomog.pipeline("excess_mtl(lr=0.5)")
     rows = torch.diag(torch.tensor([1.0, 1.0, 1.0], dtype=torch.float64))
     for factor in (1.0, 0.1):
         pipe.combine(rows * torch.tensor([1.0, 1.0, factor])[:, None].double(), domains=["a", "b", "c"])
@@ -101,7 +101,7 @@ def test_state_by_domain_follows_the_domain_and_keeps_its_proportion():
 
 
 def test_two_tasks_of_one_domain_share_a_weight_and_rows_of_another_shape_start_anew():
-    pipe = gradhomog.pipeline("excess_mtl(lr=0.5, key='domain')")
+    pipe = gradhomog.pipeline("excess_mtl(lr=0.5)")
     rows = normal(3, 5)
     for _ in range(3):
         weights = pipe.homogenize(rows, domains=["a", "a", "b"]).weights
@@ -112,7 +112,7 @@ def test_two_tasks_of_one_domain_share_a_weight_and_rows_of_another_shape_start_
 
 
 def test_two_tasks_of_one_domain_may_be_swapped():
-    pipes = [gradhomog.pipeline("excess_mtl(key='domain', lr=0.5)") for _ in range(2)]
+    pipes = [gradhomog.pipeline("excess_mtl(lr=0.5)") for _ in range(2)]
     for seed in range(3):
         rows = normal(3, 6, seed=seed)
         first = pipes[0].combine(rows, domains=["a", "a", "b"])
@@ -150,7 +150,7 @@ def test_the_step_of_the_weights_is_differentiable_runs_under_vmap_and_compiles(
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [("lr=0", "`lr` must be"), ("lr=inf", "`lr` must be"), ("key='domain'", "domain")],
+    [("lr=0", "`lr` must be"), ("lr=inf", "`lr` must be")],
 )
 def test_options_out_of_range_raise(options, message):
     with pytest.raises(OptionError, match=message):

@@ -77,7 +77,7 @@ def test_losses_at_their_lower_bounds_and_zero_rows_give_finite_directions():
 
 
 def test_a_domain_is_updated_from_its_second_occurrence_on():
-    pipe = gradhomog.pipeline("famo(smoothing=0, key='domain', lr=0.1, weight_decay=0)")
+    pipe = gradhomog.pipeline("famo(smoothing=0, lr=0.1, weight_decay=0)")
     weights(pipe, [1.0, 1.0], domains=["a", "b"])
     weights(pipe, [1.0, 7.0], domains=["c", "d"])  # new keys: no update
     found = weights(pipe, [1.0, 0.5, 1.0], domains=["a", "b", "new"])
@@ -88,7 +88,7 @@ def test_a_domain_is_updated_from_its_second_occurrence_on():
 
 def test_two_tasks_of_one_domain_with_constant_losses_do_not_change_its_weight():
     # The logarithm of a mean is not the mean of logarithms: by the former, the domain's losses would seem to fall.
-    pipe = gradhomog.pipeline("famo(key='domain', weight_decay=0)")
+    pipe = gradhomog.pipeline("famo(weight_decay=0)")
     weights(pipe, [0.1, 10.0, 1.0], steps=5, domains=["a", "a", "b"])
     (method,) = pipe
     assert {key: moments[0] for key, moments in method.logits.items()} == pytest.approx({"a": 0.0, "b": 0.0}, abs=1e-6)
@@ -119,7 +119,6 @@ def test_a_common_factor_of_the_losses_of_any_size_changes_nothing(size):
         ("famo(smoothing=1)", [1.0], "`smoothing` must be"),
         ("famo(lowest=inf)", [1.0], "`lowest` must be"),
         ("famo(lowest=[0])", [1.0, 0.4], "famo: `lowest` must hold one number per task"),
-        ("famo(key='domain')", [1.0], "requires the domain"),
     ],
 )
 def test_options_out_of_range_raise(text, losses, message):

@@ -81,7 +81,7 @@ def test_a_task_with_a_high_loss_loses_weight_over_the_steps_and_never_for_good(
 
 
 def test_a_new_domain_has_the_mean_share():
-    pipe = gradhomog.pipeline("go4align(groups=3, lr=0.5, key='domain')")
+    pipe = gradhomog.pipeline("go4align(groups=3, lr=0.5)")
     weights(pipe, [1.0, 2.0], domains=["a", "b"])
     a, b = 2 * torch.softmax(torch.tensor([-0.5, -1.0], dtype=torch.float64), dim=0)
     expected = torch.stack([b, a, torch.ones_like(a)])  # equal losses of this step cancel
@@ -117,7 +117,6 @@ def test_the_limit_of_the_papers_scale_is_that_of_the_weights_of_groups():
             "go4align: weights p ΣL / L, averaged by group, must be at most.*task 1",
         ),
         ("go4align(lr=1e4)", [1e305, 2e305], "go4align: `lr` times a loss must be finite; task 0 has 1e\\+305"),
-        ("go4align(key='domain')", [1.0], "requires the domain"),
     ],
 )
 def test_options_out_of_range_raise(text, losses, message):

@@ -67,7 +67,7 @@ def test_with_alpha_zero_the_weighted_norms_become_equal_from_any_ratio(ratio, s
 
 
 def test_domains_keep_their_proportion_to_domains_that_are_not_in_the_batch():
-    pipe = gradhomog.pipeline("gradnorm(alpha=0, lr=0.05, key='domain')")
+    pipe = gradhomog.pipeline("gradnorm(alpha=0, lr=0.05)")
     norms = {"huge": 8.0, "large": 4.0, "small": 1.0}
     generator = torch.Generator().manual_seed(0)
     for _ in range(600):
@@ -108,7 +108,7 @@ def test_a_task_with_zero_gradient_keeps_its_share_and_changes_no_other():
 
 def test_state_by_domain_follows_the_domain_to_another_slot():
     rows = torch.tensor([[5.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
-    pipe = gradhomog.pipeline("gradnorm(alpha=0, lr=0.1, key='domain')")
+    pipe = gradhomog.pipeline("gradnorm(alpha=0, lr=0.1)")
     pipe.combine(rows, losses=[1.0, 1.0], domains=["big", "small"])
     weights = pipe.homogenize(rows.flip(0), torch.ones(2), domains=["small", "big"]).weights
     assert float(weights[0]) > float(weights[1])
@@ -116,7 +116,7 @@ def test_state_by_domain_follows_the_domain_to_another_slot():
 
 def test_two_tasks_of_one_domain_share_a_weight():
     rows = torch.tensor([[5.0, 0.0], [0.0, 5.0], [1.0, 1.0]], dtype=torch.float64)
-    pipe = gradhomog.pipeline("gradnorm(alpha=0, lr=0.05, key='domain')")
+    pipe = gradhomog.pipeline("gradnorm(alpha=0, lr=0.05)")
     for _ in range(3):
         weights = pipe.homogenize(rows, torch.ones(3), domains=["a", "a", "b"]).weights
     assert float(weights[0]) == float(weights[1]) < float(weights[2])
@@ -136,7 +136,6 @@ def test_norms_can_be_measured_on_some_parameters_only():
         ("gradnorm(alpha=-1)", "`alpha` must be"),
         ("gradnorm(lr=0)", "`lr` must be"),
         ("gradnorm(initial_loss=0)", "`initial_loss` must be"),
-        ("gradnorm(key='domain')", "requires the domain"),
         ("gradnorm(parameters='body.*')", "`parameters` must match"),
     ],
 )

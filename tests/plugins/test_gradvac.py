@@ -100,7 +100,7 @@ def targets(pipe):
 
 
 def test_targets_follow_a_domain_to_another_slot_and_stay_when_it_is_absent():
-    pipe = gradhomog.pipeline("gradvac(beta=0.5, key='domain')")
+    pipe = gradhomog.pipeline("gradvac(beta=0.5)")
     rows = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]], dtype=torch.float64)
     pipe.combine(rows[:2], domains=["a", "b"])
     pipe.combine(rows[[2, 1]], domains=["c", "b"])
@@ -110,7 +110,7 @@ def test_targets_follow_a_domain_to_another_slot_and_stay_when_it_is_absent():
 
 
 def test_pairs_of_one_key_update_their_target_by_the_mean_of_their_cosines():
-    pipe = gradhomog.pipeline("gradvac(beta=1, key='domain')")
+    pipe = gradhomog.pipeline("gradvac(beta=1)")
     rows = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.8, 0.6]], dtype=torch.float64)
     pipe.combine(rows, domains=["a", "a", "b"])
     assert targets(pipe)["a"]["b"] == pytest.approx((0.8 + 0.96) / 2)
@@ -121,7 +121,7 @@ def test_the_order_of_two_tasks_of_one_key_changes_no_target():
     rows = random_rows(3, 4)
     found = []
     for order in ([0, 1, 2], [1, 0, 2]):
-        pipe = gradhomog.pipeline("gradvac(beta=0.5, key='domain', order='fixed')")
+        pipe = gradhomog.pipeline("gradvac(beta=0.5, order='fixed')")
         pipe.combine(rows[order].abs(), domains=["a", "a", "b"])
         found.append(pipe.members[0].homogenizer.targets)
     torch.testing.assert_close(*found)
@@ -160,7 +160,6 @@ def test_reading_the_rows_after_a_step_changes_no_target():
     [
         ("beta=1.5", "`beta` must be"),
         ("ceiling=1", "`ceiling` must be"),
-        ("key='domain'", "domain"),
     ],
 )
 def test_options_out_of_range_raise(options, message):

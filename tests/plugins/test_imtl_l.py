@@ -49,7 +49,7 @@ def test_a_loss_of_zero_ends_at_the_bound_and_not_at_infinity():
 
 
 def test_state_by_domain_follows_the_domain_to_another_slot():
-    pipe = gradhomog.pipeline("imtl_l(lr=0.1, key='domain')")
+    pipe = gradhomog.pipeline("imtl_l(lr=0.1)")
     weights(pipe, [4.0, 0.1], steps=5, domains=["large", "small"])
     found = weights(pipe, [1.0, 1.0], domains=["small", "large"])
     assert float(found[0]) > 1 > float(found[1])
@@ -60,7 +60,6 @@ def test_state_by_domain_follows_the_domain_to_another_slot():
     [
         ("imtl_l(lr=0)", "`lr` must be"),
         ("imtl_l(bound=inf)", "`bound` must be"),
-        ("imtl_l(key='domain')", "requires the domain"),
     ],
 )
 def test_options_out_of_range_raise(text, message):

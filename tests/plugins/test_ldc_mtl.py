@@ -88,7 +88,7 @@ def test_the_first_weights_are_one_over_the_first_losses_or_equal():
 
 
 def test_domains_are_neighbours_in_the_order_of_their_names():
-    text = "ldc_mtl(penalty=0.4, lr=0.1, key='domain')"
+    text = "ldc_mtl(penalty=0.4, lr=0.1)"
     pipes = gradhomog.pipeline(text), gradhomog.pipeline(text)
     names, order = ["a", "b", "c"], [2, 0, 1]
     for losses in ([1.0, 2.0, 3.0], [0.5, 1.9, 2.0], [0.4, 1.0, 2.1]):
@@ -132,7 +132,6 @@ def test_it_is_not_differentiable():
         ("ldc_mtl", [1.0, 0.0], "ldc_mtl: the first loss of a task must not be zero; task 1 has 0.0"),
         ("ldc_mtl(normalization='log')", [0.0], "ldc_mtl: losses must be positive for 'log'; task 0 has 0.0"),
         ("ldc_mtl(scale='paper')", [1.0, 1e-300], "ldc_mtl: weights N .* must be at most.*task 1"),
-        ("ldc_mtl(key='domain')", [1.0], "requires the domain"),
     ],
 )
 def test_options_out_of_range_raise(text, losses, message):

@@ -77,7 +77,7 @@ def test_relaxation_zero_is_the_plain_mean():
 
 def test_a_new_key_starts_with_the_norm_of_its_first_row():
     rows = torch.diag(torch.tensor([2.0, 4.0, 8.0], dtype=torch.float64))
-    pipe = gradhomog.pipeline("metabalance(relax=1, key='domain', primary='main')")
+    pipe = gradhomog.pipeline("metabalance(relax=1, primary='main')")
     for _ in range(3):
         pipe.combine(rows[:2], domains=["main", "old"])
     found = pipe.combine(rows, domains=["main", "old", "new"])

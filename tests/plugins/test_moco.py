@@ -90,7 +90,7 @@ def test_identical_rows_give_that_row_and_in_the_papers_scale_its_uncorrected_av
 
 def test_state_by_domain_follows_the_domain_and_keeps_its_proportion():
     rows = torch.diag(torch.tensor([4.0, 1.0, 1.0], dtype=torch.float64))
-    pipe = gradhomog.pipeline("moco(key='domain', gamma=0.5)")
+    pipe = gradhomog.pipeline("moco(gamma=0.5)")
     for _ in range(3):
         pipe.combine(rows, domains=["big", "small", "other"])
     held = dict(pipe.state_dict()["0:moco"]["weights"])
@@ -102,7 +102,7 @@ def test_state_by_domain_follows_the_domain_and_keeps_its_proportion():
 
 
 def test_two_tasks_of_one_domain_share_a_weight_and_an_average():
-    pipe = gradhomog.pipeline("moco(key='domain', beta=0.5, beta_decay=0, gamma=0.2)")
+    pipe = gradhomog.pipeline("moco(beta=0.5, beta_decay=0, gamma=0.2)")
     rows = torch.tensor([[5.0, 0.0], [0.0, 5.0], [1.0, 1.0]], dtype=torch.float64)
     pipe.combine(rows, domains=["a", "a", "b"])
     state = pipe.state_dict()["0:moco"]
@@ -128,7 +128,7 @@ def test_rows_of_other_names_or_shapes_restart_the_state():
 
 
 def test_two_tasks_of_one_domain_may_be_swapped():
-    pipes = [gradhomog.pipeline("moco(key='domain', gamma=0.5)") for _ in range(2)]
+    pipes = [gradhomog.pipeline("moco(gamma=0.5)") for _ in range(2)]
     for seed in range(3):
         rows = normal(3, 6, seed=seed)
         first = pipes[0].combine(rows, domains=["a", "a", "b"])
@@ -183,7 +183,6 @@ def test_the_step_of_the_weights_is_differentiable_runs_under_vmap_and_compiles(
         ("gamma=-1", "`gamma` must be"),
         ("gamma_decay=inf", "`gamma_decay` must be"),
         ("rho=-0.1", "`rho` must be"),
-        ("key='domain'", "domain"),
     ],
 )
 def test_options_out_of_range_raise(options, message):

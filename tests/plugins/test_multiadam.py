@@ -88,7 +88,7 @@ def test_squares_that_leave_the_range_of_float32_change_nothing(unit):
 
 
 def test_a_key_that_is_absent_keeps_its_moments_and_its_count():
-    pipe = gradhomog.pipeline("multiadam(beta1=0.5, key='domain')")
+    pipe = gradhomog.pipeline("multiadam(beta1=0.5)")
     rows = normal(2, 4)
     pipe.combine(rows, domains=["a", "b"])
     pipe.combine(rows[:1], domains=["a"])

@@ -78,7 +78,7 @@ def test_traces_are_computed_in_every_nth_step_and_for_new_keys(monkeypatch):
     monkeypatch.setattr(
         gradhomog.Step, "kernel_traces", lambda step, probes: calls.append(step.number) or original(step, probes)
     )
-    pipe = gradhomog.pipeline("ntk(every=3, key='domain')")
+    pipe = gradhomog.pipeline("ntk(every=3)")
     rows, traces = torch.eye(2), [4.0, 1.0]
     for _ in range(7):
         pipe.combine(rows, domains=["a", "b"], kernel_traces=traces)

@@ -90,7 +90,7 @@ def test_the_unit_of_a_loss_changes_nothing():
 
 
 def test_a_new_domain_counts_as_constant_and_an_absent_one_keeps_its_state():
-    pipe = gradhomog.pipeline("relobralo(alpha=0, rho=1, temperature=1, key='domain')")
+    pipe = gradhomog.pipeline("relobralo(alpha=0, rho=1, temperature=1)")
     weights(pipe, [1.0, 1.0], domains=["a", "b"])
     weights(pipe, [1.0, 1.0], domains=["c", "d"])
     found = weights(pipe, [0.5, 7.0, 2.0], domains=["a", "new", "b"])
@@ -98,7 +98,7 @@ def test_a_new_domain_counts_as_constant_and_an_absent_one_keeps_its_state():
 
 
 def test_a_batch_of_other_domains_has_weights_of_mean_one():
-    pipe = gradhomog.pipeline("relobralo(alpha=0.9, temperature=0.5, key='domain')")
+    pipe = gradhomog.pipeline("relobralo(alpha=0.9, temperature=0.5)")
     for losses in ([1.0, 1.0, 1.0], [0.2, 1.0, 1.5], [0.1, 1.0, 2.0]):
         weights(pipe, losses, domains=["a", "b", "c"])
     assert float(weights(pipe, [2.5, 1.0], domains=["c", "b"]).mean()) == pytest.approx(1)
@@ -127,7 +127,6 @@ def test_a_loss_that_rises_from_zero_takes_all_weight_and_losses_that_stay_zero_
         ("relobralo(rho=-1)", [1.0], "`rho` must be"),
         ("relobralo(temperature=0)", [1.0], "`temperature` must be"),
         ("relobralo", [1.0, -2.0], "relobralo: losses must not be negative.*task 1 has -2.0"),
-        ("relobralo(key='domain')", [1.0], "requires the domain"),
     ],
 )
 def test_options_out_of_range_raise(text, losses, message):

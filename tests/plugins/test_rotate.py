@@ -124,7 +124,7 @@ def test_the_paper_variant_follows_equation_6():
 def test_permuting_tasks_permutes_rotations_by_domain():
     grads, order = draw(4, 3, 6), [2, 0, 3, 1]
     domains = [f"domain {i}" for i in range(4)]
-    plain, permuted = (gradhomog.pipeline("rotate(lr=0.3, key='domain')") for _ in range(2))
+    plain, permuted = (gradhomog.pipeline("rotate(lr=0.3)") for _ in range(2))
     learn(plain, grads, 3, domains)
     learn(permuted, grads[order], 3, [domains[i] for i in order])
     torch.testing.assert_close(
@@ -222,7 +222,7 @@ def test_another_number_of_features_raises():
 
 
 def test_new_domains_start_at_the_identity_and_the_least_recently_used_are_removed():
-    pipe = gradhomog.pipeline("rotate(key='domain', lr=0.3, limit=3)")
+    pipe = gradhomog.pipeline("rotate(lr=0.3, limit=3)")
     for seed, domains in enumerate((["a", "b"], ["b", "c"], ["d", "b"])):
         learn(pipe, draw(2, 1, 6, seed=seed), domains=domains)
     assert list(rotations_of(pipe)) == ["c", "d", "b"]
@@ -235,7 +235,7 @@ def test_new_domains_start_at_the_identity_and_the_least_recently_used_are_remov
 def test_two_tasks_of_one_domain_turn_their_rotation_once_and_in_either_order(name, variant):
     grads, found = draw(3, 2, 6), []
     for order in ([0, 1, 2], [1, 0, 2]):
-        pipe = gradhomog.pipeline(f"rotate(parameterization='{name}', variant='{variant}', key='domain', lr=0.1)")
+        pipe = gradhomog.pipeline(f"rotate(parameterization='{name}', variant='{variant}', lr=0.1)")
         learn(pipe, grads[order], 2, domains=["a", "a", "b"])
         found.append(rotations_of(pipe))
     assert 0 < found[0]["a"].angle < 0.2 + 1e-9  # two steps of the rate, not four
@@ -283,8 +283,8 @@ def test_rows_are_those_of_the_rotated_query_loss():
     rotations = rotations_of(model.homogenizers)
     found = model.rows(batch).jacobian
     for slot, task in enumerate(batch):
-        matrix = rotations[str(slot)].rotate(torch.eye(8, dtype=torch.float64)).T
-        assert rotations[str(slot)].angle > 0.05
+        matrix = rotations[task.domain].rotate(torch.eye(8, dtype=torch.float64)).T
+        assert rotations[task.domain].angle > 0.05
         names = [name for name, _ in nn.ModuleDict({"encoder": model.encoder, "head": model.head}).named_parameters()]
         meta = [model.encoder[0].weight, model.encoder[0].bias, model.head.weight, model.head.bias]
         w = meta

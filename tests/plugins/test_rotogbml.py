@@ -51,7 +51,7 @@ def test_without_any_module_it_is_the_plain_learner_bit_for_bit():
 
 
 def test_options_reach_their_modules_and_common_ones_reach_both():
-    pipe = gradhomog.pipeline("rotogbml(reweight={'beta': 0.1}, rotate={'lr': 0.01, 'key': 'slot'}, key='domain')")
+    pipe = gradhomog.pipeline("rotogbml(reweight={'beta': 0.1}, rotate={'lr': 0.01, 'key': 'slot'})")
     _, rotate, reweight = pipe
     assert (rotate.lr, rotate.key, reweight.beta, reweight.key) == (0.01, "slot", 0.1, "domain")
 
@@ -77,6 +77,6 @@ def test_identical_tasks_leave_the_plain_meta_gradient_to_rounding():
 
 
 def test_permuting_the_tasks_of_a_batch_changes_no_meta_step_with_state_by_domain():
-    text = "rotogbml(isi=false, key='domain', rotate={'lr': 0.3}, reweight={'lr': 0.1})"
+    text = "rotogbml(isi=false, rotate={'lr': 0.3}, reweight={'lr': 0.1})"
     permuted = lambda seed=0: [images(3, seed)[slot] for slot in (2, 0, 1)]  # noqa: E731
     torch.testing.assert_close(trained(text, 4, permuted), trained(text, 4), rtol=1e-4, atol=1e-5)

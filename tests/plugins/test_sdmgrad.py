@@ -142,8 +142,8 @@ def test_the_descent_goes_on_from_step_to_step_until_it_is_exact(seed):
 
 def test_weights_follow_a_domain_to_another_slot_and_batch():
     rows, names = torch.diag(torch.tensor([3.0, 1.0, 2.0], dtype=torch.float64)), ["a", "b", "c"]
-    pipe = gradhomog.pipeline("sdmgrad(solver='sgd', lr=0.1, iterations=1, key='domain')")
-    turned = gradhomog.pipeline("sdmgrad(solver='sgd', lr=0.1, iterations=1, key='domain')")
+    pipe = gradhomog.pipeline("sdmgrad(solver='sgd', lr=0.1, iterations=1)")
+    turned = gradhomog.pipeline("sdmgrad(solver='sgd', lr=0.1, iterations=1)")
     for each in (pipe, turned):
         each.combine(rows, domains=names)
     (method,) = pipe
@@ -162,7 +162,7 @@ def test_weights_follow_a_domain_to_another_slot_and_batch():
 
 
 def test_a_batch_of_tasks_without_weight_starts_from_equal_weights():
-    pipe = gradhomog.pipeline("sdmgrad(solver='sgd', key='domain')")
+    pipe = gradhomog.pipeline("sdmgrad(solver='sgd')")
     (method,) = pipe
     method.weights = {"a": 0.0, "b": 0.0, "c": 1.0}
     direction = pipe.combine(torch.eye(2), domains=["a", "b"])

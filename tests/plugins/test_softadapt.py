@@ -69,7 +69,7 @@ def test_in_the_first_step_the_weights_are_equal_or_the_losses():
 
 
 def test_a_new_domain_has_the_rate_of_a_constant_loss_and_an_absent_one_keeps_its_history():
-    pipe = gradhomog.pipeline("softadapt(beta=1, order=2, key='domain')")
+    pipe = gradhomog.pipeline("softadapt(beta=1, order=2)")
     weights(pipe, [1.0, 1.0], domains=["a", "b"])
     weights(pipe, [5.0], domains=["c"])
     found = weights(pipe, [0.5, 9.0, 1.2], domains=["a", "new", "b"])
@@ -77,7 +77,7 @@ def test_a_new_domain_has_the_rate_of_a_constant_loss_and_an_absent_one_keeps_it
 
 
 def test_two_tasks_of_one_domain_have_the_rate_of_their_mean():
-    pipe = gradhomog.pipeline("softadapt(beta=1, key='domain')")
+    pipe = gradhomog.pipeline("softadapt(beta=1)")
     weights(pipe, [1.0, 3.0, 1.0], domains=["a", "a", "b"])
     found = weights(pipe, [3.0, 2.0, 1.0], domains=["a", "a", "b"])
     torch.testing.assert_close(found, 3 * softmax([0.5, 0.5, 0.0]))
@@ -112,7 +112,6 @@ def test_differences_of_losses_that_overflow_raise():
         ("softadapt(order=6)", [1.0], "`order` must be"),
         ("softadapt(beta=inf)", [1.0], "`beta` must be"),
         ("softadapt(variant='loss_weighted')", [1.0, -1.0], "must not be negative .* task 1 has -1.0"),
-        ("softadapt(key='domain')", [1.0], "requires the domain"),
     ],
 )
 def test_options_out_of_range_raise(text, losses, message):

@@ -40,7 +40,7 @@ def test_random_weights_are_a_function_of_domain_and_seed_within_their_range():
         ("static(weights=[1])", r"static: `weights` must hold one number per task; got 1 for 3 tasks\."),
         ("static(weights=[1, -2, 1])", r"`weights` must be .*-2"),
         ("static(weights=[0, 0, 0])", r"not all be zero"),
-        ('static(weights={"a": 1})', r"slot 0 has none"),
+        ('static(weights={"a": 1})', "entries for the tasks a; got tasks without names"),
         ("static(spread=0.5)", r"`spread` must be"),
         ("static(weights='equal')", r"`weights` must be a list.*got 'equal'"),
     ],

@@ -108,7 +108,7 @@ def test_in_logarithms_the_unit_of_a_loss_changes_the_length_only():
 
 
 def test_a_domain_that_first_occurs_after_the_warm_up_uses_its_first_loss():
-    pipe = gradhomog.pipeline("stch(log=true, warmup=0, period=1, mu=0.5, key='domain')")
+    pipe = gradhomog.pipeline("stch(log=true, warmup=0, period=1, mu=0.5)")
     weights(pipe, [1.0, 2.0], domains=["a", "b"])
     weights(pipe, [1.0, 4.0], domains=["a", "new"])
     found = weights(pipe, [1.0, 2.0], domains=["a", "new"])
@@ -127,7 +127,6 @@ def test_a_domain_that_first_occurs_after_the_warm_up_uses_its_first_loss():
         ("stch(weights=[1])", "stch: `weights` must hold one number per task; got 1 for 2"),
         ("stch(ideal=[0, inf])", "`ideal` must be .*inf"),
         ("stch(log=true, weights=[1, 1])", "are not part of the formula"),
-        ("stch(log=true, key='domain')", "requires the domain"),
     ],
 )
 def test_options_out_of_range_raise(text, message):

@@ -183,7 +183,7 @@ def test_the_task_that_moves_most_is_chosen_most_and_no_task_is_left_out():
 
 
 def test_all_tasks_of_one_domain_are_chosen_and_their_mean_row_is_averaged():
-    pipe, averages = gradhomog.pipeline("tracked(method='upgrad', key='domain')"), Averages(0.9)
+    pipe, averages = gradhomog.pipeline("tracked(method='upgrad')"), Averages(0.9)
     keys = [TaskKey(0, "b"), TaskKey(1, "a"), TaskKey(2, "b")]
     for number, rows in enumerate(random_rows(4, 3, 6)):
         chosen = pipe.choose(keys)
@@ -196,7 +196,7 @@ def test_all_tasks_of_one_domain_are_chosen_and_their_mean_row_is_averaged():
 
 
 def test_a_domain_that_is_absent_from_a_batch_is_chosen_when_it_returns():
-    pipe = gradhomog.pipeline("tracked(key='domain')")
+    pipe = gradhomog.pipeline("tracked")
     rows = torch.eye(4)
     for names, expected in [("abc", "a"), ("abc", "b"), ("ab", "a"), ("abc", "c"), ("bc", "b"), ("abc", "a")]:
         assert pipe.choose(list(names)) == (expected,)
@@ -348,31 +348,6 @@ def test_names_of_a_part_of_the_tasks_update_the_averages_of_these_tasks():
     assert averages.counts == {"a": 3, "b": 3, "c": 2}
 
 
-def test_by_slot_another_name_in_the_same_slot_raises_before_and_in_the_step():
-    pipe = gradhomog.pipeline("tracked(key='slot')")
-    pipe.combine(torch.eye(3), domains=["a", "b", "c"])
-    for step in (
-        lambda: pipe.choose(["b", "c"]), lambda: pipe.combine(torch.eye(2), domains=["b", "c"])
-    ):  # fmt: skip
-        with pytest.raises(
-            OptionError, match=r"slot 0 had the domain 'a' in an earlier step; got 'b'. Use key='domain'"
-        ):
-            step()
-    assert pipe.choose(3) == (0,)
-
-
-@pytest.mark.parametrize(("first", "then"), [(["a", "b"], None), (None, ["a", "b"])])
-def test_tasks_have_names_in_every_step_or_in_none(first, then):
-    pipe = gradhomog.pipeline("tracked")
-    pipe.combine(torch.eye(2), domains=first)
-    with pytest.raises(
-        OptionError, match=r"Pass names in every step, to `Pipeline.choose` and with the losses, or never"
-    ):
-        pipe.choose(then or 2)
-    with pytest.raises(OptionError, match="Pass names in every step"):
-        pipe.combine(torch.eye(2), domains=then)
-
-
 def test_the_method_receives_a_separate_slot_for_each_domain():
     # GradNorm keeps a weight per slot. Both domains have position 0 in their batches.
     named, numbered = (gradhomog.pipeline("tracked(method='gradnorm(lr=0.1)')") for _ in range(2))
@@ -433,8 +408,6 @@ def test_create_graph_and_the_state_of_another_method_raise():
     saved = gradhomog.pipeline("tracked(method='mgda')").state_dict()
     with pytest.raises(ConfigError, match="the state was saved with `method` 'mgda'"):
         gradhomog.pipeline("tracked(method='cagrad')").load_state_dict(saved)
-    with pytest.raises(ConfigError, match="the state was saved with `key` 'domain'"):
-        gradhomog.pipeline("tracked(method='mgda', key='slot')").load_state_dict(saved)
 
 
 def test_a_homogenizer_must_choose_valid_positions():

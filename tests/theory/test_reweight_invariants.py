@@ -15,7 +15,7 @@ TEXTS = [
     "reweight(beta=0, solver='fixed_point')",
     "reweight(beta=1.5, solver='fixed_point')",
     "reweight(beta=1.5, solver='fixed_point', max_weight=1.2)",
-    "reweight(beta=0.1, lr=0.3, key='domain')",
+    "reweight(beta=0.1, lr=0.3)",
 ]
 
 

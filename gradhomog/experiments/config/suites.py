@@ -11,7 +11,7 @@ from gradhomog.experiments.config.suggestions import did_you_mean
 from gradhomog.experiments.results.plan import SINGLE
 
 TUNED_STATIC = 'static | static(weights="random", seed=1) | static(weights="random", seed=2)'
-GRADNORM = 'gradnorm(key="domain", initial_loss=1.609)'  # the log of 5 classes
+GRADNORM = "gradnorm(initial_loss=1.609)"  # the log of 5 classes
 PAPER_WEIGHTS = "static(weights=[0.1, 0.5, 0.3, 0.4])"  # RotoGBML's fixed weights, for four tasks a batch (section 6.3)
 EQUAL_NORMS = 'reweight(beta=0, solver="fixed_point")'  # all rows get the same norm
 REWEIGHT = 'reweight(beta=1.5, solver="fixed_point")'  # 1.5: β of the RotoGBML paper for strong OOD

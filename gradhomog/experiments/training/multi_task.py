@@ -22,7 +22,7 @@ from gradhomog.pipelines import pipeline
 from gradhomog.reports import Evaluation, StageReport, StepReport
 from gradhomog.scoring import accuracy, default_loss
 from gradhomog.stage_execution.member import Member
-from gradhomog.task_key import slot_keys
+from gradhomog.task_key import task_keys
 from gradhomog.training_mode import training_mode, unchanged_buffers
 
 
@@ -93,7 +93,7 @@ class MultiTask:
         ]
         gramian = torch.full((len(losses),) * 2, torch.nan, dtype=torch.float64)  # rows of different parameters
         gramian.diagonal().copy_(_detached(norms).square())
-        return StepReport({}, slot_keys(range(len(losses)), self.data.tasks), _detached(losses), gramian=gramian)
+        return StepReport({}, task_keys(range(len(losses)), self.data.tasks), _detached(losses), gramian=gramian)
 
     def _batch(self, index: int) -> SplitData:
         indices = batch_indices(len(self.data.train.inputs), self.batch, self.seed, index)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest import mock
 
 import torch
 
 from gradhomog.errors import NonfiniteError
-from gradhomog.step import Step
 from gradhomog.testing.check import CheckFailure, NotApplicable, check
 from gradhomog.testing.comparisons import require_close, require_equal
 from gradhomog.testing.homogenizers.subject import STEPS, HomogenizerSubject
@@ -53,48 +51,35 @@ def state_owns_its_memory(subject: HomogenizerSubject) -> None:
 
 
 @check("homogenizers")
-def order_within_domain(subject: HomogenizerSubject) -> None:
-    """Swapping two tasks of one domain changes neither the state by domain nor any direction.
+def state_by_name(subject: HomogenizerSubject) -> None:
+    """State belongs to the names of tasks: their order and the absence of others have no effect on it.
 
-    Checked over three steps of domains a, a, b with other rows and losses each, then one step of domains b, a. An
-    option `key` is set to "domain". The check is not applicable if the method does not claim
-    `permutation_equivariant` and its direction depends on the order of the tasks in the first step.
+    Checked over four steps of tasks named a, a, b, c with other rows and losses each, of which one pipeline receives
+    the tasks in this order, and another in orders that change; b is absent from the third step. The directions must be
+    the same, and the states after the first step, in which the two tasks named a are swapped. An option `key` is set to
+    "domain". The check is not applicable if the method does not claim `permutation_equivariant` and its direction
+    depends on the order of the tasks in the first step.
     """
     if not subject.stateful:
         raise NotApplicable("it has no state")
     options: dict[str, Any] = {"key": "domain"} if subject.has_option("key") else {}
-    keys: set[str] = set()
-    original = Step.by
-
-    def by(step: Step, key: str) -> list[str]:
-        keys.add(key)
-        return original(step, key)
-
-    original_order, swapped = subject.pipeline(**options), subject.pipeline(**options)
-    with mock.patch.object(Step, "by", by):
-        for number in range(3):
-            generator = torch.Generator().manual_seed(number)
-            rows = torch.randn(3, 8, generator=generator, dtype=torch.float64)
-            losses = torch.rand(3, generator=generator, dtype=torch.float64) + 0.5
-            found = [
-                subject.vector(rows[order], losses=losses[order], order=order, domains=["a", "a", "b"], pipe=pipe)
-                for pipe, order in ((original_order, torch.tensor([0, 1, 2])), (swapped, torch.tensor([1, 0, 2])))
-            ]
-            if "slot" in keys:
-                raise NotApplicable("its state is by slot, so no two tasks have the same key")
-            when = f"after {number + 1} steps with the two tasks of domain a swapped"
-            stateless = number == 0 or "stochastic" in subject.claims
-            may_depend_on_order = stateless and "permutation_equivariant" not in subject.claims
-            if may_depend_on_order and not torch.allclose(found[1], found[0], rtol=1e-7):
-                raise NotApplicable("its direction depends on the order of the tasks")
-            require_close(
-                found[1], found[0], f"the direction {when}", rtol=1e-7, atol=1e-9, jacobian=rows, losses=losses
-            )
-            _require_close_states(swapped.state_dict(), original_order.state_dict(), when)
-        if "stochastic" not in subject.claims:
-            rows = torch.randn(2, 8, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
-            one, two = (subject.vector(rows, domains=["b", "a"], pipe=pipe) for pipe in (swapped, original_order))
-            require_close(one, two, "a later direction, of domains b and a", rtol=1e-7, atol=1e-9)
+    fixed_order, other_orders = subject.pipeline(**options), subject.pipeline(**options)
+    for number, order in enumerate(([1, 0, 2, 3], [3, 1, 0, 2], [3, 0, 1], [2, 3, 1, 0])):
+        generator = torch.Generator().manual_seed(number)
+        rows = torch.randn(4, 8, generator=generator, dtype=torch.float64)
+        losses = torch.rand(4, generator=generator, dtype=torch.float64) + 0.5
+        expected, found = [
+            subject.vector(rows[index], losses=losses[index], order=index, domains=["a", "a", "b", "c"], pipe=pipe)
+            for pipe, index in ((fixed_order, torch.tensor(sorted(order))), (other_orders, torch.tensor(order)))
+        ]
+        when = f"after {number + 1} steps in which the order of tasks named a, a, b, c changed"
+        stateless = number == 0 or "stochastic" in subject.claims
+        may_depend_on_order = stateless and "permutation_equivariant" not in subject.claims
+        if may_depend_on_order and not torch.allclose(found, expected, rtol=1e-7):
+            raise NotApplicable("its direction depends on the order of the tasks")
+        require_close(found, expected, f"the direction {when}", rtol=1e-7, atol=1e-9, jacobian=rows, losses=losses)
+        if number == 0:
+            _require_close_states(other_orders.state_dict(), fixed_order.state_dict(), when)
 
 
 def _require_close_states(found: Any, expected: Any, when: str, path: str = "") -> None:

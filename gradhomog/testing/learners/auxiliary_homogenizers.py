@@ -117,13 +117,13 @@ class InputDependentWeights(Homogenizer):
         return 1 + self._values(step).tanh() / 2
 
     def update(self, step: Step) -> dict[str, Any]:
-        return {"memory": keyed.write(self.memory, step.by("domain"), self._values(step))}
+        return {"memory": keyed.write(self.memory, step.names, self._values(step))}
 
     def _values(self, step: Step) -> Tensor:
         """One number per task."""
         values = step.losses + step.norms() + step.targets.double().flatten(1).mean(1)
         for tensor in (step.features, step.feature_grads):
             values = values + tensor.double().flatten(1).square().mean(1)
-        domains = step.by("domain")
+        domains = step.names
         names = torch.tensor([sum(map(ord, domain)) % 7 / 7 for domain in domains], dtype=torch.float64)
         return values + names + keyed.read(self.memory, domains, 0.0) / 2

@@ -140,7 +140,7 @@ def restored_after_failure(subject: LearnerSubject) -> None:
         expected = learner.rows(batch)
         failure.arm(0)
         learner.homogenizers.combine(
-            expected.jacobian, expected.losses
+            expected.jacobian, expected.losses, domains=batch.domains
         )  # so that `failure.calls` counts all stages of a step
         learner.rows(batch)
         for call in _failing_calls(failure.calls):

@@ -212,7 +212,7 @@ def test_losses_of_other_data_are_numbered() -> None:
 
 def test_given_names_are_the_domains_of_the_rows() -> None:
     trained = compiled()
-    pipe = gradhomog.pipeline("uw(key='domain')")
+    pipe = gradhomog.pipeline("uw")
     step = homogenize(trained, pipe, names=["equation", "walls", "start"])
     train(trained, 2)
     assert step.names == ("equation", "walls", "start")

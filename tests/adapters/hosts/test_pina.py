@@ -129,7 +129,7 @@ def test_weights_are_not_reported_where_rows_were_replaced() -> None:
 
 
 def test_the_names_of_the_conditions_are_the_domains() -> None:
-    given = weighting("uw(key='domain')")
+    given = weighting("uw")
     train(solver(given), epochs=1)
     assert "boundary" in str(given.state_dict())
 

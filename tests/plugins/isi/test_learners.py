@@ -72,7 +72,7 @@ def test_the_shares_dropped_in_a_step_are_reported():
     assert set(found) == {"drop_rate", "drop_rate.0", "drop_rate.3"}
     assert found["drop_rate"] == pytest.approx((found["drop_rate.0"] + found["drop_rate.3"]) / 2)
     assert found["drop_rate"] == pytest.approx(0.25, abs=0.02)
-    again = model.homogenizers.homogenize(torch.ones(2, 3), torch.ones(2))
+    again = model.homogenizers.homogenize(torch.ones(2, 3), torch.ones(2), domains=["a", "b"])
     assert not again.measured.get("isi")  # nothing was dropped for this step
 
 

@@ -74,7 +74,7 @@ def test_a_step_that_is_too_long_is_halved_until_it_raises_the_alignment():
 
 def test_tasks_of_one_domain_share_a_rotation_which_follows_the_domain():
     grads, names = draw(3, 2, 4), ["a", "a", "b"]
-    pipe = gradhomog.pipeline("rotograd(key='domain', lr=0.5)")
+    pipe = gradhomog.pipeline("rotograd(lr=0.5)")
     learn(pipe, grads, 2, domains=names)
     found = matrices(pipe, 4, 3, names)
     assert torch.equal(found[0], found[1])
@@ -87,12 +87,12 @@ def test_tasks_of_one_domain_share_a_rotation_which_follows_the_domain():
 def test_two_tasks_of_one_domain_turn_it_once_by_their_mean_and_in_either_order():
     grads, found = draw(3, 2, 4), []
     for order in ([0, 1, 2], [1, 0, 2]):
-        pipe = gradhomog.pipeline("rotograd(key='domain', lr=0.1, decay=0.5)")
+        pipe = gradhomog.pipeline("rotograd(lr=0.1, decay=0.5)")
         learn(pipe, grads[order], 2, domains=["a", "a", "b"])
         assert next(iter(pipe)).turns == {"a": 2, "b": 2}
         found.append(matrices(pipe, 4, 2, ["a", "b"]))
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-12)
-    twice, once = (gradhomog.pipeline("rotograd(key='domain', pool='task')") for _ in range(2))
+    twice, once = (gradhomog.pipeline("rotograd(pool='task')") for _ in range(2))
     learn(twice, grads[[0, 0, 1, 1]], domains=["a", "a", "b", "b"])
     learn(once, grads[:2], domains=["a", "b"])
     torch.testing.assert_close(matrices(twice, 4, 2, ["a", "b"]), matrices(once, 4, 2, ["a", "b"]), rtol=0, atol=1e-12)

@@ -11,7 +11,7 @@ class UnboundedWindow(LossRatio):
     """A window of losses that is never shortened."""
 
     def update(self, step):
-        losses = zip(step.by("domain"), step.losses.tolist(), strict=True)
+        losses = zip(step.names, step.losses.tolist(), strict=True)
         return {"losses": {key: [*self.losses.get(key, []), loss] for key, loss in losses}}
 
 

@@ -204,7 +204,7 @@ class KeepsGraphInDict(Rotate):
     """Keeps features in a dict of lists."""
 
     def transform(self, features, keys):
-        self.seen = {key.by("domain"): [features] for key in keys}
+        self.seen = {key.by(): [features] for key in keys}
         return super().transform(features, keys)
 
 

@@ -15,7 +15,7 @@ class Balance(Homogenizer):
     """Weights in proportion to each task's running average of its gradient norm, with mean 1.
 
     Args:
-        rate: in (0, 1], weight of the newest norm in the average, which is kept by domain.
+        rate: in (0, 1], weight of the newest norm in the average, which is kept by name.
     """
 
     state_names = ("average",)
@@ -31,13 +31,16 @@ class Balance(Homogenizer):
         total = norms.sum()
         return len(norms) * norms / total if total > 0 else torch.ones_like(norms)
 
+    def keys(self, step):
+        return step.names
+
     def norms(self, step):
         norms = step.norms()
-        stored = keyed.read(self.average, step.by("domain"), math.nan).to(norms)
+        stored = keyed.read(self.average, self.keys(step), math.nan).to(norms)
         return torch.where(stored.isnan(), norms, torch.lerp(stored.nan_to_num(), norms, self.rate))
 
     def update(self, step):
-        return {"average": keyed.write(self.average, step.by("domain"), self.norms(step))}
+        return {"average": keyed.write(self.average, self.keys(step), self.norms(step))}
 
 
 class Rotate(Homogenizer):
@@ -49,7 +52,7 @@ class Rotate(Homogenizer):
         self.angles = {}
 
     def transform(self, features, keys):
-        return features @ torch.stack([self.matrix(self.angles.get(key.by("domain"), 0.0), features) for key in keys])
+        return features @ torch.stack([self.matrix(self.angles.get(key.by(), 0.0), features) for key in keys])
 
     def matrix(self, angle, features):
         matrix = torch.eye(features.shape[-1], dtype=features.dtype, device=features.device)
@@ -60,7 +63,7 @@ class Rotate(Homogenizer):
         gradients = step.feature_grads.double().sum(dim=1)[:, :2]
         own = torch.atan2(gradients[:, 1], gradients[:, 0])
         common = torch.atan2(gradients[:, 1].sum(), gradients[:, 0].sum())
-        keys = step.by("domain")
+        keys = step.names
         angles = keyed.read(self.angles, keys, 0.0)
         return {"angles": keyed.write(self.angles, keys, angles + 0.1 * torch.sin(common - own))}
 
@@ -142,7 +145,7 @@ class LossRatio(Homogenizer):
         self.losses = {}
 
     def mix(self, step):
-        average = [sum(self.losses.get(key, [])) / len(self.losses.get(key, " ")) for key in step.by("domain")]
+        average = [sum(self.losses.get(key, [])) / len(self.losses.get(key, " ")) for key in step.names]
         return self.weights(step.losses, torch.tensor(average, dtype=torch.float64))
 
     def weights(self, losses, average):
@@ -151,7 +154,7 @@ class LossRatio(Homogenizer):
 
     def update(self, step):
         losses = dict(self.losses)
-        for key, loss in keyed.mean(step.by("domain"), step.losses).items():
+        for key, loss in keyed.mean(step.names, step.losses).items():
             losses[key] = [*losses.get(key, []), float(loss)][-self.size :]
         return {"losses": losses}
 
