@@ -147,23 +147,27 @@ class Learner(ValidatedConstructor, ABC):
         ):  # fmt: skip
             found = self.batch_row(batch) or self._rows_by_task(batch, named)
         check_classes(found.outputs, batch.support_y)
-        jacobian = {}
+        jacobian, unused = {}, set()
         for name, parameter in named.items():
-            rows = found.gradients.get(name)
-            jacobian[name] = parameter.new_zeros(len(batch), *parameter.shape) if rows is None else rows
+            if (rows := found.gradients.get(name)) is None:
+                rows = parameter.new_zeros(len(batch), *parameter.shape)
+                unused.add(name)
+            jacobian[name] = rows
         return TaskRows(
             jacobian, found.loss.double(), accuracies(found.outputs, batch.query_y), found.features,
-            found.feature_grads,
+            found.feature_grads, unused,
         )  # fmt: skip
 
     def _rows_by_task(self, batch: TaskBatch, named: Mapping[str, nn.Parameter]) -> TaskRow:
         tasks = len(batch)
-        jacobian = {name: p.new_zeros(tasks, *p.shape) for name, p in named.items()}
+        jacobian: dict[str, Tensor] = {}
         found: list[TaskRow] = []
         for index, (task, key) in enumerate(zip(batch, batch.keys, strict=True)):
             row = self.task_row(task, key)
             for name, gradient in row.gradients.items():
                 if gradient is not None:
+                    if name not in jacobian:
+                        jacobian[name] = named[name].new_zeros(tasks, *gradient.shape)
                     jacobian[name][index] = gradient
             row.gradients = {}
             found.append(row)
@@ -181,8 +185,9 @@ class Learner(ValidatedConstructor, ABC):
         """Take one meta-step: rows, homogenization, `.grad`, `outer.step()`.
 
         The direction is in the parameters' `.grad`, not in the report. If a homogenizer such as `tracked` chooses
-        tasks, only their rows are computed, and the report is about them. If
-        a task, a homogenizer or the nonfinite policy raises, parameters and optimizer are unchanged.
+        tasks, only their rows are computed, and the report is about them. If a task, a homogenizer or the nonfinite
+        policy raises, parameters and optimizer are unchanged. As with `loss.backward()`, a parameter that no task's
+        loss depends on, such as the head of ProtoNet, has the gradient None, so that weight decay does not change it.
 
         In a process group of several ranks, `batch` contains the tasks of this rank, at least one, and `group` is the
         group or `Ranks("tasks", group)`: every rank takes the step of one process with the tasks of all ranks.
@@ -200,13 +205,16 @@ class Learner(ValidatedConstructor, ABC):
             warn_of_momentum(outer, self.homogenizers)
             batch = batch.select(self.homogenizers.choose(batch.keys))
         if ranks is None:
-            pending = rows_of_one_process(self.rows(batch), batch).compute(self.homogenizers)
+            rows = self.rows(batch)
+            pending, unused = rows_of_one_process(rows, batch).compute(self.homogenizers), rows.unused
         else:
-            pending = homogenize_across_ranks(self.rows, batch, named, self.homogenizers, ranks)
+            pending, unused = homogenize_across_ranks(self.rows, batch, named, self.homogenizers, ranks)
         pending.commit()
         outer.zero_grad()
         for name, parameter in named.items():
-            parameter.grad = pending.result.direction[name]
+            gradient = pending.result.direction[name]
+            # Some homogenizers keep rows of earlier steps.
+            parameter.grad = None if name in unused and not gradient.any() else gradient
         outer.step()
         self.on_step_end()
         return replace(pending.result, direction={})

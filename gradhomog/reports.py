@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -48,6 +48,7 @@ class TaskRows:
         losses: query losses, float64 `[tasks]`.
         accuracies: share of the query set that is classified correctly, float64 `[tasks]`; None for regression.
         features, feature_grads: before and after each `transform` stage, `[tasks, queries, features]`.
+        unused: names of the parameters that no task's loss depends on; their rows are zero.
     """
 
     jacobian: dict[str, Tensor]
@@ -55,6 +56,7 @@ class TaskRows:
     accuracies: Tensor | None
     features: Sequence[Tensor] = ()
     feature_grads: Sequence[Tensor] = ()
+    unused: Set[str] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)

@@ -138,7 +138,8 @@ class IMAML(MAML):
         if whole_hessian:
             product = whole_hessian({**rows, **{name: torch.zeros_like(tensor) for name, tensor in fixed.items()}})
             rows |= {name: rows[name] - product[name] / self.proximal for name in fixed}
-        found.gradients = rows
+        unused = {name for name in solution if found.gradients.get(name) is None and not rows[name].any()}
+        found.gradients = {name: None if name in unused else row for name, row in rows.items()}
         return found
 
     def _solve(self, hessian: Operator, g: Tensors) -> Tensors:

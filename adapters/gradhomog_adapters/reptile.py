@@ -17,7 +17,7 @@ from gradhomog_adapters._network.batch_norm import Statistics
 from gradhomog_adapters._network.functional import Parameters, match_names
 from gradhomog_adapters._reptile.inner_state import InnerOptimizerState
 from gradhomog_adapters._reptile.minibatches import Minibatches
-from gradhomog_adapters._rows.gradients import detach_all
+from gradhomog_adapters._rows.gradients import autograd_gradient, detach_all
 from gradhomog_adapters._rows.task_sets import QueryRow
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.few_shot import FewShotLearner, Support
@@ -153,7 +153,10 @@ class Reptile(FewShotLearner):
         displacement = {n: (parameters[n].detach() - moved[n]) / length for n in self.adapted if n in parameters}
         if self._inner_state is not None:
             self._inner_state.record_task(state, [found.loss, *displacement.values()])
-        found.gradients = displacement
+        if support.differentiate is autograd_gradient:  # values can be read
+            found.gradients = {name: moved if moved.any() else None for name, moved in displacement.items()}
+        else:
+            found.gradients = displacement
         return found
 
     # -- the examples of inner steps ---------------------------------------------------------------------------------

@@ -174,7 +174,8 @@ def _is_graph_used_later(nodes: Iterable[Any]) -> bool:
     The latter is the case for `gradhomog.loss(losses, ...) + penalty(z)`, where z is an activation. Leaves are not a
     part: their nodes receive the result.
     """
-    if torch._C._autograd._get_current_graph_task_keep_graph():
+    keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    if keeps_graph is None or keeps_graph():  # the losses' graph can always be kept; PyTorch lacked the function before
         return True
     return any(torch._C._will_engine_execute_node(node) and node.next_functions for node in nodes)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import torch
@@ -59,8 +59,10 @@ def homogenize_across_ranks(
     parameters: Mapping[str, Tensor],
     pipe: Pipeline,
     ranks: Ranks,
-) -> PendingStep:
+) -> tuple[PendingStep, Set[str]]:
     """Compute the rows of this rank's tasks, and the step of the pipeline with those of all ranks.
+
+    Also returns the names of the parameters that no task's loss depends on, on any rank.
 
     Args:
         compute: computes the rows of a batch.
@@ -88,6 +90,8 @@ def homogenize_across_ranks(
         if ranks.local:
             pending = own.compute(pipe)
         collectives.agree(len(batch), _shapes_to_compare(own, ranks))
+    flags = collectives.all_gather_numbers([name in rows.unused for name in parameters])
+    unused = {name for name, count in zip(parameters, flags.sum(0).tolist(), strict=True) if count == len(flags)}
     if is_first_step(pipe):
         check_replicas(
             {f"parameter {name!r}": value for name, value in parameters.items()},
@@ -95,7 +99,7 @@ def homogenize_across_ranks(
         )
     if ranks.local:
         direction = average(pending.result.direction, pending.result.direction, collectives)
-        return replace(pending, result=replace(pending.result, direction=direction, exchanged="directions"))
+        return replace(pending, result=replace(pending.result, direction=direction, exchanged="directions")), unused
     split = ColumnSplit(own.jacobian.row_like(), collectives.size, collectives.rank)
     gathered = StepRows(
         collect_tasks(own.jacobian.row, counts, split, collectives),
@@ -108,7 +112,7 @@ def homogenize_across_ranks(
         _gather(batch.query_y, counts, collectives),
     )
     pending = gathered.compute(pipe)
-    return replace(pending, result=replace(pending.result, exchanged="rows"))
+    return replace(pending, result=replace(pending.result, exchanged="rows")), unused
 
 
 def _shapes_to_compare(rows: StepRows, ranks: Ranks) -> dict[str, object]:

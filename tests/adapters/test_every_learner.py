@@ -18,6 +18,9 @@ LEARNERS = (
     "metaoptnet", "mtl", "protonet", "relationnet", "relationnet_ata", "relationnet_lrp", "reptile", "sharp_maml",
     "skd",
 )  # fmt: skip
+WITHOUT_HEAD = (
+    "baseline", "baseline_pp", "metaoptnet", "protonet", "relationnet", "relationnet_ata", "relationnet_lrp", "skd",
+)  # fmt: skip
 RELATIONNETS = ("relationnet", "relationnet_ata", "relationnet_lrp")
 
 
@@ -56,6 +59,33 @@ def test_both_engines_give_the_same_rows(name, norm):
     torch.testing.assert_close(loop.losses, vmap.losses)
     torch.testing.assert_close(loop.features, vmap.features)
     torch.testing.assert_close(loop.feature_grads, vmap.feature_grads, rtol=1e-9, atol=1e-12)
+
+
+class WithUnusedLayer(nn.Module):
+    def __init__(self, encoder):
+        super().__init__()
+        self.used, self.unused = encoder, nn.Linear(2, 2).double()
+
+    def forward(self, x):
+        return self.used(x)
+
+
+@pytest.mark.parametrize("options", [{"engine": "loop"}, {"engine": "vmap"}, {"recompute": True}], ids=str)
+@pytest.mark.parametrize("name", LEARNERS)
+def test_parameters_that_no_loss_depends_on_have_no_gradient_and_are_not_decayed(name, options):
+    # AdamW moved the head of ProtoNet by 0.027 in a step, because the head's gradient was zero instead of None.
+    encoder, head = networks()
+    learner = make(name, pair=(WithUnusedLayer(encoder), head), **options)
+    outer = torch.optim.AdamW(learner.parameters(), lr=0.1, weight_decay=0.5)
+    before = {key: p.detach().clone() for key, p in learner.named_parameters().items()}
+    for _ in range(2):
+        learner.step(tasks(name), outer)
+    after = learner.named_parameters()
+    unused = {key for key, p in after.items() if p.grad is None}
+    expected = {key for key in after if "unused" in key or (key.startswith("head.") and name in WITHOUT_HEAD)}
+    assert unused == (set() if name == "alfa" else expected)  # ALFA generates rates from the means of all parameters
+    for key, parameter in after.items():
+        assert torch.equal(parameter, before[key]) == (key in unused), key
 
 
 graph_calls: list[int] = []

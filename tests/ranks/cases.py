@@ -187,6 +187,29 @@ def learner_steps(name: str, text: str, counts: Sequence[int], local: bool = Fal
     }  # fmt: skip
 
 
+class LayerOfRankZero(nn.Module):
+    """Adds a layer on rank 0 only, and has another one that is not called."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.partly, self.never = nn.Linear(3, 3).double(), nn.Linear(3, 3).double()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.inner(self.partly(x) if dist.get_rank() == 0 else x)
+
+
+def learner_gradients_of_unused_layers(engine: str, local: bool) -> dict[str, bool]:
+    """Return for each layer of `LayerOfRankZero` if it has a gradient after a meta-step."""
+    encoder, head = few_shot.networks()
+    whole = LayerOfRankZero(encoder)
+    learner = gradhomog.learner("protonet", whole, head, engine=engine)
+    outer = torch.optim.AdamW(learner.parameters(), lr=0.01)
+    learner.step(few_shot.tasks(2), outer, group=Ranks("tasks", local=local))
+    layers = {"partly": whole.partly, "never": whole.never, "head": head}
+    return {name: layer.weight.grad is not None for name, layer in layers.items()}
+
+
 def learner_message() -> str:
     """Return the error of a meta-step with `Ranks("batch")`."""
     learner = gradhomog.learner("maml", *few_shot.networks())

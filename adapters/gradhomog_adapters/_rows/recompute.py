@@ -26,6 +26,7 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, step: Callable[..., Any], rerun: Callable[..., Any], *inputs: Tensor) -> Any:
         ctx.rerun, ctx.inputs = rerun, [x.detach() for x in inputs]
+        ctx.set_materialize_grads(False)  # the gradient of a parameter that no loss depends on remains None
         ctx.device = inputs[0].device
         ctx.random = torch.get_rng_state(), torch.cuda.get_rng_state(ctx.device) if inputs[0].is_cuda else None
         ctx.autocast = torch.is_autocast_enabled(ctx.device.type), torch.get_autocast_dtype(ctx.device.type)

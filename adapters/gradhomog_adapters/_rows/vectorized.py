@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -15,6 +15,7 @@ from gradhomog import OptionError, TaskBatch, TaskRow
 from gradhomog_adapters._network.checkpoints import reject_checkpoints
 from gradhomog_adapters._network.functional import Parameters
 from gradhomog_adapters._rows.gradients import func_gradient, func_hessian
+from gradhomog_adapters._rows.one_task import autograd_row
 from gradhomog_adapters._rows.task_sets import EvaluationPoints, Query, RowLearner
 
 # Multiplications for one support set; above, arithmetic takes longer than calling the operations.
@@ -35,9 +36,10 @@ class VectorizedRows:
     def __init__(self) -> None:
         self._compiled: Callable[..., Any] | None = None
         self._vmap_failed = False
+        self._unused: dict[tuple[str, ...], Set[str]] = {}
 
     def __getstate__(self) -> dict[str, Any]:  # compiled code cannot be copied or pickled
-        return {"_compiled": None, "_vmap_failed": self._vmap_failed}
+        return {**vars(self), "_compiled": None}
 
     def try_rows(
         self, learner: RowLearner, batch: TaskBatch, prepare: Callable[[TaskBatch], TaskBatch] | None = None
@@ -87,12 +89,15 @@ class VectorizedRows:
         # Copies, so that a task does not modify the buffers of another.
         buffers = {n: b.expand(tasks, *b.shape).clone() for n, b in learner.network.buffers().items()}
         arguments = (parameters, buffers, batch.support_x, batch.support_y, batch.query_x, batch.query_y)
-        function = self._function(learner)
+        function, names = self._function(learner), tuple(learner.live_parameters)
+        if names not in self._unused:
+            self._unused[names] = unused_parameters(learner, batch)
         # Derivatives are taken inside `vmap`; no graph is needed outside.
         compile = learner.execution.compile
         with torch.no_grad(), explain_compile_errors(compile) if compile else nullcontext(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="There is a performance drop")  # addcmul_ of TorchOpt's Adam
             gradients, loss, outputs, features, feature_grads = function(*arguments)
+        gradients = {name: rows for name, rows in gradients.items() if name not in self._unused[names] or rows.any()}
         return TaskRow(loss, gradients, outputs, [features], [feature_grads])
 
     def _function(self, learner: RowLearner) -> Callable[..., Any]:
@@ -136,6 +141,17 @@ def explain_compile_errors(option: bool | str) -> Iterator[None]:
             "torch.compile(fullgraph=True) traces, and the shapes of batches must be few, because each is compiled. "
             "Change the code at this place, or use compile=False."
         ) from error
+
+
+def unused_parameters(learner: RowLearner, batch: TaskBatch) -> Set[str]:
+    """Names of the parameters that the losses do not depend on, for which `torch.func` returns zeros.
+
+    Computed by the loop, for one task: under `vmap` the operations cannot depend on the task.
+    """
+    devices = {tensor.device for tensor in learner.live_parameters.values() if tensor.device.type == "cuda"}
+    with torch.random.fork_rng(list(devices)), torch.enable_grad():
+        row = autograd_row(learner, batch[0], batch.keys[0])
+    return {name for name in learner.live_parameters if row.gradients.get(name) is None}
 
 
 def func_row(
