@@ -36,6 +36,10 @@ class Ranks:
         gather: allow homogenizers that read rows (such as `graddrop`, `trimmed_mean`, `tracked`): every rank then
             receives all rows.
 
+        compare_every: compare the replicas' parameters and the homogenizers' states, by one number for each tensor, in
+            the first step and then every this many steps; None for the first step only. The cost is that of reading
+            them once, and 8 bytes per tensor in a message that is sent anyway.
+
     Each of K ranks stores the part [N, params/K] of the rows, and computes this part of the direction. Bytes sent by
     each rank for P bytes of parameters: `"batch"` (N+1) P (K−1)/K, `"tasks"` with n tasks per rank (n+1) P (K−1)/K;
     plain data parallelism sends 2 P (K−1)/K. Norms and Gramians are summed over the ranks in float64. With
@@ -47,7 +51,7 @@ class Ranks:
         OptionError: an option is invalid.
 
     >>> Ranks("batch", examples=16)
-    Ranks(over='batch', group=None, examples=16, local=False, gather=False)
+    Ranks(over='batch', group=None, examples=16, local=False, gather=False, compare_every=100)
     """
 
     over: Over = "batch"
@@ -55,6 +59,7 @@ class Ranks:
     examples: float | Sequence[float] | None = None
     local: bool = False
     gather: bool = False
+    compare_every: int | None = 100
 
     def __post_init__(self) -> None:
         if self.over not in ("batch", "tasks"):
@@ -70,6 +75,8 @@ class Ranks:
                 "`examples` must be a finite number ≥ 0, or a list of them, one per task; got "
                 f"{given!r}. Convert tensors and arrays by `.tolist()`."
             )
+        if self.compare_every is not None and (type(self.compare_every) is not int or self.compare_every < 1):
+            raise OptionError(f"`compare_every` must be an integer ≥ 1 or None; got {self.compare_every!r}.")
         if self.local and (self.gather or self.examples is not None):
             raise OptionError("`local` averages directions: `gather` and `examples` have no effect. Omit them.")
 

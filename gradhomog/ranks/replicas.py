@@ -1,44 +1,95 @@
-"""Check that ranks hold replicas of the same parameters, by one element of each."""
+"""Check that ranks hold replicas of the same parameters and states, by one number for each tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from gradhomog.errors import RankError
+from gradhomog.pipelines import Pipeline
+from gradhomog.ranks.dtensors import is_dtensor
+from gradhomog.ranks.ranks import Ranks, is_first_step
 
-# Replicas on different processors may differ by the rounding of the optimizer; initial values of different seeds, or
-# different heads in the same place, differ by more.
+# Replicas on different processors may differ by the rounding of the optimizer; initial values of different seeds,
+# different heads in the same place, or replicas that take other steps, differ by more.
 RELATIVE, ABSOLUTE = 1e-2, 1e-4
+PLACES = 16  # 128 bytes
 
 
-def first_elements(parameters: Mapping[str, Tensor]) -> list[float]:
-    """Return the first element of each tensor, 0 for one without elements. One transfer from the device to the CPU."""
-    tensors = parameters.values()
-    firsts = [tensor.detach()[(0,) * tensor.dim()].float() for tensor in tensors if tensor.numel()]
-    numbers = iter(torch.stack([first.to(firsts[0].device) for first in firsts]).tolist() if firsts else [])
-    return [next(numbers) if tensor.numel() else 0.0 for tensor in tensors]
+def compares_in_full(pipe: Pipeline, ranks: Ranks) -> bool:
+    """True in the first step since the pipeline was created or loaded, and in every `ranks.compare_every`-th step."""
+    steps = max(part.steps for part in (pipe, *pipe.parts.values()))
+    return is_first_step(pipe) or (ranks.compare_every is not None and steps % ranks.compare_every == 0)
 
 
-def check_replicas(parameters: Mapping[str, Tensor], elements: Tensor) -> None:
-    """Raise if a parameter of one rank is not that of rank 0; the comparison has the same result on all ranks.
+def tensors_to_compare(pipe: Pipeline, ranks: Ranks, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return parameters, without those that are sharded, and the state of the pipeline, by a description."""
+    found = {f"parameter {name!r}": one for name, one in parameters.items() if one.is_leaf and not is_dtensor(one)}
+    return found if ranks.local else found | _states(pipe)
+
+
+def digests(tensors: Iterable[Tensor]) -> list[float]:
+    """Return one number for each tensor, by one transfer from the device to the CPU."""
+    numbers = [digest(tensor) for tensor in tensors]
+    return torch.stack([number.to(numbers[0].device) for number in numbers]).tolist() if numbers else []
+
+
+def digest(tensor: Tensor) -> Tensor:
+    """Return 3 ‖x‖ + Σ_j (−1)^j x_j.
+
+    A change of x changes the sum by about its norm, so one of 3 % of ‖x‖ is noticed; a change of the signs is too.
+    """
+    dtype = torch.promote_types(tensor.dtype, torch.float32)
+    flat = tensor.detach().reshape(-1)
+    norm: Tensor = torch.linalg.vector_norm(flat if flat.is_floating_point() else flat.to(dtype), dtype=dtype)
+    return (3 * norm + flat[::2].sum(dtype=dtype) - flat[1::2].sum(dtype=dtype)).float()
+
+
+def check_replicas(names: Iterable[str], numbers: Tensor) -> None:
+    """Raise if a tensor of one rank is not that of rank 0; the comparison has the same result on all ranks.
 
     Args:
-        parameters: those of this rank, by a description for the error message.
-        elements: the first element of each parameter, `[ranks, parameters]`.
+        names: of the tensors, for the error message.
+        numbers: the digest of each tensor, `[ranks, tensors]`.
 
     Raises:
         RankError.
     """
-    same = torch.isclose(elements, elements[:1], rtol=RELATIVE, atol=ABSOLUTE, equal_nan=True)
+    same = torch.isclose(numbers, numbers[:1], rtol=RELATIVE, atol=ABSOLUTE, equal_nan=True)
     if bool(same.all()):
         return
     rank, index = (~same).nonzero()[0].tolist()
     raise RankError(
-        f"all ranks must have the same values of the parameters; {list(parameters)[index]} begins with "
-        f"{float(elements[0, index]):.6g} on rank 0 and with {float(elements[rank, index]):.6g} on rank {rank}. "
-        "Initialize the model with the same seed on all ranks, load the same checkpoint, or broadcast the parameters "
-        "of rank 0; use the heads in the same order on all ranks. Nothing was changed."
+        f"all ranks must have the same values; {list(names)[index]} of rank {rank} differs from that of rank 0. "
+        "Initialize the model with the same seed on all ranks, load the same checkpoint of model, optimizer and "
+        "pipeline, or broadcast the parameters of rank 0; use the heads in the same order and take the same optimizer "
+        "steps on all ranks. Nothing was changed."
     )
+
+
+def _states(pipe: Pipeline) -> dict[str, Tensor]:
+    """Return the sums of the digests of the states, in a fixed number of places.
+
+    A message must have the same length on all ranks, also if states have other entries.
+    """
+    sums, names = torch.zeros(PLACES), [list[str]() for _ in range(PLACES)]
+    for group, part in {"": pipe, **{f"{name}: ": part for name, part in pipe.parts.items()}}.items():
+        # A rank may have created groups, which have taken no step, in a step that overflowed.
+        for member in part.members if part.steps else ():
+            for name, value in _entries(f"{group}{member.selector}", member.state_dict()):
+                place = zlib.crc32(name.encode()) % PLACES
+                sums[place] += digest(value).cpu()
+                names[place].append(name)
+    return {f"the state {' or '.join(names[place]) or place}": total for place, total in enumerate(sums)}
+
+
+def _entries(name: str, state: object) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors and numbers of a nested state with their names."""
+    if isinstance(state, Tensor | int | float):
+        yield name, state if isinstance(state, Tensor) else torch.tensor(float(state))
+    elif isinstance(state, Mapping | list | tuple):
+        for key, value in state.items() if isinstance(state, Mapping) else enumerate(state):
+            yield from _entries(f"{name}.{key}", value)

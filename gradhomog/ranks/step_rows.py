@@ -14,8 +14,8 @@ from gradhomog.pipelines import PendingStep, Pipeline
 from gradhomog.ranks.collectives import Collectives
 from gradhomog.ranks.column_split import ColumnSplit
 from gradhomog.ranks.exchange import average, collect_tasks
-from gradhomog.ranks.ranks import Ranks, is_first_step, pipeline_values
-from gradhomog.ranks.replicas import check_replicas, first_elements
+from gradhomog.ranks.ranks import Ranks, pipeline_values
+from gradhomog.ranks.replicas import check_replicas, compares_in_full, digests, tensors_to_compare
 from gradhomog.reports import TaskRows
 from gradhomog.tasks import TaskBatch
 
@@ -67,7 +67,7 @@ def homogenize_across_ranks(
     Args:
         compute: computes the rows of a batch.
         batch: the tasks of this rank.
-        parameters: those of the learner, which must have the same values on all ranks; compared in the first step.
+        parameters: those of the learner, which must have the same values on all ranks.
 
     Raises:
         OptionError: `over` is not `"tasks"`; see also `Ranks.check_pipeline`.
@@ -79,7 +79,8 @@ def homogenize_across_ranks(
         if ranks.over != "tasks":
             raise OptionError(f"a learner's ranks have different tasks: `over` must be 'tasks'; got {ranks.over!r}.")
         counts = first.agree(len(batch), {
-            "calls": "learner", "options": {"local": ranks.local, "gather": ranks.gather}, **pipeline_values(pipe),
+            "calls": "learner", **pipeline_values(pipe),
+            "options": {"local": ranks.local, "gather": ranks.gather, "compare_every": ranks.compare_every},
         })  # fmt: skip
     offset = sum(counts[: first.rank])
     batch = replace(batch, slots=tuple(range(offset, offset + len(batch))))
@@ -92,11 +93,9 @@ def homogenize_across_ranks(
         collectives.agree(len(batch), _shapes_to_compare(own, ranks))
     flags = collectives.all_gather_numbers([name in rows.unused for name in parameters])
     unused = {name for name, count in zip(parameters, flags.sum(0).tolist(), strict=True) if count == len(flags)}
-    if is_first_step(pipe):
-        check_replicas(
-            {f"parameter {name!r}": value for name, value in parameters.items()},
-            collectives.all_gather_numbers(first_elements(parameters)),
-        )
+    if compares_in_full(pipe, ranks):
+        compared = tensors_to_compare(pipe, ranks, parameters)
+        check_replicas(compared, collectives.all_gather_numbers(digests(compared.values())))
     if ranks.local:
         direction = average(pending.result.direction, pending.result.direction, collectives)
         return replace(pending, result=replace(pending.result, direction=direction, exchanged="directions")), unused

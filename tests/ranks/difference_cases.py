@@ -59,6 +59,31 @@ def one_rank_differs(what: str) -> str:
     return error_of(lambda: gradhomog.backward(losses, pipe, **options), model)
 
 
+def diverges_after_one_step(what: str, compare_every: int | None) -> tuple[int, str]:
+    """Return the steps taken and the error of four steps, after the first of which a value of rank 1 changes."""
+    (x, y), model, pipe = data(), Model(), gradhomog.pipeline("gradnorm")
+    group, per = Ranks("batch", compare_every=compare_every), "layer" if what == "state of a group" else "model"
+    state = pipe.part("2").members[0].homogenizer if what == "state of a group" else pipe.members[0].homogenizer
+    changed = {"parameter": model.encoder[2].weight, "head": model.heads[1].weight}
+
+    def step() -> None:
+        gradhomog.backward(losses_of(model(x), y), pipe, parameters=model.encoder, per=per, group=group)  # type: ignore[arg-type]
+
+    for taken in range(4):
+        if (text := error_of(step, model)) != "no error":
+            return taken, text
+        model.zero_grad()
+        if taken == 0 and dist.get_rank() == 1:
+            with torch.no_grad():
+                if what in changed:
+                    changed[what].view(-1)[1:] *= 1.5  # not the first element
+                else:
+                    saved: Any = state.state_dict()
+                    saved["log_weights"]["0"] += 0.1
+                    state.load_state_dict(saved)
+    return 4, text
+
+
 def reduce_scatter(backend: str) -> tuple[bool, list[float]]:
     """Return whether a reduce-scatter is a sum of parts that were exchanged, and this rank's part of [0, 1] + rank."""
     collectives = Collectives(Ranks("batch", dist.new_group(backend=backend)))

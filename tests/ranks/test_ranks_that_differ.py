@@ -8,7 +8,8 @@ import numpy
 import pytest
 import torch
 
-from gradhomog import OptionError, Ranks
+from gradhomog import OptionError, RankError, Ranks
+from gradhomog.ranks.replicas import check_replicas, digests
 from tests.ranks import difference_cases as cases
 
 
@@ -24,7 +25,7 @@ from tests.ranks import difference_cases as cases
         ("steps", "same number of steps; rank 1 differs from rank 0. Rank . has (0|1)"),
         ("resumed", "same progress since the pipeline was .* loaded; rank 1 differs.*Rank . has '(none|steps)'"),
         *(
-            (values, "same values.*'0.weight' begins with .* on rank 0 and with 1 on rank 1.*same seed")
+            (values, "same values; parameter '0.weight' of rank 1 differs from .*same seed")
             for values in ("initial values", "checkpoint of the pipeline only")
         ),
     ],
@@ -36,7 +37,40 @@ def test_an_option_or_value_of_one_rank_is_named_on_all(processes, what, expecte
 
 def test_the_parts_of_a_head_must_be_used_in_the_same_order(processes):
     for text in processes(cases.head_in_another_order, 2):
-        assert re.search("RankError.*parameter 0 of the head of task 0 begins with.*same order", text), text
+        assert re.search("RankError.*parameter 0 of the head of task 0 of rank 1 differs.*same order", text), text
+
+
+@pytest.mark.parametrize(("compare_every", "steps"), [(2, 2), (3, 3), (None, 4)])
+@pytest.mark.parametrize(
+    ("what", "name"),
+    [
+        ("parameter", "parameter '2.weight'"), ("head", "parameter 1 of the head of task 1"),
+        ("state", "the state gradnorm.log_weights"), ("state of a group", "the state 2: gradnorm.log_weights"),
+    ],
+)  # fmt: skip
+def test_replicas_that_diverge_raise_at_the_next_comparison(processes, what, name, compare_every, steps):
+    for taken, text in processes(cases.diverges_after_one_step, 2, what, compare_every):
+        assert taken == steps
+        expected = "no error" if compare_every is None else f"RankError: .*same values; {name}.* of rank 1 differs"
+        assert re.match(expected, text), text
+
+
+@pytest.mark.parametrize(
+    "change", [lambda x: 1.1 * x, lambda x: x + 0.1 * torch.randn_like(x), lambda x: x.roll(1), torch.neg]
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_digest_notices_changes_but_not_rounding(change, dtype):
+    x = torch.randn(1001, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+    numbers = torch.tensor([digests([x]), digests([change(x)])], dtype=torch.float64)
+    with pytest.raises(RankError, match="x of rank 1 differs"):
+        check_replicas(["x"], numbers)
+    check_replicas(["x"], torch.tensor([digests([x]), digests([x * (1 + 1e-4)])], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("compare_every", [0, 1.5, True])
+def test_the_number_of_steps_between_comparisons_is_a_positive_integer(compare_every):
+    with pytest.raises(OptionError, match="`compare_every` must be an integer ≥ 1 or None"):
+        Ranks("batch", compare_every=compare_every)
 
 
 @pytest.mark.parametrize("backend", ["gloo", "cpu:gloo"])
@@ -120,7 +154,7 @@ def test_groups_of_accumulated_that_are_wrong_on_one_rank_raise_on_all(processes
 @pytest.mark.parametrize("local", [False, True])
 def test_replicas_of_a_learner_begin_with_the_same_values(processes, local):
     for text, steps in processes(cases.learner_of_another_seed, 2, local):
-        assert re.search("RankError: all ranks must have the same values.*begins with .* and with 1 on rank 1", text)
+        assert re.search("RankError: all ranks must have the same values; parameter .* of rank 1 differs", text)
         assert steps == 0
 
 

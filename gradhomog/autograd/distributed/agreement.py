@@ -8,24 +8,22 @@ from gradhomog.autograd.apply import Options
 from gradhomog.autograd.batch import Batch
 from gradhomog.autograd.lazy import LazyJacobian
 from gradhomog.pipelines import Pipeline
-from gradhomog.ranks.dtensors import is_dtensor
-from gradhomog.ranks.ranks import Ranks, is_first_step, pipeline_values
+from gradhomog.ranks.ranks import Ranks, pipeline_values
+from gradhomog.ranks.replicas import compares_in_full, tensors_to_compare
 
 
-def parameters_to_compare(pipe: Pipeline, batch: Batch) -> dict[str, Tensor]:
-    """Return parameters that must have the same values on all ranks, by a description.
+def replicas_to_compare(pipe: Pipeline, batch: Batch, ranks: Ranks) -> dict[str, Tensor]:
+    """Return what must have the same values on all ranks, by a description.
 
-    The leaves of heads in every step, because ranks could use the heads in another order; shared parameters in the
-    first step, in which replicas that were initialized with different seeds, or of which some have not loaded a
-    checkpoint, differ. Those that are sharded by `fully_shard` have no replicas.
+    The leaves of heads in every step, because ranks could use the heads in another order, but only the first element;
+    shared parameters, states and whole heads in the steps of `compares_in_full`.
     """
-    shared = batch.derivatives.graph.shared if is_first_step(pipe) else {}
-    found = {f"parameter {name!r}": value for name, value in shared.items() if value.is_leaf and not is_dtensor(value)}
+    full = compares_in_full(pipe, ranks)
+    found = tensors_to_compare(pipe, ranks, batch.derivatives.graph.shared) if full else {}
     for index, leaves in enumerate(batch.unshared_leaves):
-        found.update(
-            (f"parameter {place} of the head of task {batch.tasks.label(index)}", leaf)
-            for place, leaf in enumerate(leaves)
-        )
+        for place, leaf in enumerate(leaves):
+            name = f"parameter {place} of the head of task {batch.tasks.label(index)}"
+            found[name] = leaf if full else leaf[(slice(0, 1),) * leaf.dim()]
     return found
 
 
@@ -37,7 +35,8 @@ def values_to_compare(pipe: Pipeline, batch: Batch, options: Options, ranks: Ran
         "options": {
             "over": ranks.over, "local": ranks.local, "gather": ranks.gather,
             "examples": "none" if ranks.examples is None else "numbers", "level": options.level,
-            "per": options.per, "heads": options.heads, "inspect": options.inspect, "scaler": options.scaled,
+            "per": options.per, "compare_every": ranks.compare_every,
+            "heads": options.heads, "inspect": options.inspect, "scaler": options.scaled,
             "residuals": options.kernel_traces is not None, "targets": options.targets is not None,
         },
         "parameters": [(name, tuple(value.shape), value.dtype) for name, value in shared.items()],

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradhomog.autograd.apply import ComputedStep, Options
 from gradhomog.autograd.batch import Batch
-from gradhomog.autograd.distributed.agreement import head_shapes, parameters_to_compare, values_to_compare
+from gradhomog.autograd.distributed.agreement import head_shapes, replicas_to_compare, values_to_compare
 from gradhomog.autograd.distributed.features import FeatureRows, gather_features
 from gradhomog.autograd.distributed.lazy_exchange import LazyExchangedJacobian
 from gradhomog.autograd.distributed.mean_losses import mean_losses
@@ -31,7 +31,7 @@ def batch_step(pipe: Pipeline, batch: Batch, options: Options, collectives: Coll
         **values_to_compare(pipe, batch, options, collectives.ranks, "step"),
         "tasks": (tasks.tasks, options.domains), "heads": head_shapes(batch),
     })  # fmt: skip
-    means = mean_losses(batch, collectives, parameters_to_compare(pipe, batch))
+    means = mean_losses(batch, collectives, replicas_to_compare(pipe, batch, collectives.ranks))
     slots = list(means.totals)
     domains = [options.domains[slot] for slot in slots] if options.domains else None
     heads = partial(sum_of_heads, batch, means.totals, collectives)

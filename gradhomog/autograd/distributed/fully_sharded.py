@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradhomog.autograd.apply import ComputedStep, Options
 from gradhomog.autograd.batch import Batch
-from gradhomog.autograd.distributed.agreement import head_shapes, parameters_to_compare, values_to_compare
+from gradhomog.autograd.distributed.agreement import head_shapes, replicas_to_compare, values_to_compare
 from gradhomog.autograd.distributed.batch import sum_of_heads
 from gradhomog.autograd.distributed.fully_sharded_passes import FullyShardedDerivatives
 from gradhomog.autograd.distributed.mean_losses import mean_losses
@@ -47,7 +47,7 @@ def fully_sharded_step(pipe: Pipeline, batch: Batch, options: Options, collectiv
     replicas = count_replicas(graph.shared, collectives)
     same = {**values_to_compare(pipe, batch, options, ranks, "step"), "heads": head_shapes(batch)}
     collectives.agree(len(batch.tasks.slots), same)
-    losses = weigh_ranks(batch, collectives, parameters_to_compare(pipe, batch))
+    losses = weigh_ranks(batch, collectives, replicas_to_compare(pipe, batch, collectives.ranks))
     rows = batch.derivatives.rows()
     parts = {name: local_part(parameter) for name, parameter in graph.shared.items()}
     sharded = DTensorJacobian(PerTaskJacobian(rows, parts, 1 / graph.factor), graph.shared, replicas, collectives)

@@ -10,7 +10,7 @@ from gradhomog.autograd.apply import ComputedStep, Options, compute_step, head_f
 from gradhomog.autograd.batch import Batch
 from gradhomog.autograd.distributed.agreement import (
     head_shapes,
-    parameters_to_compare,
+    replicas_to_compare,
     used_by_this_rank,
     values_to_compare,
 )
@@ -19,7 +19,7 @@ from gradhomog.autograd.lazy import LazyJacobian
 from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives
 from gradhomog.ranks.exchange import average
-from gradhomog.ranks.replicas import check_replicas, first_elements
+from gradhomog.ranks.replicas import check_replicas, digests
 
 
 def local_step(
@@ -34,8 +34,8 @@ def local_step(
         return infinite_step(batch)  # of a gradient scaler, on at least one rank
     graph = batch.derivatives.graph
     direction = average(step.result.direction, step.result.direction, collectives)
-    compared = parameters_to_compare(pipe, batch)
-    gathered = collectives.all_gather_numbers([*used_by_this_rank(jacobian), *first_elements(compared)])
+    compared = replicas_to_compare(pipe, batch, collectives.ranks)
+    gathered = collectives.all_gather_numbers([*used_by_this_rank(jacobian), *digests(compared.values())])
     used, elements_of_all = torch.split(gathered, [len(jacobian.names), len(compared)], dim=1)
     check_replicas(compared, elements_of_all)
     result = replace(step.result, direction=direction, exchanged="directions")

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradhomog.autograd.batch import Batch
 from gradhomog.errors import OptionError
 from gradhomog.ranks.collectives import Collectives
-from gradhomog.ranks.replicas import check_replicas, first_elements
+from gradhomog.ranks.replicas import check_replicas, digests
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class MeanLosses:
 
 
 def mean_losses(batch: Batch, collectives: Collectives, compared: Mapping[str, Tensor]) -> MeanLosses:
-    """Return the means; `compared`: parameters that must have the same values on all ranks."""
+    """Return the means; `compared`: tensors that must have the same values on all ranks."""
     tasks, weights = batch.tasks, batch.derivatives.graph.loss_weights
     own_counts, own_losses = [0.0] * tasks.tasks, [0.0] * tasks.tasks
     for slot, weight, loss in zip(tasks.slots, weights, tasks.losses, strict=True):
         own_counts[slot], own_losses[slot] = weight, loss.item()
-    own = [*own_counts, *own_losses, batch.derivatives.one_pass, *first_elements(compared)]
+    own = [*own_counts, *own_losses, batch.derivatives.one_pass, *digests(compared.values())]
     gathered = collectives.all_gather_numbers(own)
     counts, losses, one_pass, elements_of_all = torch.split(gathered, [tasks.tasks] * 2 + [1, len(compared)], dim=1)
     check_replicas(compared, elements_of_all)

@@ -6,7 +6,7 @@ import torch
 
 from gradhomog.autograd.apply import ComputedStep, Options
 from gradhomog.autograd.batch import Batch
-from gradhomog.autograd.distributed.agreement import parameters_to_compare, used_by_this_rank, values_to_compare
+from gradhomog.autograd.distributed.agreement import replicas_to_compare, used_by_this_rank, values_to_compare
 from gradhomog.autograd.distributed.rows import RowsOfRanks
 from gradhomog.autograd.lazy import LazyJacobian
 from gradhomog.autograd.parameter_groups import group_names
@@ -15,7 +15,7 @@ from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives
 from gradhomog.ranks.column_split import ColumnSplit
 from gradhomog.ranks.exchange import collect_tasks
-from gradhomog.ranks.replicas import check_replicas, first_elements
+from gradhomog.ranks.replicas import check_replicas, digests
 
 
 def tasks_step(
@@ -42,8 +42,8 @@ def tasks_step(
     padding = [0.0] * (max(counts) - len(tasks.slots))
     slots = [float(first_slot) + slot for slot in tasks.slots]
     values = [loss.item() for loss in tasks.losses]
-    compared = parameters_to_compare(pipe, batch)
-    own = [*used_by_this_rank(jacobian), *first_elements(compared)]
+    compared = replicas_to_compare(pipe, batch, collectives.ranks)
+    own = [*used_by_this_rank(jacobian), *digests(compared.values())]
     gathered = collectives.all_gather_numbers([*values, *padding, *slots, *padding, *own])
     sizes = [max(counts), max(counts), len(jacobian.names), len(compared)]
     losses, all_slots, used, elements_of_all = torch.split(gathered, sizes, dim=1)
