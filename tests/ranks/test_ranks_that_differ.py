@@ -55,16 +55,21 @@ def test_replicas_that_diverge_raise_at_the_next_comparison(processes, what, nam
         assert re.match(expected, text), text
 
 
-@pytest.mark.parametrize(
-    "change", [lambda x: 1.1 * x, lambda x: x + 0.1 * torch.randn_like(x), lambda x: x.roll(1), torch.neg]
-)
+@pytest.mark.parametrize("change", ["factor", "noise", "permutation", "sign"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_a_digest_notices_changes_but_not_rounding(change, dtype):
-    x = torch.randn(1001, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
-    numbers = torch.tensor([digests([x]), digests([change(x)])], dtype=torch.float64)
-    with pytest.raises(RankError, match="x of rank 1 differs"):
-        check_replicas(["x"], numbers)
-    check_replicas(["x"], torch.tensor([digests([x]), digests([x * (1 + 1e-4)])], dtype=torch.float64))
+def test_digests_notice_a_change_of_several_tensors_but_not_rounding(change, dtype):
+    generator = torch.Generator().manual_seed(0)
+    tensors, noise = torch.randn(2, 8, 1001, generator=generator, dtype=torch.float64).to(dtype)
+    changed = {
+        "factor": 1.1 * tensors,
+        "noise": tensors + 0.1 * noise,
+        "permutation": tensors.roll(1, 1),
+        "sign": -tensors,
+    }
+    rounded = tensors * (1 + 1e-4)
+    with pytest.raises(RankError, match=r"\d of rank 1 differs"):
+        check_replicas("01234567", torch.tensor([digests(tensors), digests(changed[change])]))
+    check_replicas("01234567", torch.tensor([digests(tensors), digests(rounded)]))
 
 
 @pytest.mark.parametrize("compare_every", [0, 1.5, True])
