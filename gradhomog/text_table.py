@@ -5,9 +5,12 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
+from gradhomog.terminal import escape_controls
+
 
 def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines with columns padded to equal width, and a rule below the header; the `±` of a column are aligned."""
+    rows = [[escape_controls(cell) for cell in row] for row in rows]
     columns = [_pad_cells(column) for column in zip(*rows, strict=True)]
     lines = ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
     return [lines[0], "─" * max(map(len, lines)), *lines[1:]]

@@ -26,6 +26,7 @@ from gradhomog.cli import (
 )
 from gradhomog.cli._process import clear_interrupt, replace_unencodable_characters, sigterm_as_interrupt
 from gradhomog.errors import GradhomogError
+from gradhomog.terminal import escaped_output
 
 COMMANDS = (
     list_, show, env, data, train, compare, reproduce, report, verify, diagnose, profile, check, new, completion,
@@ -49,8 +50,8 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     try:
-        with sigterm_as_interrupt():
-            replace_unencodable_characters()
+        replace_unencodable_characters()
+        with sigterm_as_interrupt(), escaped_output():
             return _run(sys.argv[1:] if arguments is None else arguments)
     except KeyboardInterrupt:
         clear_interrupt()

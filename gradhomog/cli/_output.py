@@ -8,6 +8,8 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from typing import Any
 
+from gradhomog.terminal import escape_controls
+
 
 def add_json(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -23,6 +25,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
     """Print left-aligned columns with two spaces between them."""
     if not rows:
         return
+    rows = [[escape_controls(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -18,6 +18,7 @@ from gradhomog.experiments.results.comparison_dir import run_dir
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.trainer import Trainer
 from gradhomog.ranks.ranks import Ranks
+from gradhomog.terminal import escaped_output
 
 # Global generators, the number of threads and the processor time belong to the process. If a cluster gives a worker
 # several threads, its runs therefore take turns.
@@ -55,7 +56,7 @@ class Job:
 
     def __call__(self) -> Outcome:
         """Compute the run. Raises nothing but interrupts: an error is in the outcome and in the events of the run."""
-        with _one_at_a_time:
+        with _one_at_a_time, escaped_output():
             return Outcome(self.run, "stopped") if self.stop.exists() else self._compute()
 
     def _compute(self) -> Outcome:

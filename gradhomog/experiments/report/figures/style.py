@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from gradhomog.errors import GradhomogError
 from gradhomog.experiments.analysis import metrics
 from gradhomog.experiments.analysis.statistics import Interval
 from gradhomog.experiments.results.plan import PLAIN
+from gradhomog.terminal import escape_controls
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -152,6 +154,8 @@ def save(figure: Figure, stem: str | Path) -> tuple[Path, Path]:
     stem.parent.mkdir(parents=True, exist_ok=True)
     svg, png = stem.with_name(f"{stem.name}.svg"), stem.with_name(f"{stem.name}.png")
     with figure_style():
-        figure.savefig(svg, metadata={"Date": None})
+        content = io.StringIO()
+        figure.savefig(content, format="svg", metadata={"Date": None})
+        svg.write_text(escape_controls(content.getvalue(), keep="\n\t"), encoding="utf-8")  # also in comments
         figure.savefig(png, dpi=200, metadata={"Software": None})
     return svg, png
