@@ -44,7 +44,7 @@ class _EscapedStream:
 def escaped_output() -> Iterator[None]:
     """Context in which this process prints no control characters: names and errors come from files and plugins."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = map(_EscapedStream, before)  # type: ignore[assignment]
+    sys.stdout, sys.stderr = map(_EscapedStream, before)
     try:
         yield
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.metadata
 import inspect
+import sys
 from collections.abc import Iterable
 from types import ModuleType
 from typing import cast
@@ -70,9 +71,18 @@ def _check_requirements(info: PluginInfo, requirements: Iterable[str]) -> None:
 
 
 def _import_module(info: PluginInfo) -> ModuleType:
+    # Imported here, so that listing plugins does not import PyTorch.
+    from gradhomog import global_settings
+
     point = importlib.metadata.EntryPoint(info.name, info.module, f"gradhomog.{info.kind}")
+    modules, settings, functions = set(sys.modules), global_settings.read_settings(), global_settings.read_functions()
+    changes = []
     try:
-        plugin = point.load()
+        try:
+            plugin = point.load()
+        finally:
+            restored = global_settings.restore_settings(settings), global_settings.restore_functions(functions)
+            changes = [change for change in restored if change]
     except GradhomogError as cause:  # its message is complete
         raise PluginLoadError(f"{info} cannot be imported: {cause}") from cause
     except ModuleNotFoundError as cause:
@@ -80,6 +90,12 @@ def _import_module(info: PluginInfo) -> ModuleType:
         raise _load_error(info, f"cannot be imported: {type(cause).__name__}: {cause}", advice) from cause
     except (Exception, SystemExit) as cause:  # SystemExit: a script without a guard must not end this process
         raise _load_error(info, f"cannot be imported: {type(cause).__name__}: {cause}") from cause
+    if changes:
+        package = info.module.partition(":")[0].partition(".")[0]
+        for name in [name for name in set(sys.modules) - modules if name.partition(".")[0] == package]:
+            del sys.modules[name]  # so that a second attempt raises again
+        advice = f"All other methods would train with it; it was restored. {info.advice}"
+        raise _load_error(info, f"changes {' and '.join(changes)} when it is imported", advice)
     if not isinstance(plugin, ModuleType):
         raise _load_error(info, f"must have a module as its entry point; got a {type(plugin).__name__}")
     return plugin

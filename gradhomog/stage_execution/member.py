@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from gradhomog.error_source import describe_error, raised_in_package
 from gradhomog.errors import GradhomogError, PluginRunError
+from gradhomog.global_settings import read_settings, restore_settings
 from gradhomog.homogenizer import Homogenizer, Part, Removable
 from gradhomog.registry import PluginInfo
 from gradhomog.specs import STATISTICS, HomogenizerSpec
@@ -206,9 +207,9 @@ class Member:
         )
 
     def _call(self, where: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        start = time.perf_counter()
+        start, settings = time.perf_counter(), read_settings()
         try:
-            return function(*arguments)
+            result = function(*arguments)
         except GradhomogError as error:
             if self.info is not None and self.info.name not in str(error):
                 error.args = (f"{self}, in {where}: {error}",)  # same class and message, with the plugin's name
@@ -217,3 +218,10 @@ class Member:
             raise self.failure(where, cause) from cause
         finally:
             self.seconds += time.perf_counter() - start
+            changes = "" if read_settings() == settings else restore_settings(settings)
+        if changes:
+            raise PluginRunError(
+                f"{self} changed {changes} in {where}. All other methods would train with it; it was restored. "
+                f"{self.advice}"
+            )
+        return result

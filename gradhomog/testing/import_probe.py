@@ -56,10 +56,8 @@ sys.meta_path.insert(0, ImportBlocker(blocked))
 
 def state():
     return {
-        "the default dtype": torch.get_default_dtype(), "the number of threads": torch.get_num_threads(),
-        "the gradient mode": torch.is_grad_enabled(), "torch's generator": torch.get_rng_state().tolist(),
-        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
-        "the default device": torch.get_default_device(), "the precision": torch.get_float32_matmul_precision(),
+        "torch's generator": torch.get_rng_state().tolist(), "the default device": torch.get_default_device(),
+        "the precision": torch.get_float32_matmul_precision(),
         "numpy's generator": str(numpy.random.get_state()), "Python's generator": random.getstate(),
     }
 

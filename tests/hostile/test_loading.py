@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 import gradhomog
 from gradhomog import AmbiguousPluginError, PluginLoadError, PluginRunError
+from gradhomog.global_settings import read_settings
 from tests.hostile.plugins import ADVICE, HERE, IMPORTS, assert_blamed, install, plugin
 
 HOOK = f"{IMPORTS}@hookimpl\ndef gradhomog_homogenizer(): "
@@ -71,6 +73,56 @@ def test_a_name_shared_with_a_built_in_plugin_requires_the_distribution(gradhomo
     )
     assert type(next(iter(gradhomog.pipeline("gradhomog:pcgrad")))).__name__ == "PCGrad"
     assert "bad_dist" not in sys.modules
+
+
+# -- global settings and functions of PyTorch ------------------------------------------------------------------------
+
+CHANGES = {
+    "torch.set_default_dtype(torch.float64)": "the default dtype from torch.float32 to torch.float64",
+    "torch.set_num_threads(torch.get_num_threads() + 1)": "the number of threads from ",
+    "torch.set_grad_enabled(not torch.is_grad_enabled())": "the gradient mode from ",
+    "torch.use_deterministic_algorithms(True)": "deterministic algorithms from False to True",
+}
+PATCHES = {
+    "torch.optim.Adam.step = lambda self, closure=None: None": "the function torch.optim.adam.Adam.step",
+    "torch.optim.Adam.step = __import__('functools').wraps(torch.optim.Adam.step)(lambda self: None)\n"
+    "torch.optim.Adam([torch.zeros(1)])": "the function torch.optim.adam.Adam.step",
+    "torch.optim.Optimizer.zero_grad = print": "the function torch.optim.optimizer.Optimizer.zero_grad",
+    "torch.Tensor.backward = lambda self: None": "the function torch.Tensor.backward",
+    "torch.autograd.grad = lambda *a, **k: None": "the function torch.autograd.grad",
+}
+
+
+def read_globals():
+    functions = torch.optim.Optimizer.zero_grad, torch.Tensor.backward, torch.autograd.grad
+    return *read_settings(), inspect.unwrap(torch.optim.Adam.step), *functions
+
+
+@pytest.mark.parametrize(("line", "change"), [*CHANGES.items(), *PATCHES.items()])
+def test_an_import_that_changes_what_other_methods_use_raises_and_is_undone(gradhomog_install, line, change):
+    before = read_globals()
+    gradhomog_install("bad-dist", f"import torch\n{line}\n{plugin(EVEN)}", plugin="bad", version="0.7")
+    for _ in range(2):
+        with pytest.raises(PluginLoadError) as raised:
+            gradhomog.pipeline("bad")
+        assert_blamed(str(raised.value), f"changes {change}", "when it is imported")
+        assert read_globals() == before
+
+
+@pytest.mark.parametrize(("line", "change"), CHANGES.items())
+def test_a_stage_that_changes_global_settings_raises_and_is_undone(gradhomog_install, line, change):
+    before = read_globals()
+    install(gradhomog_install, f"def mix(self, step):\n    {line}\n    return torch.ones(step.tasks)")
+    with pytest.raises(PluginRunError) as raised:
+        gradhomog.pipeline("bad").combine(torch.eye(2))
+    assert_blamed(str(raised.value), f"changed {change}", "in `mix`")
+    assert read_globals() == before
+
+
+def test_wrappers_of_pytorch_around_optimizers_are_not_changes_of_a_plugin(gradhomog_install):
+    """PyTorch wraps `step` at the first optimizer of a class, and further methods at the first compilation."""
+    install(gradhomog_install, EVEN, more="torch.optim.Rprop([torch.zeros(1)])\ntorch.compile(abs, backend='eager')(1)")
+    assert len(gradhomog.pipeline("bad")) == 1
 
 
 # -- another version of gradhomog ------------------------------------------------------------------------------------

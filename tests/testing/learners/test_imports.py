@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
+from gradhomog.global_generators import restore_generators
 from gradhomog.testing import check_learner
 
 pytestmark = pytest.mark.slow
@@ -14,7 +14,7 @@ import torch
 from gradhomog import LearnerSpec, hookimpl
 from tests.testing.learners.good import OneStep
 
-torch.set_default_dtype(torch.float64)
+torch.manual_seed(0)
 
 @hookimpl
 def gradhomog_learner():
@@ -22,13 +22,10 @@ def gradhomog_learner():
 """
 
 
-def test_an_import_that_changes_the_default_dtype_is_found(gradhomog_install):
-    name = gradhomog_install("precise-steps", PLUGIN, kind="learners")
-    before = torch.get_default_dtype()
-    try:
+def test_an_import_that_seeds_the_global_generator_is_found(gradhomog_install):
+    name = gradhomog_install("seeded-steps", PLUGIN, kind="learners")
+    with restore_generators():
         report = check_learner(name, only="imports_cleanly")  # also imports the plugin in this process
-    finally:
-        torch.set_default_dtype(before)
-    assert report.subject == "learner precise_steps of precise-steps 1.2 (precise_steps)"
+    assert report.subject == "learner seeded_steps of seeded-steps 1.2 (seeded_steps)"
     assert report["imports_cleanly"].outcome == "failed"
-    assert report["imports_cleanly"].message == "its import changes the default dtype"
+    assert report["imports_cleanly"].message == "its import changes torch's generator"

@@ -1,0 +1,77 @@
+"""Detect code of plugins that changes global settings of PyTorch, with which every other method would train too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import torch
+
+_RESTORE: dict[str, Callable[[Any], Any]] = {
+    "the default dtype": torch.set_default_dtype,
+    "the number of threads": torch.set_num_threads,
+    "the gradient mode": torch.set_grad_enabled,
+    "deterministic algorithms": torch.use_deterministic_algorithms,
+}
+"""The function that sets each of the settings, in the order of `read_settings`."""
+
+_OPTIMIZERS = [kind for kind in vars(torch.optim).values() if isinstance(kind, type)]
+
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def read_settings() -> tuple[Any, ...]:
+    """Return the settings; takes about half a microsecond."""
+    return (
+        torch.get_default_dtype(),
+        torch.get_num_threads(),
+        torch.is_grad_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+def restore_settings(before: tuple[Any, ...]) -> str:
+    """Restore settings that have changed since `read_settings`; return their names and values, or an empty text."""
+    changes, after = [], read_settings()
+    for (name, restore), old, new in zip(_RESTORE.items(), before, after, strict=True):
+        if old != new:
+            restore(old)
+            changes.append(f"{name} from {old} to {new}")
+    return " and ".join(changes)
+
+
+def read_functions() -> dict[tuple[Any, str], Any]:
+    """Return the functions that training calls: methods of PyTorch's optimizers, and `backward`."""
+    functions = {
+        (kind, name): value
+        for kind in _OPTIMIZERS
+        for name, value in vars(kind).items()
+        if isinstance(value, FunctionType)
+    }
+    backward = {(torch.Tensor, "backward"), (torch.autograd, "backward"), (torch.autograd, "grad")}
+    return functions | {(owner, name): vars(owner)[name] for owner, name in backward}
+
+
+def restore_functions(before: dict[tuple[Any, str], Any]) -> str:
+    """Restore functions that were replaced since `read_functions`; return their names, or an empty text."""
+    changes = []
+    for (owner, name), old in before.items():
+        if _unwrap(vars(owner).get(name)) is not _unwrap(old):
+            setattr(owner, name, old)
+            prefix = f"{owner.__module__}." if isinstance(owner, type) else ""
+            changes.append(f"{prefix}{owner.__name__}.{name}")
+    return f"the function{'s' if len(changes) > 1 else ''} {', '.join(changes)}" if changes else ""
+
+
+def _unwrap(function: Any) -> Any:
+    """Return the function without PyTorch's own wrappers: it profiles `step` from the first optimizer on, and excludes
+    some methods from compilation."""
+    while (
+        isinstance(function, FunctionType)
+        and function.__code__.co_filename.startswith(_TORCH)
+        and (inner := getattr(function, "__wrapped__", None)) is not None
+    ):
+        function = inner
+    return function
