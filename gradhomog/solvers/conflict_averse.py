@@ -94,7 +94,8 @@ def conflict_averse_weights(gramian: Tensor, c: float, rounding: float | None = 
     if c == 0:
         return Solution(torch.full_like(gramian[..., 0], 1 / tasks), torch.ones_like(gramian[..., 0, 0]).bool())
     factors, unit = scale_gramian(to_numpy(gramian))
-    target = factors[..., None]
+    # Lengths are relative to the longest row, so that their squares and `TINY` have the same meaning in every unit.
+    target = (factors / np.where(factors > 0, factors, np.inf).min(axis=-1, keepdims=True))[..., None]
     mean = np.divide(1 / tasks, target, out=np.zeros_like(target), where=target > 0)
     ridge = least_ridge(unit, rounding)
     program = _ball(unit, target, mean, c, ridge)

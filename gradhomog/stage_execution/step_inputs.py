@@ -19,6 +19,8 @@ from gradhomog.task_key import TaskKey, task_keys
 
 Rows = Tensor | Mapping[str, Tensor] | Jacobian
 
+SMALLEST_SQUARE = 1e-280  # below, squares lose digits to underflow (at 1e-308), first those of shorter rows
+
 
 @dataclass(frozen=True, eq=False)
 class StepInputs:
@@ -59,6 +61,18 @@ class StepInputs:
             targets=None if self.targets is None else self.targets[task_index(index, self.targets.device)],
             kernel_traces=select_traces(self.kernel_traces, index),
         )
+
+    def in_range(self) -> tuple[StepInputs, float]:
+        """Return the inputs with rows whose squares do not underflow float64, and the factor of these rows.
+
+        The factor is 2³⁰⁰ if all rows are shorter than 1e-140, otherwise 1: rows that were scaled stay shorter than
+        others, so that state of both remains comparable. Not for members whose state contains rows.
+        """
+        if float(self.jacobian.total_squared_norms.detach().max()) >= SMALLEST_SQUARE:
+            return self, 1.0
+        factor = 2.0**300
+        gradients = [tensor * factor for tensor in self.feature_grads]
+        return replace(self, jacobian=self.jacobian.map(lambda rows: rows * factor), feature_grads=gradients), factor
 
     def finite_tasks(self) -> list[int]:
         """Return the indices of the tasks whose loss, gradients w.r.t. features and row are finite."""

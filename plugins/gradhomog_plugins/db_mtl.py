@@ -64,7 +64,7 @@ class DBMTL(Homogenizer):
     Differentiable in rows and losses, with the averages before the step as constants.
 
     State: a row for every key, in float32 or float64, N × params numbers in all. Rows with other names or shapes
-    restart it.
+    restart it, and so does an average that overflows the rows' dtype, after a loss near zero.
 
     Cost: about five reads and three writes of N × params numbers, and the memory of two copies of the rows.
 
@@ -95,9 +95,13 @@ class DBMTL(Homogenizer):
         self.counts: dict[str, float] = {}
 
     def rows(self, step: Step) -> StageResult:
-        keys, rows = step.names, step.jacobian.materialize()
+        rows = step.jacobian.materialize()
+        return self._after(step, rows, _row_state.fits(self.averages, rows))
+
+    def _after(self, step: Step, rows: Mapping[str, Tensor], fits: bool) -> StageResult:
+        """Return the result of a step after the saved averages, or of a first step, if they do not fit the rows."""
+        keys = step.names
         inverses, least = self._inverse_losses(step)
-        fits = _row_state.fits(self.averages, rows)
         units, weight_sums, counts = (
             keyed.read(state if fits else {}, keys, 0.0) for state in (self.units, self.weight_sums, self.counts)
         )
@@ -115,10 +119,12 @@ class DBMTL(Homogenizer):
         stretch = torch.where(nonzero, longest / torch.where(nonzero, norms, 1.0), 0.0)
         stretched = step.jacobian.replace(_row_state.cast_like(averages, rows)).mix(stretch)
         if longest > torch.finfo(step.dtype).max and not all(stretched.finite_tasks()):
+            if fits:  # a loss near zero in an earlier step: its average would make every later step fail
+                return self._after(step, rows, False)
             raise OptionError(
                 f"db_mtl: the average of ∇ log L of task {keys[int(lengths.argmax())]!r} has the norm "
                 f"{longest.item():.3g}. All rows are scaled to this norm, which overflows {step.dtype}. The loss of "
-                f"this task is (or was) near zero. {WITHOUT_LOG}"
+                f"this task is near zero. {WITHOUT_LOG}"
             )
         paper = step.tasks * (norms * units).max() / torch.where(longest > 0, longest, 1.0)
         return StageResult(stretched, aux=NewAverages(averages, units, weight_sums, counts + 1, paper))

@@ -13,6 +13,8 @@ from gradhomog import Homogenizer, HomogenizerSpec, Step, hookimpl, keyed
 from gradhomog_plugins import _losses
 from gradhomog_plugins.famo import logit_gradients
 
+# Largest L/L(0): its square does not overflow float64, so that training continues after a first loss near zero.
+LARGEST_RATIO = 1e100
 # Weighted losses are equal if they differ by less than this part of their sum: the rounding of losses in float32.
 TIE = 1e-6
 
@@ -137,7 +139,7 @@ class LDCMTL(Homogenizer):
         _losses.require_valid(first > 0, step, "ldc_mtl: the first loss of a task must not be zero")
         if log:
             return losses.log() - first.log(), losses.log()
-        return losses / first, first.log()
+        return (losses / first).clamp_max(LARGEST_RATIO), first.log()
 
 
 def neighbour_slopes(weighted: Tensor) -> Tensor:

@@ -114,8 +114,13 @@ class MGDA(Homogenizer):
 
 
 def feature_gramian(feature_grads: Tensor) -> Tensor:
-    """Return the inner products of gradients w.r.t. features `[tasks, queries, features]`, float64 `[tasks, tasks]`."""
+    """Return inner products of gradients w.r.t. features `[tasks, queries, features]`, float64 `[tasks, tasks]`.
+
+    In the unit of the largest entry: a common factor of all rows changes no weight, but its square may underflow.
+    """
     flat = feature_grads.flatten(1).double()
+    largest = flat.detach().abs().amax()
+    flat = flat / torch.where(largest > 0, largest, 1.0)
     return (flat @ flat.T).cpu()
 
 

@@ -194,7 +194,7 @@ class RotoGrad(Homogenizer):
             return {}
         goal = unit_vectors(at_encoder.flatten(1)).reshape(at_encoder.shape).mean(0)
         if self.variant == "reference":
-            goal = goal * (at_encoder.mean(0).norm() / mean_norm)
+            goal = goal * (lengths(at_encoder.mean(0)[None])[0] / mean_norm)
         # A rotation uses the mean over its samples; times their number it is the sum over the batch.
         pull = keyed.mean(keys, heads * (heads.shape[1] / mean_norm))
         turned = {}
@@ -227,7 +227,9 @@ class RotoGrad(Homogenizer):
 
 def lengths(gradients: Tensor) -> Tensor:
     """Return the Frobenius norms of `[tasks, ...]`, with derivative zero at zero."""
-    return safe_sqrt(gradients.flatten(1).square().sum(1))
+    largest = gradients.detach().abs().amax()  # rows are divided by it before they are squared
+    unit = torch.where(largest > 0, largest, 1.0)
+    return unit * safe_sqrt((gradients / unit).flatten(1).square().sum(1))
 
 
 def equalizing_weights(norms: Tensor, first: Tensor) -> Tensor:

@@ -5,7 +5,10 @@ import scipy.optimize
 import torch
 
 import gradhomog
+from gradhomog.registry import installed
 
+BUILT_IN = [info.name for info in installed().list("homogenizers")
+            if info.distribution == "gradhomog" and info.name != "torchjd"]  # fmt: skip
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
@@ -70,3 +73,64 @@ def test_solvers_converge_if_rows_add_up_to_zero(method, dtype):
         rows[-1] = -rows[:-1].sum(0)
         direction = gradhomog.pipeline(method).combine(rows.to(dtype))
         assert float(direction.norm()) < 2 * torch.finfo(dtype).eps ** 0.5 * float(rows.norm(dim=1).mean())
+
+
+def one_step(pipe, rows, losses):
+    """Return the direction of one step with all inputs that any method reads; `tracked` chooses its tasks."""
+    chosen = list(pipe.choose(len(rows)))
+    rows = rows[chosen]
+    features = [rows[:, None]] * (1 + len(pipe.stages.transforming))
+    return pipe.homogenize(
+        rows, losses[chosen], slots=chosen, features=features, feature_grads=features,
+        kernel_traces=torch.arange(1.0, 1 + len(rows)),
+    ).direction[""]  # fmt: skip
+
+
+AVERAGES = ("db_mtl", "metabalance", "moco", "tracked")  # averages of rows or norms, in one unit for all steps
+LOSSES = torch.tensor([0.5, 0.8, 1.2, 1.5], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "method", [*BUILT_IN, "cagrad(c=0.9)", "dcgd(variant='average')", "mgda(normalize='l2')", "mgda(on='features')"]
+)
+def test_a_common_factor_of_float64_rows_multiplies_the_direction(method):
+    # Squares of 1e-200 underflow: zero in six methods. CAGrad at 1e-120 was 5e19 times too long.
+    rows = random_rows(4, 9, 0)
+    rows[2] -= rows[0]
+    plain = gradhomog.pipeline(method)
+    expected = [one_step(plain, rows, LOSSES) for _ in range(3)]
+    shortest = -460 if method in AVERAGES else -664  # 1e-138, 1e-200
+    for exponent in (shortest, -400, 400, 498):  # to 1e150
+        pipe = gradhomog.pipeline(method)
+        found = [one_step(pipe, rows * 2.0**exponent, LOSSES) / 2.0**exponent for _ in range(3)]
+        size = float(torch.stack(expected).norm())
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-9 * size, msg=f"times 2^{exponent}")
+
+
+EXTREMES = {
+    "rows of 1e200": (1e200, 1.0), "rows of 1e-200": (1e-200, 1.0), "losses of 1e-40": (1.0, 1e-40),
+    "losses of 1e-300": (1.0, 1e-300), "losses of 1e300": (1.0, 1e300),
+    "one loss of 1e-40": (1.0, torch.tensor([1e-40, 1.0, 1.0, 1.0], dtype=torch.float64)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("method", [*BUILT_IN, "tracked(method='config')", "tracked(order='need')"])
+def test_one_extreme_step_raises_and_changes_nothing_or_leaves_a_usable_state(method, dtype):
+    # `tracked` after rows of 1e200, `db_mtl` after a loss of 1e-40, `ldc_mtl` after 1e-300 refused every later step.
+    rows = random_rows(4, 9, 0)
+    for what, (of_rows, of_losses) in EXTREMES.items():
+        if dtype == torch.float32 and of_rows != 1:
+            continue
+        for ordinary_steps in (0, 2):
+            pipe, other = gradhomog.pipeline(method), gradhomog.pipeline(method)
+            for each in (pipe, other):
+                for _ in range(ordinary_steps):
+                    one_step(each, rows.to(dtype), LOSSES)
+            try:
+                one_step(pipe, (rows * of_rows).to(dtype), LOSSES * of_losses)
+            except gradhomog.GradhomogError:
+                expected = one_step(other, rows.to(dtype), LOSSES)
+                assert torch.equal(one_step(pipe, rows.to(dtype), LOSSES), expected), what
+            for _ in range(5):
+                assert bool(one_step(pipe, rows.to(dtype), LOSSES).isfinite().all()), what
