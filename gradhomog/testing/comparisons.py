@@ -13,8 +13,14 @@ from gradhomog.testing.check import CheckFailure
 STEP, RTOL, ATOL = 1e-5, 1e-4, 1e-7  # of central differences in float64
 
 
-def require_close(found: Any, expected: Tensor, what: str, *, rtol: float, atol: float, **example: Any) -> None:
-    """Raise unless `|found − expected| ≤ atol + rtol · |expected|` elementwise and shape and dtype are equal."""
+def require_close(
+    found: Any, expected: Tensor, what: str, *, rtol: float, atol: float,
+    cause: Callable[[], str] = lambda: "", **example: Any,
+) -> None:  # fmt: skip
+    """Raise unless `|found − expected| ≤ atol + rtol · |expected|` elementwise and shape and dtype are equal.
+
+    `cause`: called after a failure; returns the likely cause, empty if it is unknown.
+    """
     if not isinstance(found, Tensor):
         raise CheckFailure(f"{what}: expected a tensor, got {type(found).__name__}", **example)
     if found.shape != expected.shape or found.dtype != expected.dtype:
@@ -24,8 +30,10 @@ def require_close(found: Any, expected: Tensor, what: str, *, rtol: float, atol:
             **example,
         )
     if not bool(((found - expected).abs() - rtol * expected.abs() <= atol).all()):  # NaN too
+        likely = f". Likely cause: {text}" if (text := cause()) else ""
         raise CheckFailure(
-            f"{what}: off by {_largest_difference(found, expected):.3g} (allowed: {atol:.1g} + {rtol:.1g} · expected)",
+            f"{what}: off by {_largest_difference(found, expected):.3g} (allowed: {atol:.1g} + {rtol:.1g} · expected)"
+            f"{likely}",
             **example, expected=expected, found=found,
         )  # fmt: skip
 

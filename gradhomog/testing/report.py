@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +63,16 @@ class CheckReport:
                 lines += textwrap.wrap(
                     result.message, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6, break_long_words=False
                 )
-            lines += [f"      {name} = {json.dumps(value)}" for name, value in result.example.items()]
+            lines += [f"      {name} = {json.dumps(_rounded(value))}" for name, value in result.example.items()]
         total = sum(result.seconds for result in self.results)
         summary = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
         return "\n".join([*lines, "", f"{summary}; {total:.1f} s"])
+
+
+def _rounded(value: Any) -> Any:
+    """Nested lists and dicts with numbers of four significant digits; `record` has all digits."""
+    if isinstance(value, Mapping):
+        return {name: _rounded(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value

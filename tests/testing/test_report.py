@@ -76,3 +76,11 @@ def test_the_record_of_a_report_consists_of_json_values():
         "check": "dict_rows", "outcome": "failed", "message": "off by 2",
         "example": {"jacobian": [[1.0, 0.0]], "dtype": "torch.float16"}, "seconds": 0.5,
     }  # fmt: skip
+
+
+def test_numbers_of_an_example_are_printed_with_four_digits_and_recorded_with_all():
+    example = {"jacobian": [[1 / 3, 1e-18 / 3]], "options": {"size": 3, "rate": 2 / 3}, "dtype": "torch.float32"}
+    report = CheckReport("x", (CheckResult("c", "not held", "", example),))
+    assert "jacobian = [[0.3333, 3.333e-19]]" in str(report)
+    assert 'options = {"size": 3, "rate": 0.6667}' in str(report)
+    assert report.record()["results"][0]["example"] == example

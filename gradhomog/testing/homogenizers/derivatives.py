@@ -92,7 +92,7 @@ def _explain_failure(
 def _cause(
     subject: HomogenizerSubject, inputs: Inputs, name: str, found: float, expected: float, earlier: int
 ) -> str:  # fmt: skip
-    detached = _find_detached_stage(subject, inputs, earlier)
+    detached = _find_detached_stage(subject, inputs, earlier, name)
     if detached:
         stage, quantity = detached
         return f"`{stage}` detaches its {quantity} (.detach(), .item(), .tolist(), torch.tensor(...), no_grad)"
@@ -114,8 +114,13 @@ def _overrides(subject: HomogenizerSubject, stage: str) -> bool:
     return any(type(homogenizer).overrides(stage) for homogenizer in subject.pipeline())
 
 
-def _find_detached_stage(subject: HomogenizerSubject, inputs: Inputs, earlier: int) -> tuple[str, str] | None:
-    """Return the stage whose result changes with the rows or losses but has no graph, and the detached quantity."""
+def _find_detached_stage(
+    subject: HomogenizerSubject, inputs: Inputs, earlier: int, name: str
+) -> tuple[str, str] | None:  # fmt: skip
+    """Return the stage whose result changes with the rows or losses but has no graph to them, and the quantity.
+
+    `name` is the input with the wrong derivative.
+    """
     results: list[tuple[str, Tensor]] = []
 
     def record(homogenizer: Any, stage: str, call: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -134,13 +139,14 @@ def _find_detached_stage(subject: HomogenizerSubject, inputs: Inputs, earlier: i
         subject.combine(at["rows"], losses=at["losses"], pipe=wrap_stages(pipe, record), create_graph=True)
         return list(results)
 
-    original = stages({name: _leaf(tensor) for name, tensor in inputs.items()})
-    for name, tensor in inputs.items():
-        scaled = tensor * torch.linspace(0.7, 1.4, tensor.numel(), dtype=tensor.dtype).view_as(tensor)
-        changed = stages({**{other: _leaf(value) for other, value in inputs.items()}, name: _leaf(scaled)})
-        for (stage, before), (_, after) in zip(original, changed, strict=True):
-            if not before.requires_grad and not torch.allclose(before, after, rtol=1e-9, atol=1e-12):
-                return stage, "losses" if name == "losses" else "rows (or norms, or Gramian)"
+    variables = {other: _leaf(tensor) for other, tensor in inputs.items()}
+    original = stages(variables)
+    scaled = inputs[name] * torch.linspace(0.7, 1.4, inputs[name].numel(), dtype=torch.float64).view_as(inputs[name])
+    changed = stages({**variables, name: _leaf(scaled)})
+    for (stage, before), (_, after) in zip(original, changed, strict=True):
+        [gradient] = _gradients(before.square().sum(), [variables[name]])
+        if gradient is None and not torch.allclose(before, after, rtol=1e-9, atol=1e-12):
+            return stage, "losses" if name == "losses" else "rows (or norms, or Gramian)"
     return None
 
 

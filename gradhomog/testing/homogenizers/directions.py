@@ -21,6 +21,11 @@ from gradhomog.testing.option_values import option_types, values_of
 from gradhomog.testing.property_search import for_all
 from gradhomog.testing.strategies import jacobians
 
+EPSILON = (
+    "an absolute epsilon or threshold, which is negligible for long rows only; make it relative to the norms of the "
+    "rows, or choose by torch.where for rows of norm zero"
+)
+
 
 def random_rows(tasks: int, params: int, seed: int = 0) -> Tensor:
     return torch.randn(tasks, params, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -142,10 +147,20 @@ def identical_rows(subject: HomogenizerSubject) -> None:
 
     @for_all(jacobian=jacobians(tasks=1, params=(1, 9)), tasks=st.integers(1, 6))
     def _(jacobian: Tensor, tasks: int) -> None:
-        direction = subject.combine(jacobian.repeat(tasks, 1), steps=2)
-        require_close(
-            direction, jacobian[0], f"{tasks} identical rows", rtol=1e-9, atol=1e-12 * float(jacobian.abs().max())
-        )
+        rows = jacobian.repeat(tasks, 1)
+        direction, size = subject.combine(rows, steps=2), float(jacobian.abs().max())
+
+        def cause() -> str:
+            assert isinstance(direction, Tensor)  # compared before
+            factor = float(torch.nan_to_num(direction / jacobian[0]).abs().max())
+            longer = 2.0**40 * rows
+            if torch.allclose(subject.vector(longer, steps=2), longer[0], rtol=1e-9):
+                return EPSILON
+            if torch.allclose(direction, factor * jacobian[0], rtol=1e-6, atol=1e-9 * size):
+                return f"the weights sum to {tasks * factor:.4g} instead of {tasks}, the number of tasks"
+            return ""
+
+        require_close(direction, jacobian[0], f"{tasks} identical rows", rtol=1e-9, atol=1e-12 * size, cause=cause)
 
 
 @check("homogenizers")

@@ -18,6 +18,18 @@ class DetachesWeights(Balance):
         return super().weights(norms).detach()
 
 
+@fails(
+    "differentiable", WRONG.format("rows", "first") + "Likely cause: `mix` detaches its rows .or norms, or Gramian",
+    needs=("losses", "gramian"),
+)  # fmt: skip
+class DetachesTheGramian(LossRatio):
+    """The weights keep the graph of the losses, but not that of the Gramian."""
+
+    def mix(self, step):
+        weights = step.losses + step.gramian().detach().diagonal()
+        return len(weights) * weights / weights.sum()
+
+
 @fails("differentiable", WRONG.format("losses", "second") + "Likely cause: `mix` detaches its losses")
 class DetachesLosses(LossRatio):
     """Detaches the losses."""

@@ -104,7 +104,9 @@ def mean_is_halved(jacobian, tasks, found, **_):
     return jacobian == [[1.0]] and tasks == 2 and found == [0.5]
 
 
-@fails("identical_rows", "2 identical rows: off by 1 ", sum_of_two_ones)
+@fails(
+    "identical_rows", "2 identical rows: off by 1 .* Likely cause: the weights sum to 4 instead of 2", sum_of_two_ones
+)
 class Sums(Balance):
     """Returns the sum of the rows instead of the mean."""
 
@@ -112,12 +114,22 @@ class Sums(Balance):
         return len(norms) * super().weights(norms)
 
 
-@fails("identical_rows", "2 identical rows: off by 0.5 ", mean_is_halved)
+@fails(
+    "identical_rows", "2 identical rows: off by 0.5 .* Likely cause: the weights sum to 1 instead of 2", mean_is_halved
+)
 class WeightsOfSumOne(Balance):
     """Weights with sum 1 instead of mean 1."""
 
     def weights(self, norms):
         return super().weights(norms) / len(norms)
+
+
+@fails("identical_rows", "Likely cause: an absolute epsilon")
+class EpsilonInTheDenominator(Balance):
+    """Weights of sum N up to an epsilon, which decides for short rows."""
+
+    def weights(self, norms):
+        return len(norms) * norms / (norms.sum() + 1e-6)
 
 
 @fails("identical_rows", "1 identical rows: off by", lambda jacobian, **_: jacobian == [[1.0]])
@@ -262,7 +274,7 @@ def epsilon_counts(epsilon):
     return example_is_valid
 
 
-@fails("scale_equivariant", r"rows times 2\^-\d+: off by", epsilon_counts(1e-8))
+@fails("scale_equivariant", r"rows times 2\^-\d+: off by .* Likely cause: an absolute epsilon", epsilon_counts(1e-8))
 class EpsilonBesideNorms(Balance):
     """Adds 1e-8 to the norms, which is negligible for large rows and dominates for small rows."""
 
@@ -271,7 +283,7 @@ class EpsilonBesideNorms(Balance):
         return len(norms) * shares + (1 - shares.sum())
 
 
-@fails("scale_equivariant", r"rows times 2\^-\d+: off by", epsilon_counts(1e-4))
+@fails("scale_equivariant", r"rows times 2\^-\d+: off by .* Likely cause: an absolute epsilon", epsilon_counts(1e-4))
 class EpsilonBesideSquares(Balance):
     """Adds 1e-8 to the squared norms, as is common for the diagonal of a Gramian."""
 
@@ -279,7 +291,7 @@ class EpsilonBesideSquares(Balance):
         return super().weights((norms.square() + 1e-8).sqrt())
 
 
-@fails("scale_equivariant", r"rows times 2\^-\d+: off by", epsilon_counts(1e-15))
+@fails("scale_equivariant", r"rows times 2\^-\d+: off by .* Likely cause: an absolute epsilon", epsilon_counts(1e-15))
 class TinyEpsilon(Balance):
     """Adds 1e-30 to the squared norms; rows of norm 1e-18 have squares of 1e-36."""
 
