@@ -14,7 +14,7 @@ from torch import Tensor
 import gradhomog
 from gradhomog import OptionError, Pipeline, Ranks, StepReport, warn_of_momentum
 from gradhomog_adapters._frameworks.check_pipeline import require_pipeline
-from gradhomog_adapters._frameworks.data_parallel import batch_ranks
+from gradhomog_adapters._frameworks.data_parallel import ZeroLosses, batch_ranks, use_all_parameters
 
 try:
     from lightning.pytorch import Callback
@@ -116,6 +116,8 @@ class HomogenizedLoss(Callback):  # type: ignore[misc, unused-ignore]
         self.report: StepReport | None = None
         self._metrics: dict[str, float] = {}
         self._attached = False
+        self._wrapped: Any = None  # the module in the wrapper of the strategy
+        self._zero_losses = ZeroLosses()
         self._ranks: Ranks | None = None  # of the trainer
 
     def __call__(self, losses: Mapping[str, Tensor | None] | Sequence[Tensor | None] | Tensor, **batch: Any) -> Tensor:
@@ -134,8 +136,9 @@ class HomogenizedLoss(Callback):  # type: ignore[misc, unused-ignore]
                 "then removes those of the trainer, so return all of them there. Without a trainer, use gradhomog.loss."
             )
         options = self.options | batch
-        options["group"] = batch_ranks(options.get("group"), self._ranks)
-        return gradhomog.loss(losses, self.pipe, **options, report=self._receive)
+        ranks, module = batch_ranks(options.get("group"), self._ranks), getattr(self._wrapped, "module", self._wrapped)
+        losses, options["group"] = self._zero_losses.fill(losses, module, options["parameters"], self.pipe, ranks)
+        return use_all_parameters(gradhomog.loss(losses, self.pipe, **options, report=self._receive), self._wrapped)
 
     @property
     def state_key(self) -> str:
@@ -156,10 +159,11 @@ class HomogenizedLoss(Callback):  # type: ignore[misc, unused-ignore]
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """End what `setup` began."""
-        self._attached = False
+        self._attached, self._wrapped = False, None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Check the optimizers, and that a resumed training has its state."""
+        self._wrapped = trainer.strategy.model
         for optimizer in trainer.optimizers:
             if isinstance(optimizer, torch.optim.LBFGS):
                 raise OptionError(

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradhomog
 from gradhomog import OptionError, Pipeline, Ranks, StepReport, warn_of_momentum
 from gradhomog_adapters._frameworks.check_pipeline import check_pipeline
-from gradhomog_adapters._frameworks.data_parallel import batch_ranks
+from gradhomog_adapters._frameworks.data_parallel import ZeroLosses, batch_ranks, use_all_parameters
 from gradhomog_adapters._frameworks.running_means import RunningMeans
 
 try:
@@ -135,6 +135,7 @@ class HomogenizedTrainer(Trainer):  # type: ignore[misc]
         self._initial_state = homogenizers.state_dict()
         self._training_means, self._evaluation_means = RunningMeans(), RunningMeans()
         self._evaluated_examples = 1
+        self._zero_losses = ZeroLosses()
         super().__init__(*args, **kwargs)
         if self.compute_loss_func is not None:
             raise OptionError(
@@ -173,9 +174,12 @@ class HomogenizedTrainer(Trainer):  # type: ignore[misc]
                 self._training_means.add(name, batches * value if name.startswith("loss/") else value)
 
         options = {"parameters": self.shared_parameters(model), "reduction": "sum", **options}
-        return gradhomog.loss(
-            losses, self.homogenizers, report=receive, group=batch_ranks(group, self._ranks), **options
+        module = model.module if isinstance(model, DistributedDataParallel) else model
+        filled, ranks = self._zero_losses.fill(
+            losses, module, options["parameters"], self.homogenizers, batch_ranks(group, self._ranks)
         )
+        total = gradhomog.loss(filled, self.homogenizers, report=receive, group=ranks, **options)
+        return use_all_parameters(total, model)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Train on one batch, and raise if the backward pass of its loss took no step of the homogenizers."""

@@ -1,10 +1,17 @@
-"""The ranks of a trainer that distributes batches."""
+"""The ranks of a trainer that distributes batches, and tasks without labels on a rank."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from gradhomog import OptionError, Ranks
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradhomog import OptionError, Pipeline, Ranks
 
 
 def batch_ranks(group: Any, default: Ranks | None) -> Ranks | None:
@@ -20,3 +27,92 @@ def batch_ranks(group: Any, default: Ranks | None) -> Ranks | None:
             "different tasks on each rank, use gradhomog.backward in your own loop."
         )
     return ranks
+
+
+class ZeroLosses:
+    """Losses of zero for tasks without labels on a rank, because ranks sum the gradients of their heads."""
+
+    def __init__(self) -> None:
+        self._heads: dict[Any, list[str]] = {}
+
+    def fill(
+        self, losses: Any, module: nn.Module, parameters: Any, pipe: Pipeline, ranks: Ranks | None
+    ) -> tuple[Any, Ranks | None]:
+        """Replace each None by 0 · Σ of the parameters of the task's head, with 0 examples.
+
+        The heads are the parameters that a task's loss depends on and that are not shared. Until each task has had a
+        loss on a rank, the ranks exchange their names in each call. Homogenizers that choose among the tasks with
+        labels receive None.
+        """
+        if ranks is None or ranks.size == 1 or ranks.local or pipe.stages.choosing or isinstance(losses, Tensor):
+            return losses, ranks
+        if parameters is None or not torch.is_grad_enabled():
+            return losses, ranks
+        entries = dict(losses) if isinstance(losses, Mapping) else dict(enumerate(losses))
+        named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+        if entries.keys() - self._heads.keys():
+            self._exchange_heads(entries, named, parameters, ranks)
+        given: Any = 1.0 if ranks.examples is None else ranks.examples
+        numbers = [given] * len(entries) if isinstance(given, int | float) else given
+        missing = [key for key, loss in entries.items() if loss is None and key in self._heads]
+        examples = [0.0 if key in missing else number for key, number in zip(entries, numbers, strict=True)]
+        for key in missing:
+            names = self._heads[key] or list(named)[:1]
+            entries[key] = torch.stack([0 * named[name].sum() for name in names]).sum()
+        return (entries if isinstance(losses, Mapping) else list(entries.values())), replace(ranks, examples=examples)
+
+    def _exchange_heads(
+        self, losses: Mapping[Any, Any], named: Mapping[str, Tensor], parameters: Any, ranks: Ranks
+    ) -> None:
+        shared = parameters.parameters() if isinstance(parameters, nn.Module) else parameters
+        shared = shared.values() if isinstance(shared, Mapping) else shared
+        not_heads = {id(entry[1] if isinstance(entry, tuple) else entry) for entry in shared}
+        found = {}
+        for key, loss in losses.items():
+            if isinstance(loss, Tensor):
+                used = _leaves(loss) - not_heads
+                found[key] = [name for name, parameter in named.items() if id(parameter) in used]
+        of_ranks: list[Any] = [None] * ranks.size
+        dist.all_gather_object(of_ranks, found, group=ranks.group)
+        for heads in of_ranks:
+            self._heads.update(heads)
+
+
+def use_all_parameters(total: Tensor, model: Any) -> Tensor:
+    """Return a loss that depends on all parameters of a DistributedDataParallel model, which waits for each of them.
+
+    Parameters of a head without labels have no gradient from this rank. The model then writes the mean over the ranks,
+    which is zero if no rank has one.
+    """
+    if not isinstance(model, DistributedDataParallel) or model.find_unused_parameters or not total.requires_grad:
+        return total
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    result: Tensor = _UseAllParameters.apply(total, *parameters)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _UseAllParameters(torch.autograd.Function):
+    """The identity on the first argument, as a function of all; the gradients of the others are undefined."""
+
+    @staticmethod
+    def forward(ctx: Any, total: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.count = len(parameters)
+        return total.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return (grad, *[None] * ctx.count)
+
+
+def _leaves(loss: Tensor) -> set[int]:
+    """Return the ids of the leaves of a loss's graph."""
+    found, seen, stack = set[int](), set[Any](), [loss.grad_fn]
+    while stack:
+        node: Any = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == "torch::autograd::AccumulateGrad":
+            found.add(id(node.variable))
+        stack.extend(following for following, _ in node.next_functions)
+    return found

@@ -50,6 +50,18 @@ class NoSentimentOnRank1(TwoTasks):
         return self.homogenized_loss({**losses, "sentiment": losses["sentiment"] if RANK == 0 else None}, model)
 
 
+class HeadWithoutLabels(EncoderOnly):
+    """A task with a head and without labels: on rank 1 in the first batch, then on both ranks."""
+
+    batches = 0
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        losses = two_losses(model(**inputs), inputs)
+        self.batches += 1
+        labelled = RANK == 0 and self.batches == 1
+        return self.homogenized_loss({**losses, "sentiment": losses["sentiment"] if labelled else None}, model)
+
+
 class Gathered(TwoTasks):
     """All rows on every rank, for methods that read rows."""
 
@@ -107,6 +119,7 @@ def main(out: str) -> None:
     found["logs"] = train(TwoTasks, "upgrad", eval_dataset=examples(8), eval_strategy="steps").state.log_history
     found["per item"] = parameters(train(PerItem, "upgrad", missing=6, gradient_accumulation_steps=2).model)
     found["absent"] = parameters(train(NoSentimentOnRank1, "upgrad", max_steps=1).model)
+    found["head without labels"] = parameters(train(HeadWithoutLabels, "upgrad", max_steps=3).model)
     found["gathered"] = parameters(train(Gathered, "graddrop").model)
     trainer = train(Gathered, "tracked(method='upgrad')", **RESUMED)
     found["state"], found["resumable"] = trainer.homogenizers.state_dict(), parameters(trainer.model)
