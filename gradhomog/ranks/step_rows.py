@@ -91,11 +91,12 @@ def homogenize_across_ranks(
         if ranks.local:
             pending = own.compute(pipe)
         collectives.agree(len(batch), _shapes_to_compare(own, ranks))
-    flags = collectives.all_gather_numbers([name in rows.unused for name in parameters])
+    compared = tensors_to_compare(pipe, ranks, parameters) if compares_in_full(pipe, ranks) else {}
+    own_numbers = [*(name in rows.unused for name in parameters), *digests(compared.values())]
+    gathered_numbers = collectives.all_gather_numbers(own_numbers)
+    flags, numbers = torch.split(gathered_numbers, [len(parameters), len(compared)], dim=1)
+    check_replicas(compared, numbers)
     unused = {name for name, count in zip(parameters, flags.sum(0).tolist(), strict=True) if count == len(flags)}
-    if compares_in_full(pipe, ranks):
-        compared = tensors_to_compare(pipe, ranks, parameters)
-        check_replicas(compared, collectives.all_gather_numbers(digests(compared.values())))
     if ranks.local:
         direction = average(pending.result.direction, pending.result.direction, collectives)
         return replace(pending, result=replace(pending.result, direction=direction, exchanged="directions")), unused
