@@ -51,6 +51,15 @@ class Domain(ABC):
         `Task.classes`, if set, contains numbers from `classes(split)`.
         """
 
+    @property
+    def fingerprint(self) -> str | None:
+        """A short hash of the data that tasks are drawn from, as the network receives them.
+
+        Comparisons store it with every result and refuse to combine results of different data. None, the default, if
+        the tasks depend on nothing but the domain's text and the version of its package.
+        """
+        return None
+
     def classes(self, split: Split) -> Sequence[int]:
         """Return the numbers of all classes of a split, as used in `Task.classes`; empty if classes have no numbers.
 

@@ -1,7 +1,8 @@
 """`gradhomog verify DIR`: check that the files of a comparison are complete and unchanged.
 
-Reads results, networks, checkpoints and event logs, and compares them with the digests that were saved with them. The
-exit code is 1 if a file is damaged or missing.
+Compares the files of runs and of the report with the digests that were saved with them, the runs with the plan, and
+the data with those of the results. The exit code is 1 if a file is damaged, missing or of another run, if a run has no
+result, or if the data have changed.
 """
 
 from __future__ import annotations
@@ -25,10 +26,8 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gradhomog.experiments.results.comparison_dir import Plan
-    from gradhomog.experiments.results.verification import verify
+    from gradhomog.experiments.execution.verification import verify
 
-    Plan.read(args.folder)  # raises if this is not the folder of a comparison
     results = list(verify(args.folder))
     errors = [error for _, error in results if error is not None]
     if args.json:
@@ -36,5 +35,5 @@ def run(args: argparse.Namespace) -> int:
     else:
         for error in errors:
             print(error, file=sys.stderr)
-        print(f"{len(results)} files checked, {len(errors)} damaged or missing")
+        print(f"{len(results)} files checked, {len(errors)} damaged, missing or different")
     return 1 if errors else 0

@@ -74,7 +74,7 @@ def write_comparison(folder: Path, records: Sequence[Record]) -> None:
     seeds = tuple(dict.fromkeys(record["seed"] for record in results)) or (0,)
     count = config.get("seeds")
     seeds = tuple(range(count)) if isinstance(count, int) and count > len(seeds) else seeds
-    metadata = {key: start[key] for key in ("tasks", "notes", "fingerprint", "held_out") if key in start}
+    metadata = {key: start[key] for key in ("tasks", "notes", "fingerprints", "held_out") if key in start}
     folder.mkdir(parents=True, exist_ok=True)
     Plan(config, start.get("digest", ""), tuple(methods), seeds, metadata).write(folder)
     runs_by_name = {}
@@ -103,6 +103,7 @@ def write_comparison(folder: Path, records: Sequence[Record]) -> None:
             extra = {
                 "run": run.id,
                 "digest": "of the configuration",
+                "fingerprints": metadata.get("fingerprints", {}),
                 "homogenizer_seconds": result.get("homogenizer_seconds") or [],
             }
             written = {

@@ -25,9 +25,9 @@ from unittest import mock
 
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.execution.comparison import compare
+from gradhomog.experiments.execution.verification import verify
 from gradhomog.experiments.results.comparison_dir import PLAN
 from gradhomog.experiments.results.records import records
-from gradhomog.experiments.results.verification import verify
 
 OVERRIDES = [
     "problem.name=landscape", "train.steps=40", "train.validate_every=4", "train.checkpoint_every=1",

@@ -168,8 +168,19 @@ class Config:
         return content
 
     def result_settings(self) -> dict[str, Any]:
-        """The settings that determine the results: all except `observers` and `plugins`."""
-        return {key: value for key, value in self.to_dict().items() if key not in ("observers", "plugins")}
+        """The settings that determine the results: all except `observers`, `plugins`, and the folders of data.
+
+        Data are identified by their content, see `Plan.check_fingerprints`; they may be moved.
+        """
+        content = {key: value for key, value in self.to_dict().items() if key not in ("observers", "plugins")}
+        if self.problem is None:
+            content["domains"] |= {
+                key: [_without_folder(text) for text in content["domains"][key]]
+                for key in ("train", "validation", "test")
+            }
+        elif "data" in content["problem"]:
+            content["problem"]["data"] = _without_folder(content["problem"]["data"])
+        return content
 
     def with_baselines(self) -> Config:
         """For a multi-task problem, the same comparison including the plain learner and tuned static weights.
@@ -199,6 +210,16 @@ class Config:
         """A short hash of all settings that determine the results."""
         content = {**self.result_settings(), "seeds": self.seed_list, "learner": self.learners}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _without_folder(text: str) -> str:
+    """Return a domain's text with the last component of its path only.
+
+    >>> _without_folder("images:/data/birds.npz(size=32)"), _without_folder("glyphs:greek")
+    ('birds.npz(size=32)', 'glyphs:greek')
+    """
+    path, bracket, options = text.partition("(")
+    return path.removeprefix("images:").replace("\\", "/").rstrip("/").rpartition("/")[2] + bracket + options
 
 
 def load(

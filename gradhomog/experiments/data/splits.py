@@ -30,11 +30,18 @@ class Streams:
     input_shape: tuple[int, ...]
     outputs: int
     metric: str
+    fingerprints: dict[str, str]
+    """`Domain.fingerprint` by the text of the domain, in the order of the configuration, for domains that have one."""
 
 
 @functools.lru_cache(maxsize=64)  # one process runs many trainings on the same domains
 def _domain(text: str, size: int, registry: Registry) -> Domain:
     return domain(text, size=size, registry=registry)
+
+
+def close_domains() -> None:
+    """Forget the domains that this process has opened: the next call of `streams` opens them again."""
+    _domain.cache_clear()
 
 
 def streams(config: Config, seed: int) -> Streams:
@@ -51,6 +58,7 @@ def streams(config: Config, seed: int) -> Streams:
     size, shape = config.network.size, config.episodes
     registry = installed()
     train, validation, test = _open_domains(config, size, registry)
+    texts = dict.fromkeys((*config.domains.train, *config.domains.validation, *config.domains.test))
     trained = {domain_identity(text) for text in config.domains.train}
     seen = [domain_identity(text) in trained for text in config.domains.test]
     everything = train + validation + test
@@ -92,6 +100,7 @@ def streams(config: Config, seed: int) -> Streams:
         input_shape,
         shape.ways if outputs is None else outputs,
         "accuracy" if outputs is None else "nmse" if normalize else "mse",
+        {text: found for text in texts if (found := _domain(text, size, registry).fingerprint) is not None},
     )  # fmt: skip
 
 

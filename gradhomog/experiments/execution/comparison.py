@@ -20,7 +20,7 @@ from gradhomog.experiments.execution.worker import Job
 from gradhomog.experiments.report.page import write_report
 from gradhomog.experiments.results import comparison_dir
 from gradhomog.experiments.results.comparison_dir import Plan, run_dir
-from gradhomog.experiments.results.plan import Method, Run, decided_runs
+from gradhomog.experiments.results.plan import Run, decided_runs
 from gradhomog.experiments.training import trainer
 from gradhomog.experiments.training.dry_run import dry_run
 
@@ -77,40 +77,47 @@ def _compare(config: Config, out: Path, resume: bool, progress: Progress, jobs: 
     observers.check(config)
     comparison_dir.check_writable(out)
     run_executor = find_executor(executor, jobs, out)
-    metadata: dict[str, Any] = {}
-    for learner in config.learners:
-        metadata = trainer.make_trainable(config, Run(learner, "none", config.seed_list[0])).metadata()
-    seconds = None
+    written_plan = make_plan(config)
     if not resume:  # the dry run was done at the first start; a comparison with fewer methods would be another one
-        seconds = dry_run(config, rows, progress).seconds
+        dry_run(config, rows, progress)
     path = comparison_dir.create_folder(config, out)
-    written_plan = Plan(config.to_dict(), config.digest, tuple(rows), tuple(config.seed_list), metadata)
     written_plan.write(path)
-    runner = _Runner(config, rows, path, progress)
+    runner = _Runner(config, written_plan, path, progress)
     with run_executor:
-        runner.compute_all(run_executor, seconds)
+        runner.compute_all(run_executor)
     return ComparisonResult(path, write_report(path), runner.failures)
 
 
+def make_plan(config: Config) -> Plan:
+    """Return the plan of a comparison, after opening its data and constructing each learner once.
+
+    Raises:
+        GradhomogError: names, options or data are invalid.
+    """
+    metadata: dict[str, Any] = {}
+    for learner in config.learners:
+        metadata = trainer.make_trainable(config, Run(learner, "none", config.seed_list[0])).metadata()
+    return Plan(config.to_dict(), config.digest, tuple(plan.methods(config)), tuple(config.seed_list), metadata)
+
+
 class _Runner:
-    def __init__(self, config: Config, rows: list[Method], path: Path, progress: Progress) -> None:
-        self.config, self.rows, self.path, self.progress = config, rows, path, progress
+    def __init__(self, config: Config, planned: Plan, path: Path, progress: Progress) -> None:
+        self.config, self.plan, self.path, self.progress = config, planned, path, progress
         self.results: dict[str, Any] = {}
         self.failures: dict[str, str] = {}
         self.stop = StopFile(path)
         self.monitor = Monitor(path, progress)
 
-    def compute_all(self, executor: Executor, seconds: float | None) -> None:
+    def compute_all(self, executor: Executor) -> None:
         """Compute the runs that have no result until all runs have finished or failed."""
-        seeds = self.config.seed_list
-        for run in {Run(row.learner, text, seed) for row in self.rows for text in row.candidates for seed in seeds}:
+        for run in self.plan.runs:
             self._load_result(run)
-        tuned = [row for row in self.rows if row.tuned]
-        count = len(self.rows) * len(seeds) + sum(len(row.candidates) - 1 for row in tuned)
+        tuned = [row for row in self.plan.methods if row.tuned]
+        count = len(self.plan.methods) * len(self.plan.seeds) + sum(len(row.candidates) - 1 for row in tuned)
         self.progress(
             {
                 "event": "plan", "learners": self.config.learners, "runs": count, "steps": self.config.train.steps,
-                "finished": len(self.results), "seconds": seconds, "jobs": executor.jobs,
+                "finished": len(self.results), "jobs": executor.jobs,
             }
         )  # fmt: skip
         with self.monitor.watching(), self.stop.on_interrupt():
@@ -128,7 +135,7 @@ class _Runner:
 
     def _pending(self) -> list[Run]:
         done = {**self.results, **self.failures}
-        decided = decided_runs(self.rows, self.config.seed_list, self.results, self.failures)
+        decided = decided_runs(self.plan.methods, self.plan.seeds, self.results, self.failures)
         return [run for run in decided if run.id not in done]
 
     def _load_result(self, run: Run) -> None:
@@ -139,6 +146,7 @@ class _Runner:
             raise ConfigError(
                 f"{self.path} contains a result of another configuration: {run.id}. Choose another --out."
             )
+        self.plan.check_fingerprints(result["fingerprints"], str(run_dir(self.path, run).path))
         self.results[run.id] = result
 
     def _compute(self, executor: Executor, pending: list[Run]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from gradhomog.experiments.analysis.paired_comparison import PairedComparison
 from gradhomog.experiments.analysis.statistics import Interval
 from gradhomog.experiments.analysis.summary import Summary
+from gradhomog.experiments.results.atomic_files import atomic_write
 
 
 def write_csv(summary: Summary, path: str | Path) -> None:
@@ -19,7 +20,7 @@ def write_csv(summary: Summary, path: str | Path) -> None:
         *(f"mean[{domain}]" for domain in summary.domains),
         *(["improvement", "improvement_half_width"] if summary.improvement_baseline else []), *additional,
     ]  # fmt: skip
-    with Path(path).open("w", encoding="utf-8", newline="") as file:
+    with atomic_write(Path(path)) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(names)
         for row in summary.rows:

@@ -11,12 +11,19 @@ from gradhomog.experiments.report import figures
 from gradhomog.experiments.report.csv_table import write_csv
 from gradhomog.experiments.report.html import render_page
 from gradhomog.experiments.results import saliency_maps, trajectory
+from gradhomog.experiments.results.atomic_files import write_bytes
+from gradhomog.experiments.results.checksums import file_digest, write_json
+from gradhomog.experiments.results.comparison_dir import MANIFEST, PLAN, RUN_FILE
 from gradhomog.experiments.results.events import Record
 from gradhomog.experiments.results.records import records as read_records
+
+SUMMARY, REPORT = "summary.csv", "report.html"
 
 
 def write_report(folder: str | Path, expected_runs: int | None = None) -> Summary:
     """Write the report of a comparison to its folder and return the summary; the comparison may be unfinished.
+
+    `manifest.json`, written last, has the SHA-256 of the report, of `plan.json` and of `run.toml`.
 
     Without matplotlib the report has no figures, and a message on stderr names the package to install.
 
@@ -26,14 +33,18 @@ def write_report(folder: str | Path, expected_runs: int | None = None) -> Summar
     folder = Path(folder)
     records = read_records(folder)
     summary = summarize(records, expected_runs)
-    write_csv(summary, folder / "summary.csv")
+    write_csv(summary, folder / SUMMARY)
     try:
         figures.require_matplotlib()
         saved_figures = _save_figures(folder, records, summary)
     except figures.MissingMatplotlib as error:
         saved_figures = {}
         print(f"{error}", file=sys.stderr)
-    (folder / "report.html").write_text(render_page(summary, records, saved_figures), encoding="utf-8")
+    write_bytes(folder / REPORT, render_page(summary, records, saved_figures).encode())
+    written = [folder / RUN_FILE, folder / PLAN, folder / SUMMARY, folder / REPORT]
+    written += [path for figure in saved_figures.values() for path in (figure.svg, figure.svg.with_suffix(".png"))]
+    digests = {path.relative_to(folder).as_posix(): file_digest(path) for path in written if path.exists()}
+    write_json(folder / MANIFEST, {"files": digests})
     return summary
 
 

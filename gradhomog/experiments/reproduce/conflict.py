@@ -13,7 +13,7 @@ from gradhomog.diagnosis.row_store import COLUMNS
 from gradhomog.errors import ConfigError, OptionError
 from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.data.sampler import EpisodeStream
-from gradhomog.experiments.data.splits import Streams
+from gradhomog.experiments.data.splits import Streams, streams
 from gradhomog.experiments.execution.threads import threads
 from gradhomog.experiments.regular_files import open_regular
 from gradhomog.experiments.reproduce.domain_conflict import DomainConflict
@@ -83,7 +83,15 @@ def measure_conflict(
         raise OptionError(f'`tasks` must be "train" or "test"; got {tasks!r}.')
     run = Run(config.learners[0], pipeline, config.seed_list[0])
     config = config.for_run(run.learner, run.homogenizers, run.seed)
-    files = _Files(folder, {"config": config.result_settings(), "batches": batches, "tasks": tasks, "columns": columns})
+    fingerprints = list(streams(config, run.seed).fingerprints.values())
+    settings = {
+        "config": config.result_settings(),
+        "fingerprints": fingerprints,
+        "batches": batches,
+        "tasks": tasks,
+        "columns": columns,
+    }
+    files = _Files(folder, settings)
     found = files.read()
     missing = [step for step in points if step not in found]
     if missing:
@@ -164,7 +172,9 @@ class _Files:
                 raise
             raise ConfigError(f"{path} is not a measurement of conflict. Remove it to measure again.") from cause
         if not current:
-            raise ConfigError(f"{path} is of another configuration or version. Remove it, or choose another folder.")
+            raise ConfigError(
+                f"{path} is of another configuration or version, or of other data. Remove it, or choose another folder."
+            )
         return points
 
     def write(self, points: Mapping[int, DomainConflict], state: Mapping[str, Any]) -> None:

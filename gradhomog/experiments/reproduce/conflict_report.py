@@ -16,6 +16,7 @@ from gradhomog.experiments.report.formatting import NOTHING
 from gradhomog.experiments.report.html import environment
 from gradhomog.experiments.report.svg import inline_svg
 from gradhomog.experiments.reproduce.domain_conflict import DomainConflict, StageConflict
+from gradhomog.experiments.results.atomic_files import write_bytes
 from gradhomog.text_table import align_columns
 
 NOTES = (
@@ -51,9 +52,8 @@ def write_page(points: Sequence[DomainConflict], folder: Path, remarks: Sequence
         print(f"{error}", file=sys.stderr)
     path = folder / "report.html"
     template = environment().get_template("conflict.html")
-    path.write_text(
-        template.render(title="gradhomog: conflict of domains", text=render(points, remarks), figure=svg), "utf-8"
-    )
+    page = template.render(title="gradhomog: conflict of domains", text=render(points, remarks), figure=svg)
+    write_bytes(path, page.encode())
     return path
 
 

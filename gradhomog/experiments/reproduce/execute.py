@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import gradhomog
 from gradhomog.errors import ConfigError, GradhomogError
 from gradhomog.experiments.execution import plan
-from gradhomog.experiments.execution.comparison import compare
+from gradhomog.experiments.execution.comparison import compare, make_plan
 from gradhomog.experiments.execution.monitor import Progress
 from gradhomog.experiments.reproduce.experiments import CONFLICT, EXPERIMENTS, Part, parts
 from gradhomog.experiments.reproduce.page import FIGURES, REPORT
@@ -21,8 +21,7 @@ from gradhomog.experiments.reproduce.settings import Settings
 from gradhomog.experiments.reproduce.table import Table, collect
 from gradhomog.experiments.results import atomic_files
 from gradhomog.experiments.results.comparison_dir import PLAN, Plan, run_dir
-from gradhomog.experiments.results.plan import Run, decided_runs
-from gradhomog.experiments.training.trainer import make_trainable
+from gradhomog.experiments.results.plan import decided_runs
 
 T = TypeVar("T")
 
@@ -117,8 +116,7 @@ def compute_parts(
         ConfigError, KeyboardInterrupt: as in `reproduce`.
     """
     for part in planned:  # before hours of training: learners, pipelines, networks and data of all parts
-        plan.methods(part.config)
-        make_trainable(part.config, Run(part.rows[0].learner, "none", part.config.seed_list[0]))
+        make_plan(part.config)
     description = _open_folder(out, content, planned, resume)
     failures: dict[str, str] = {}
     for index, part in enumerate(planned):
@@ -152,12 +150,11 @@ def _is_finished(part: Part, folder: Path) -> bool:
     """True if the folder has the report and every run of this comparison, so that `compare` would change nothing."""
     if not (folder / REPORT).exists() or not (folder / PLAN).exists():
         return False
-    if Plan.read(folder).digest != part.config.digest:
+    existing, planned = Plan.read(folder), make_plan(part.config)
+    if existing.digest != planned.digest or [*existing.fingerprints.values()] != [*planned.fingerprints.values()]:
         return False  # `compare` raises the error
-    rows, seeds = plan.methods(part.config), part.config.seed_list
-    runs = [Run(row.learner, text, seed) for row in rows for text in row.candidates for seed in seeds]
-    results = {run.id: result for run in runs if (result := run_dir(folder, run).result()) is not None}
-    return all(run.id in results for run in decided_runs(rows, seeds, results, ()))
+    results = {run.id: result for run in planned.runs if (result := run_dir(folder, run).result()) is not None}
+    return all(run.id in results for run in decided_runs(planned.methods, planned.seeds, results, ()))
 
 
 def describe(name: str, settings: Settings) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from gradhomog.experiments.report import figures
 from gradhomog.experiments.report.html import environment
 from gradhomog.experiments.report.html_table import Cell, Table
 from gradhomog.experiments.report.svg import inline_svg
+from gradhomog.experiments.results.atomic_files import write_bytes
 from gradhomog.text_table import align_columns
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def write_page(
         )
     )
     path = folder / REPORT
-    path.write_text(page, encoding="utf-8")
+    write_bytes(path, page.encode())
     return path
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_TEMPORARY = re.compile(r".+\.(csv|html|json|npz|pt|toml)\..+-\d+\.tmp")
+_TEMPORARY = re.compile(r".+\.(csv|html|json|npz|png|pt|svg|toml)\..+-\d+\.tmp")
 
 
 @contextmanager

@@ -145,34 +145,69 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_result(path: Path, result: Mapping[str, Any]) -> None:
-    """Write `result.json` with its own SHA-256."""
-    content = events.json_compatible(result)
-    content["sha256"] = content_digest(content)
-    atomic_files.write_bytes(path, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode())
+def check_files(folder: Path, files: Mapping[str, str]) -> Iterator[tuple[Path, str | None]]:
+    """Yield each file of a folder, with its error if it is missing or does not match its SHA-256, else None.
+
+    Args:
+        files: SHA-256 by path, relative to the folder.
+    """
+    for name, digest in files.items():
+        path = folder / name
+        if not path.is_file():
+            yield path, f"{path} is missing."
+        else:
+            damaged = file_digest(path) != digest
+            yield path, f"{path} is damaged: its content does not match its SHA-256." if damaged else None
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object with the format version and with its own SHA-256."""
+    written = events.json_compatible({"version": events.VERSION, **content})
+    written["sha256"] = content_digest(written)
+    atomic_files.write_bytes(path, (json.dumps(written, ensure_ascii=False, indent=1) + "\n").encode())
+
+
+def read_json(path: Path, advice: str) -> dict[str, Any]:
+    """Return the content of a file of `write_json`.
+
+    Args:
+        advice: last sentence of the error of a damaged file.
+
+    Raises:
+        ConfigError: the file is damaged, or of another format version. OSError: it cannot be read.
+    """
+    with open_regular(path, events.MAX_BYTES, error=ConfigError) as file:
+        text = file.read()
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as cause:
+        raise ConfigError(f"{path} is damaged: not valid JSON. {advice}") from cause
+    digest = content.pop("sha256", None) if isinstance(content, dict) else None
+    if digest is None or digest != content_digest(content):
+        raise ConfigError(f"{path} is damaged: its content does not match its `sha256`. {advice}")
+    events.check_version(content, str(path))
+    return dict(content)
 
 
 def read_result(path: Path) -> Any:
     """Return the result of a run; None if there is no file.
 
     Raises:
-        ConfigError: the file is damaged, or not a result of this version.
+        ConfigError: the file is damaged, not a result of this version, or the result of another run than its folder's.
     """
-    try:
-        with open_regular(path, events.MAX_BYTES, error=ConfigError) as file:
-            content = file.read()
-    except FileNotFoundError:
-        return None
     advice = "Remove it to continue this run from its last checkpoint, or from the start."
     try:
-        result = json.loads(content)
-    except (ValueError, RecursionError) as cause:
-        raise ConfigError(f"{path} is damaged: not valid JSON. {advice}") from cause
-    if not isinstance(result, dict) or result.get("event") != "result":
+        result = read_json(path, advice)
+    except FileNotFoundError:
+        return None
+    if result.get("event") != "result":
         raise ConfigError(f"{path} is not the result of a run. {advice}")
-    if result.get("sha256") != content_digest({key: value for key, value in result.items() if key != "sha256"}):
-        raise ConfigError(f"{path} is damaged: its content does not match its `sha256`. {advice}")
     events.validate(result, events.Result, str(path), advice)
+    if result["run"] != path.parent.name:
+        raise ConfigError(
+            f"{path} is the result of the run {result['run']}, not of {path.parent.name}: the folder was renamed or "
+            "overwritten by a copy. Restore it, or remove the folder to train this run again."
+        )
     return result
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import itertools
 import os
 import re
 from collections.abc import Mapping
@@ -16,13 +16,12 @@ from annotated_types import MinLen
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.config.schema import Config, load
 from gradhomog.experiments.config.validation import build
-from gradhomog.experiments.regular_files import open_regular
 from gradhomog.experiments.results import atomic_files, checksums, events
 from gradhomog.experiments.results.plan import Method, Run
 from gradhomog.experiments.results.run_dir import RunDir
 
 ROOT = Path("runs")
-RUN_FILE, PLAN = "run.toml", "plan.json"
+RUN_FILE, PLAN, MANIFEST = "run.toml", "plan.json", "manifest.json"
 
 
 class _MethodContent(TypedDict):
@@ -48,8 +47,10 @@ class Plan:
         config: the resolved configuration.
         digest: hash of the configuration.
         methods: the rows of the table, in its order.
-        metadata: for a multi-task problem: `tasks` (names), `notes` (sentences about the data) and `fingerprint` (hash
-            of the data). `held_out` is False if candidates are selected by the same scores that the table reports.
+        metadata: `fingerprints` (a hash of the data of each domain that reads or renders data, as the network receives
+            them, in the order of the configuration); for a multi-task problem, also `tasks` (names) and `notes`
+            (sentences about the data). `held_out` is False if candidates are selected by the same scores that the
+            table reports.
     """
 
     config: dict[str, Any]
@@ -58,34 +59,53 @@ class Plan:
     seeds: tuple[int, ...]
     metadata: dict[str, Any]
 
+    @property
+    def runs(self) -> list[Run]:
+        """All runs that the comparison may compute, tuned methods with each candidate and each seed."""
+        runs = [Run(row.learner, text, seed) for row in self.methods for text in row.candidates for seed in self.seeds]
+        return list(dict.fromkeys(runs))
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        return dict(self.metadata.get("fingerprints", {}))
+
+    def check_fingerprints(self, fingerprints: Mapping[str, str], where: str) -> None:
+        """Check that results `where` are of the data of this plan. Paths of the data may differ.
+
+        Raises:
+            ConfigError: the data differ; names the first domain whose data do.
+        """
+        pairs = itertools.zip_longest(self.fingerprints.items(), fingerprints.items(), fillvalue=("no data", ""))
+        for (name, expected), (_, found) in pairs:
+            if expected != found:
+                raise ConfigError(
+                    f"{where} has results of other data: the content of {name} differs (fingerprint "
+                    f"{expected or 'none'} and {found or 'none'}). Results of different data cannot be combined in one "
+                    "table. Restore the data, or choose another --out."
+                )
+
     def write(self, folder: Path) -> None:
         """Write `plan.json`; an existing one is not changed.
 
         Raises:
             ConfigError: the existing plan has another configuration, other data or other plugins.
         """
-        if (folder / PLAN).exists():
-            existing = Plan.read(folder)
-            different = {
-                "configuration": (existing.digest, self.digest),  # the run file may have been edited
-                "data (the file has changed)": (existing.metadata.get("fingerprint"), self.metadata.get("fingerprint")),
-            }
-            for name, (existing_value, value) in different.items():
-                if existing_value != value:
-                    raise ConfigError(
-                        f"{folder} contains results of another {name}. They cannot be combined in one table. Choose "
-                        "another --out."
-                    )
-            if (existing_pins := existing.config["plugins"]) != self.config["plugins"]:
-                changed = sorted({*existing_pins} ^ {*self.config["plugins"]})
-                raise ConfigError(
-                    f"{folder} contains results of other plugins. They cannot be combined in one table. These plugins "
-                    f"are pinned in only one of the two configurations: {', '.join(changed)}. Choose another --out."
-                )
+        if not (folder / PLAN).exists():
+            checksums.write_json(folder / PLAN, asdict(self))
             return
-        content = {"version": events.VERSION, **events.json_compatible(asdict(self))}
-        content["sha256"] = checksums.content_digest(content)
-        atomic_files.write_bytes(folder / PLAN, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode())
+        existing = Plan.read(folder)
+        if existing.digest != self.digest:  # the run file may have been edited
+            raise ConfigError(
+                f"{folder} contains results of another configuration. They cannot be combined in one table. Choose "
+                "another --out."
+            )
+        self.check_fingerprints(existing.fingerprints, str(folder))
+        if (existing_pins := existing.config["plugins"]) != self.config["plugins"]:
+            changed = sorted({*existing_pins} ^ {*self.config["plugins"]})
+            raise ConfigError(
+                f"{folder} contains results of other plugins. They cannot be combined in one table. These plugins "
+                f"are pinned in only one of the two configurations: {', '.join(changed)}. Choose another --out."
+            )
 
     @classmethod
     def read(cls, folder: Path) -> Plan:
@@ -96,12 +116,8 @@ class Plan:
         """
         path, advice = folder / PLAN, "Remove it, then run the command that wrote it with --resume."
         try:
-            with open_regular(path, events.MAX_BYTES, error=ConfigError) as file:
-                content = json.load(file)
-            digest = content.pop("sha256")
+            content = checksums.read_json(path, advice)
             events.validate(content, _PlanContent, str(path), advice)
-            if digest != checksums.content_digest(content):
-                raise ValueError("its content does not match its `sha256`")
             build(Config, content["config"], prebuilt=("problem",))
             methods = tuple(
                 Method(row["learner"], row["label"], tuple(row["candidates"])) for row in content["methods"]

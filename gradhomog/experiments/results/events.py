@@ -23,8 +23,8 @@ from gradhomog.experiments.regular_files import open_regular
 MAX_BYTES = 2**30
 """Limit on the size of a file of events, a result or a plan: a million events of 1 KB."""
 
-VERSION = 1
-"""Format version of events and results. Files of another version are rejected."""
+VERSION = 2
+"""Format version of events, results and plans. Files of another version are rejected."""
 
 Number = float | None
 """None for non-finite numbers."""
@@ -102,7 +102,7 @@ class FailureEvent(TypedDict):
 
 
 class FinishedResult(TypedDict):
-    """The result of a finished run. `sha256` is the digest of the other entries."""
+    """The result of a finished run."""
 
     event: Literal["result"]
     version: int
@@ -125,9 +125,10 @@ class FinishedResult(TypedDict):
     homogenizer_seconds: list[dict[str, Any]]
     digest: str
     """Hash of the run's configuration."""
+    fingerprints: dict[str, str]
+    """Hashes of the data, by domain; see `Plan`."""
     files: dict[str, str]
-    """SHA-256 of the other files of the run, such as `best.pt`."""
-    sha256: str
+    """SHA-256 of the other files of the run, such as `events.jsonl` and `best.pt`."""
 
 
 class Result(FinishedResult, total=False):
@@ -236,6 +237,19 @@ def parse(line: bytes, where: str) -> Any:
     return event
 
 
+def check_version(content: Mapping[str, Any], where: str) -> None:
+    """Check the format version of a file's content, if it has one.
+
+    Raises:
+        ConfigError: it is another one.
+    """
+    if content.get("version", VERSION) != VERSION:
+        raise ConfigError(
+            f"{where}: has format version {content['version']!r}; this gradhomog reads {VERSION}. Use the version of "
+            "gradhomog that wrote it."
+        )
+
+
 def validate(content: Mapping[str, Any], kind: Any, where: str, advice: str) -> None:
     """Check the keys, value types and ranges of an event, a result, a plan or a checkpoint.
 
@@ -246,11 +260,7 @@ def validate(content: Mapping[str, Any], kind: Any, where: str, advice: str) -> 
     Raises:
         ConfigError: a key is missing or has a value of the wrong type, or the format version differs.
     """
-    if content.get("version", VERSION) != VERSION:
-        raise ConfigError(
-            f"{where}: has format version {content['version']!r}; this gradhomog reads {VERSION}. Use the version of "
-            "gradhomog that wrote it."
-        )
+    check_version(content, where)
     hints = typing.get_type_hints(kind, include_extras=True)
     for key in sorted(kind.__required_keys__ | (kind.__optional_keys__ & set(content))):
         if key not in content:

@@ -13,11 +13,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from gradhomog.errors import ConfigError
 from gradhomog.experiments.config.pins import versions as pin_versions
-from gradhomog.experiments.results import events
+from gradhomog.experiments.results import checksums, events
 from gradhomog.experiments.results.comparison_dir import Plan, run_dir
 from gradhomog.experiments.results.events import Record
 from gradhomog.experiments.results.plan import PLAIN, Method, Run, chosen_candidate
+from gradhomog.experiments.results.run_dir import EVENTS
 
 
 def records(folder: Path) -> list[Record]:
@@ -35,18 +37,18 @@ class _Reader:
         self.folder, self.plan = folder, plan
         self.results: dict[str, Any] = {}
         self.events: dict[str, list[Any]] = {}
-        for method in plan.methods:
-            for text in method.candidates:
-                for seed in plan.seeds:
-                    self._read(Run(method.learner, text, seed))
+        for run in plan.runs:
+            self._read(run)
 
     def _read(self, run: Run) -> None:
-        if run.id in self.events:
-            return
         run_folder = run_dir(self.folder, run)
-        self.events[run.id] = events.read(run_folder.events)
         if (result := run_folder.result()) is not None:
+            self.plan.check_fingerprints(result["fingerprints"], str(run_folder.path))
+            log = {EVENTS: result["files"].get(EVENTS, "")}
+            if (error := next(checksums.check_files(run_folder.path, log))[1]) is not None:
+                raise ConfigError(f"{error} Restore it, or remove the folder to train this run again.")
             self.results[run.id] = result
+        self.events[run.id] = events.read(run_folder.events)
 
     def all(self) -> list[Record]:
         return [self._start(), *(record for method in self.plan.methods for record in self._method_records(method))]

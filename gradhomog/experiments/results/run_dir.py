@@ -57,19 +57,18 @@ class RunDir:
         """Return the `events.Result`; None if the run is not finished.
 
         Raises:
-            ConfigError: the file is damaged.
+            ConfigError: the file is damaged, or the result of another run.
         """
         return checksums.read_result(self.path / RESULT)
 
     def finish(self, result: Record) -> None:
-        """Write the result and remove the checkpoint."""
+        """Write the result, with the digests of the run file, the events and the arrays; remove the checkpoint."""
+        suffixes = (".jsonl", ".npz", ".pt", ".toml")  # other files are those of observers, which may still write
         files = {
-            path.name: checksums.file_digest(path)
-            for path in sorted(self.path.iterdir())
-            if path.suffix in (".pt", ".npz")
+            path.name: checksums.file_digest(path) for path in sorted(self.path.glob("*.*")) if path.suffix in suffixes
         }
         files.pop(CHECKPOINT, None)
-        checksums.write_result(self.path / RESULT, {**result, "version": events.VERSION, "files": files})
+        checksums.write_json(self.path / RESULT, {**result, "files": files})
         self.checkpoint.unlink(missing_ok=True)
 
     def record_failure(self, error: str) -> None:

@@ -1,13 +1,10 @@
-"""Dry run: two steps of every method before any run starts, to reject invalid combinations and estimate the time."""
+"""Dry run: two steps of every method before any run starts, to reject invalid combinations."""
 
 from __future__ import annotations
 
-import math
 import textwrap
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from gradhomog.errors import ConfigError, GradhomogError
@@ -15,19 +12,11 @@ from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.execution.threads import threads
 from gradhomog.experiments.results.plan import Method, Run
 from gradhomog.experiments.training import trainer
-from gradhomog.experiments.training.trainable import Trainable
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Estimated processor time of a comparison in seconds, from the times of second steps and of one validation."""
-
-    seconds: float
 
 
 def dry_run(
     config: Config, rows: Sequence[Method], progress: Callable[[Mapping[str, Any]], None] = lambda record: None
-) -> Estimate:
+) -> None:
     """Take the first two steps of every pipeline of a comparison, each on a new trainable that is then discarded.
 
     A homogenizer checks its requirements on the network, its features and its losses only within a step. Writes no
@@ -37,43 +26,21 @@ def dry_run(
         ConfigError: a step raises an error of gradhomog; lists all such pipelines, with the reasons.
     """
     failures: dict[str, list[str]] = {}  # reason -> pipelines: several pipelines may fail for the same reason
-    seed, seeds = config.seed_list[0], len(config.seed_list)
-    # Every candidate of a tuned method runs with the first seed; one of them runs with the other seeds.
-    counts = {
-        Run(row.learner, text, seed): 1 + (seeds - 1) / len(row.candidates) for row in rows for text in row.candidates
-    }
-    steps, evaluation = 0.0, 0.0
+    runs = dict.fromkeys(Run(row.learner, text, config.seed_list[0]) for row in rows for text in row.candidates)
     with threads(config.threads):
-        for run, count in counts.items():
+        for run in runs:
             # Any other exception is a defect in a plugin. The run itself reports it, with plugin and traceback.
             with suppress(Exception):
                 try:
                     trainable = trainer.make_trainable(config, run)
-                    steps += count * _step_seconds(config, trainable)
-                    evaluation = evaluation or _processor_seconds(trainable.validate)
+                    optimizer = trainer.make_optimizer(config, trainable)
+                    for step in range(2):
+                        trainable.step(step, optimizer, inspect=step == 0)
                 except GradhomogError as error:
                     failures.setdefault(str(error), []).append(_describe_run(config, run))
-            progress({"event": "dry_run", "run": run.id, "of": len(counts)})
+            progress({"event": "dry_run", "run": run.id, "of": len(runs)})
     if failures:
         raise ConfigError(_message(config, failures))
-    train = config.train
-    evaluations = float(math.ceil(train.steps / train.validate_every))
-    if config.problem is None:
-        evaluations += config.test.episodes / train.validation_episodes
-    return Estimate(steps * train.steps + sum(counts.values()) * evaluations * evaluation)
-
-
-def _step_seconds(config: Config, trainable: Trainable) -> float:
-    """Return the processor time of the second step. The first step is not measured: it includes one-time setup."""
-    optimizer = trainer.make_optimizer(config, trainable)
-    trainable.step(0, optimizer, inspect=True)
-    return _processor_seconds(lambda: trainable.step(1, optimizer, inspect=False))
-
-
-def _processor_seconds(function: Callable[[], object]) -> float:
-    start = time.process_time()
-    function()
-    return time.process_time() - start
 
 
 def _describe_run(config: Config, run: Run) -> str:

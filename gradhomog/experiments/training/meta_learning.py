@@ -120,7 +120,7 @@ class MetaLearning:
         return {}
 
     def metadata(self) -> dict[str, Any]:
-        return {}
+        return {"fingerprints": self.source.fingerprints}
 
     def state_dict(self) -> dict[str, Any]:
         return self.learner.state_dict()

@@ -146,7 +146,8 @@ class MultiTask:
         return {}
 
     def metadata(self) -> dict[str, Any]:
-        return {"tasks": list(self.data.tasks), "notes": list(self.data.notes), "fingerprint": self.data.fingerprint}
+        fingerprints = {"problem": self.data.fingerprint}
+        return {"tasks": list(self.data.tasks), "notes": list(self.data.notes), "fingerprints": fingerprints}
 
     # -- state -------------------------------------------------------------------------------------------------------
 

@@ -72,8 +72,7 @@ class Trainable(Protocol):
         """Write the files that figures need, and return further entries for the record of the result. Called last."""
 
     def metadata(self) -> dict[str, Any]:
-        """Return metadata for the report: `tasks` and `notes` of a multi-task problem, and `held_out`, False if
-        `validate` and `test` use the same data."""
+        """Return the entries of `Plan.metadata` that apply."""
 
     def state_dict(self) -> dict[str, Any]: ...
 

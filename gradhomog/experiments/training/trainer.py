@@ -55,9 +55,13 @@ def learning_rate(train: Train, index: int) -> float:
 
 
 class Checkpoint(Snapshot):
-    """The content of `checkpoint.pt`; `events` is the number of bytes of `events.jsonl` that belong to it."""
+    """The content of `checkpoint.pt`.
+
+    `events` is the number of bytes of `events.jsonl` that belong to it; `fingerprints` are those of `Plan`, in order.
+    """
 
     events: Count
+    fingerprints: list[str]
     seconds: Seconds
     processor_seconds: Seconds
     homogenizer_seconds: list[Seconds]
@@ -90,6 +94,7 @@ class Trainer:
         folder.create(config.to_toml())
         self.trainable = make_trainable(config, run)
         self.optimizer = make_optimizer(config, self.trainable)
+        self.fingerprints: dict[str, str] = self.trainable.metadata().get("fingerprints", {})
         self.timer = HomogenizerTimer(self.trainable.members)
         self.device = torch.device(config.device)
         self.done = 0
@@ -171,7 +176,8 @@ class Trainer:
             "event": "result", **self.run.identity, "metric": self.trainable.metric.name, "scores": result.scores,
             "losses": result.losses, "domains": result.domains, "validation": best.score, "best_step": best.step,
             "steps": self.done, "seconds": self.seconds, "step_seconds": self.processor_seconds / self.done,
-            "homogenizer_seconds": self.timer.record(), "digest": self.config.digest, **extra,
+            "homogenizer_seconds": self.timer.record(), "digest": self.config.digest,
+            "fingerprints": self.fingerprints, **extra,
         }  # fmt: skip
         self.folder.finish(record)
         self._notify(record)
@@ -183,6 +189,7 @@ class Trainer:
         self.events.sync()
         state: Checkpoint = {
             **take_snapshot(self.config.digest, self.done, self.trainable, self.optimizer, self.device),
+            "fingerprints": list(self.fingerprints.values()),  # keys contain paths, which may change
             "events": self.events.size,
             "seconds": self.seconds,
             "processor_seconds": self.processor_seconds,
@@ -194,9 +201,10 @@ class Trainer:
     def _load(self) -> int:
         """Load the checkpoint; return the number of bytes of `events.jsonl` that belong to it."""
         with checksums.open_checkpoint(self.folder.checkpoint, Checkpoint) as state:
-            if state["digest"] != self.config.digest:
+            if (state["digest"], state["fingerprints"]) != (self.config.digest, list(self.fingerprints.values())):
                 raise ConfigError(
-                    f"{self.folder.checkpoint} is of another configuration. Remove it, or choose another --out."
+                    f"{self.folder.checkpoint} is of another configuration, or its data differ. Remove it, or choose "
+                    "another --out."
                 )
             if state["done"] > self.config.train.steps or len(state["homogenizer_seconds"]) != len(self.timer.seconds):
                 raise ValueError("it is of a training with more steps, or with other homogenizers")

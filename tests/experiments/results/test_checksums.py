@@ -43,6 +43,12 @@ def flip_bit(content: bytes, bit: int) -> bytes:
     return bytes(changed)
 
 
+def result_path(folder):
+    path = folder / RESULT["run"] / "result.json"
+    path.parent.mkdir()
+    return path
+
+
 def test_a_checkpoint_round_trips(tmp_path):
     checksums.write_checkpoint(tmp_path / "checkpoint.pt", STATE)
     state = read_checkpoint(tmp_path / "checkpoint.pt")
@@ -161,8 +167,8 @@ def test_a_truncated_checkpoint_is_detected(tmp_path, length):
 
 
 def test_every_flipped_bit_of_a_result_is_detected_or_changes_only_white_space(tmp_path):
-    path = tmp_path / "result.json"
-    checksums.write_result(path, {**RESULT, "version": 1, "files": {}})
+    path = result_path(tmp_path)
+    checksums.write_json(path, {**RESULT, "files": {}})
     content, original = path.read_bytes(), checksums.read_result(path)
     for bit in range(8 * len(content)):
         path.write_bytes(flip_bit(content, bit))
@@ -175,8 +181,8 @@ def test_every_flipped_bit_of_a_result_is_detected_or_changes_only_white_space(t
 
 
 def test_a_result_of_another_version_is_rejected(tmp_path):
-    path = tmp_path / "result.json"
-    checksums.write_result(path, {**RESULT, "version": 99, "files": {}})
+    path = result_path(tmp_path)
+    checksums.write_json(path, {**RESULT, "version": 99, "files": {}})
     with pytest.raises(ConfigError, match="format version 99"):
         checksums.read_result(path)
     path.write_text(json.dumps({"event": "result", "scores": [1]}))

@@ -88,11 +88,13 @@ def test_missing_and_unreadable_folders_are_skipped_when_resuming():
 
 def test_a_plan_round_trips_and_rejects_other_data(tmp_path):
     methods = (Method("maml", "plain", ("none",)), Method("maml", "static (tuned)", ("static", "static(seed=1)")))
-    plan = Plan({"seeds": 2}, "abc", methods, (0, 1), {"fingerprint": "one"})
+    plan = Plan({"seeds": 2, "plugins": []}, "abc", methods, (0, 1), {"fingerprints": {"/data/birds": "one"}})
     plan.write(tmp_path)
     assert Plan.read(tmp_path) == plan
-    with pytest.raises(ConfigError, match="contains results of another data"):
-        Plan({"seeds": 2}, "abc", methods, (0, 1), {"fingerprint": "two"}).write(tmp_path)
+    moved = Plan({"seeds": 2, "plugins": []}, "abc", methods, (0, 1), {"fingerprints": {"/other/birds": "one"}})
+    moved.write(tmp_path)
+    with pytest.raises(ConfigError, match=r"has results of other data: the content of /data/birds differs"):
+        Plan({"seeds": 2}, "abc", methods, (0, 1), {"fingerprints": {"/data/birds": "two"}}).write(tmp_path)
     assert Plan.read(tmp_path) == plan
 
 
@@ -130,5 +132,5 @@ def test_a_plan_with_edited_seeds_is_rejected(tmp_path):
     Plan(config.to_dict(), config.digest, (), (0, 1, 2), {}).write(tmp_path)
     path = tmp_path / "plan.json"
     path.write_text(path.read_text().replace("  2\n ]", "  3\n ]"))
-    with pytest.raises(ConfigError, match=r"is damaged .*Remove it, then run .* with --resume"):
+    with pytest.raises(ConfigError, match=r"is damaged.*Remove it, then run .* with --resume"):
         Plan.read(tmp_path)

@@ -54,7 +54,7 @@ def test_non_finite_numbers_are_null_in_the_file_and_nan_when_read(tmp_path):
         (b'{"event": "party"}', "expected an `event` among"),
         (b'{"event": "validation", "step": 1, "score": 0.5}', "`half_width` is missing"),
         (b'{"event": "validation", "step": "1", "score": 0.5, "half_width": null}', "`step` must be an integer ≥ 0"),
-        (b'{"event": "failed", "step": 1, "error": "x", "version": 99}', "format version 99; this gradhomog reads 1"),
+        (b'{"event": "failed", "step": 1, "error": "x", "version": 99}', "format version 99; this gradhomog reads 2"),
         (b"[" * 100_000, "expected an event as a JSON object"),
     ],
 )

@@ -14,7 +14,7 @@ from gradhomog.experiments.results.run_dir import RunDir
 RESULT = {
     "event": "result", "run": "maml-none-s0", "learner": "maml", "homogenizers": "none", "seed": 0, "metric": "mse",
     "scores": [0.5], "losses": [0.5], "domains": ["a"], "validation": None, "best_step": 3, "steps": 3, "seconds": 1.0,
-    "step_seconds": 0.1, "homogenizer_seconds": [], "digest": "of the configuration",
+    "step_seconds": 0.1, "homogenizer_seconds": [], "digest": "of the configuration", "fingerprints": {},
 }  # fmt: skip
 
 
@@ -35,14 +35,14 @@ def test_one_process_at_a_time_holds_the_lock_and_its_end_releases_it(tmp_path):
 
 
 def test_a_result_has_digests_of_its_files_and_the_checkpoint_is_removed(tmp_path):
-    folder = RunDir(tmp_path)
+    folder = RunDir(tmp_path / RESULT["run"])
     folder.create("seeds = 1\n")
     folder.best.write_bytes(b"network")
     folder.checkpoint.write_bytes(b"state")
     assert folder.result() is None
     folder.finish(RESULT)
     result = folder.result()
-    assert {name: len(digest) for name, digest in result["files"].items()} == {"best.pt": 64}
+    assert {name: len(digest) for name, digest in result["files"].items()} == {"best.pt": 64, "config.toml": 64}
     assert not folder.checkpoint.exists()
 
 

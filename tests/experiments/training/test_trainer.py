@@ -181,17 +181,19 @@ def test_training_images_are_augmented_and_those_of_validation_and_test_are_not(
 
 
 def test_the_checkpoint_stays_until_the_result_is_on_disk(small, tmp_path, monkeypatch):
-    training = trainer(small, Run("maml", "none", 0), tmp_path)
-    monkeypatch.setattr(checksums, "write_result", lambda *args: (_ for _ in ()).throw(OSError("no space")))
+    run = Run("maml", "none", 0)
+    folder = tmp_path / run.id
+    training = trainer(small, run, folder)
+    monkeypatch.setattr(checksums, "write_json", lambda *args: (_ for _ in ()).throw(OSError("no space")))
     with pytest.raises(OSError, match="no space"):
         training.finish()
-    assert (tmp_path / "checkpoint.pt").exists()
+    assert (folder / "checkpoint.pt").exists()
     monkeypatch.undo()
-    resumed = trainer(small, Run("maml", "none", 0), tmp_path)
+    resumed = trainer(small, run, folder)
     assert resumed.done == small.train.steps  # no step is repeated
     assert resumed.finish()
-    assert not (tmp_path / "checkpoint.pt").exists()
-    assert RunDir(tmp_path).result()["steps"] == small.train.steps
+    assert not (folder / "checkpoint.pt").exists()
+    assert RunDir(folder).result()["steps"] == small.train.steps
 
 
 def test_the_run_file_of_a_run_contains_only_that_run(small, tmp_path):

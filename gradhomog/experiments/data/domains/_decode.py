@@ -6,6 +6,7 @@ all processes of a machine, and takes no more memory than the pages in use.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import importlib.metadata
@@ -14,6 +15,7 @@ import math
 import os
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,13 +29,25 @@ from tqdm import tqdm
 from gradhomog.experiments.data.domains._cache import cache_folder
 from gradhomog.experiments.data.domains._limits import check_memory
 
+
+class DamagedCacheWarning(RuntimeWarning):
+    """Cached pictures differ from those that were decoded, and are decoded again."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} is damaged: its content does not match its SHA-256. Its pictures are decoded again.")
+        self.path = path
+
+
 Read = Callable[[Sequence[Any], int], NDArray[np.uint8]]
 
 CACHED_FROM = 256
 """Number of pictures from which decoded pictures are cached; fewer are decoded in about a second, in memory."""
 
-_VERSION = 1
-"""Version of the decoding: crop, filter, conversion of colours. A change makes cached pictures invalid."""
+_VERSION = 2
+"""Version of the decoding (crop, filter, conversion of colours) and of the file. A change invalidates cached files."""
+
+_DIGEST_BYTES = 64
+"""Bytes after the array in a cached file: the SHA-256 of the pictures, as text."""
 
 _BLOCK_BYTES = 2**24
 """Bytes of decoded pictures that are written at a time: an interrupted pass loses at most one block, a few seconds."""
@@ -50,8 +64,11 @@ def decode(
     *,
     read: Read,
     identify: Callable[[Sequence[Any]], Iterable[str]],
-) -> NDArray[np.uint8]:
-    """Return pictures as `[n, size, size, 3]`: mapped from the cache folder, or in memory if there are few.
+) -> tuple[NDArray[np.uint8], str]:
+    """Return pictures as `[n, size, size, 3]`, mapped from the cache folder or in memory if there are few, and SHA-256.
+
+    The digest is computed whenever pictures are decoded or mapped, and compared with the one at the end of the cached
+    file. If they differ, a `DamagedCacheWarning` names the file, and the pictures are decoded again.
 
     The cached array is a function of the identity of each picture (for files: path, size and time of change), of the
     size in pixels, and of the versions of Pillow and of this module. An interrupted pass continues where it ended.
@@ -75,7 +92,7 @@ def decode(
     pictures = np.empty(shape, dtype=np.uint8)
     for start, block in _blocks(source, items, shape, read, start=0):
         pictures[start : start + len(block)] = block
-    return pictures
+    return pictures, _digest(pictures)
 
 
 def _pillow_version() -> str:
@@ -85,7 +102,9 @@ def _pillow_version() -> str:
         return "none"
 
 
-def _cached(path: Path, source: Path, items: Sequence[Any], shape: tuple[int, ...], read: Read) -> NDArray[np.uint8]:
+def _cached(
+    path: Path, source: Path, items: Sequence[Any], shape: tuple[int, ...], read: Read
+) -> tuple[NDArray[np.uint8], str]:
     if (pictures := _map(path, shape)) is not None:
         return pictures
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,12 +117,23 @@ def _cached(path: Path, source: Path, items: Sequence[Any], shape: tuple[int, ..
     return pictures
 
 
-def _map(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
-    try:
-        stored = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError):  # missing, damaged or cut off: decode again
+def _map(path: Path, shape: tuple[int, ...]) -> tuple[NDArray[np.uint8], str] | None:
+    if not path.exists():
         return None
-    return np.asarray(stored) if stored.dtype == np.uint8 and stored.shape == shape else None
+    with contextlib.suppress(OSError, ValueError, EOFError):
+        stored = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        with path.open("rb") as file:
+            file.seek(-_DIGEST_BYTES, os.SEEK_END)
+            expected = file.read().decode("ascii")
+        if stored.dtype == np.uint8 and stored.shape == shape and _digest(stored) == expected:
+            return stored, expected
+    warnings.warn(DamagedCacheWarning(path), stacklevel=2)
+    path.unlink(missing_ok=True)  # a second process, which waits for the lock, must not warn again
+    return None
+
+
+def _digest(pictures: NDArray[np.uint8]) -> str:
+    return hashlib.sha256(pictures.data).hexdigest()
 
 
 def _write(path: Path, source: Path, items: Sequence[Any], shape: tuple[int, ...], read: Read) -> None:
@@ -127,6 +157,10 @@ def _write(path: Path, source: Path, items: Sequence[Any], shape: tuple[int, ...
                 file.write(block.tobytes())
                 file.flush()
                 os.fsync(file.fileno())
+            file.seek(len(start))
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            file.write(digest.encode("ascii"))  # np.load ignores bytes after the array
+            os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError:
         partial.unlink(missing_ok=True)  # a full disk; an interrupt keeps the file

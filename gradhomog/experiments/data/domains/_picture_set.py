@@ -52,11 +52,13 @@ class PictureSet:
         """Decode the pictures, or map those that were decoded before, grouped by class."""
         names = sorted(self.groups)
         items = [item for name in names for item in self.groups[name]]
+        images, sha256 = decode(self.path, items, size, max_bytes, read=self.read, identify=self.identify)
         return ClassImages(
             self.name,
-            decode(self.path, items, size, max_bytes, read=self.read, identify=self.identify),
+            images,
             np.repeat(np.arange(len(names)), [len(self.groups[name]) for name in names]),
             names,
             class_split=[self.splits[name] for name in names] if self.splits is not None else None,
             source=str(self.path),
+            sha256=sha256,
         )

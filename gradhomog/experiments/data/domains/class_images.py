@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, get_args
@@ -45,6 +47,7 @@ class ClassImages(Domain):
         class_split: `"train"`, `"val"` or `"test"` per class if the data have an official split; otherwise
             `split_classes` divides the classes 50/25/25.
         source: name of the data in error messages, e.g. the path of a file; if empty, the domain's name.
+        sha256: SHA-256 of the bytes of `images`, if it is known; otherwise computed for `fingerprint`.
 
     Raises:
         DataError: an array has the wrong type, shape or values, or a class has no image.
@@ -61,6 +64,7 @@ class ClassImages(Domain):
         *,
         class_split: Sequence[str] | None = None,
         source: str = "",
+        sha256: str = "",
     ) -> None:
         self.name = name
         self.class_names = tuple(str(class_name) for class_name in class_names)
@@ -79,6 +83,14 @@ class ClassImages(Domain):
         self._images = images if grouped else images[np.argsort(labels, kind="stable")]
         self._counts = np.bincount(labels, minlength=len(self.class_names))
         self._starts = np.cumsum(self._counts) - self._counts
+        self._sha256 = sha256 if grouped else ""
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A short hash of all pixels, classes and splits; it does not depend on paths, formats and times of files."""
+        pixels = self._sha256 or hashlib.sha256(np.ascontiguousarray(self._images).data).hexdigest()
+        classes = [self.class_names, self.class_split, self._counts.tolist(), self._images.shape]
+        return hashlib.sha256(json.dumps([pixels, *classes]).encode()).hexdigest()[:12]
 
     def classes(self, split: Split) -> list[int]:
         """Return the indices of the classes of a split, in the order of `class_names`."""

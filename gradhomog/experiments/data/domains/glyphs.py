@@ -73,6 +73,11 @@ class Glyphs(Domain):
         """Names of all classes, such as `"U+03B1 GREEK SMALL LETTER ALPHA"`."""
         return self._plain.class_names
 
+    @property
+    def fingerprint(self) -> str:
+        """A short hash of all pictures, which depend on the versions of matplotlib's fonts and of Pillow."""
+        return f"{self._cued.fingerprint}-{self._plain.fingerprint}"
+
     def classes(self, split: Split) -> list[int]:
         """Return the indices of the classes of a split, in the order of `class_names`."""
         return self._plain.classes(split)

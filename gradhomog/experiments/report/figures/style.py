@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gradhomog.errors import GradhomogError
 from gradhomog.experiments.analysis import metrics
 from gradhomog.experiments.analysis.statistics import Interval
+from gradhomog.experiments.results.atomic_files import atomic_write
 from gradhomog.experiments.results.plan import PLAIN
 from gradhomog.terminal import escape_controls
 
@@ -153,9 +154,9 @@ def save(figure: Figure, stem: str | Path) -> tuple[Path, Path]:
     stem = Path(stem)
     stem.parent.mkdir(parents=True, exist_ok=True)
     svg, png = stem.with_name(f"{stem.name}.svg"), stem.with_name(f"{stem.name}.png")
-    with figure_style():
+    with figure_style(), atomic_write(svg) as new_svg, atomic_write(png) as new_png:
         content = io.StringIO()
         figure.savefig(content, format="svg", metadata={"Date": None})
-        svg.write_text(escape_controls(content.getvalue(), keep="\n\t"), encoding="utf-8")  # also in comments
-        figure.savefig(png, dpi=200, metadata={"Software": None})
+        new_svg.write_text(escape_controls(content.getvalue(), keep="\n\t"), encoding="utf-8")  # also in comments
+        figure.savefig(new_png, format="png", dpi=200, metadata={"Software": None})
     return svg, png

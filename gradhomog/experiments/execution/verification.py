@@ -1,0 +1,118 @@
+"""Integrity check of a comparison: its files, its runs against its plan, and its data."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gradhomog.errors import ConfigError, GradhomogError
+from gradhomog.experiments.config import pins
+from gradhomog.experiments.config.schema import Config, load
+from gradhomog.experiments.data.domains._decode import DamagedCacheWarning
+from gradhomog.experiments.data.splits import close_domains
+from gradhomog.experiments.execution.comparison import make_plan
+from gradhomog.experiments.results import checksums
+from gradhomog.experiments.results.comparison_dir import MANIFEST, PLAN, Plan, run_dir
+from gradhomog.experiments.results.plan import Run, decided_runs
+from gradhomog.experiments.results.run_dir import RESULT
+
+Checked = Iterator[tuple[Path, str | None]]
+
+
+def verify(folder: Path) -> Checked:
+    """Yield each file of a comparison with its error; None if the file is intact.
+
+    Errors are: a file that is damaged, missing or of another run; a run of the plan that has neither a result nor a
+    failure; a folder that is not a run of the plan; data that differ from those of the results; cached pictures that
+    differ from those that were decoded. If the data cannot be opened, a message on stderr gives the reason.
+
+    Raises:
+        ConfigError: the folder has no `plan.json`.
+    """
+    if not (folder / PLAN).exists():
+        Plan.read(folder)
+    if (error := _error(Plan.read, folder)) is not None:
+        yield folder / PLAN, error
+        return
+    plan = Plan.read(folder)
+    config = load(None, (), plan.config)
+    yield from _verify_runs(folder, plan, config)
+    yield from _verify_manifest(folder)
+    yield from _verify_data(folder, plan, config)
+
+
+def _verify_runs(folder: Path, plan: Plan, config: Config) -> Checked:
+    results: dict[str, Any] = {}
+    ended: set[str] = set()  # with a damaged result, or a failure
+    for run in plan.runs:
+        found = run_dir(folder, run)
+        path = found.path / RESULT
+        try:
+            if (result := found.result()) is not None:
+                _check_result(path, result, run, plan, config)
+                results[run.id] = result
+                yield path, None
+                yield from checksums.check_files(found.path, result["files"])
+                continue
+            if found.checkpoint.exists():
+                path = found.checkpoint
+                checksums.checkpoint_content(path)
+                yield path, None
+            path = found.events
+            if found.failure() is not None:
+                ended.add(run.id)
+        except ConfigError as error:
+            ended.add(run.id)
+            yield path, str(error)
+    for run in decided_runs(plan.methods, plan.seeds, results, ended):
+        if run.id not in results and run.id not in ended:
+            path = run_dir(folder, run).path / RESULT
+            yield path, f"{path} is missing: the run has not finished, or files were removed. Continue with --resume."
+    for path in sorted({*(folder / "runs").glob("*/")} - {run_dir(folder, run).path for run in plan.runs}):
+        yield path, f"{path} is not a run of {PLAN}."
+
+
+def _check_result(path: Path, result: Mapping[str, Any], run: Run, plan: Plan, config: Config) -> None:
+    if result["digest"] != config.for_run(run.learner, run.homogenizers, run.seed).digest:
+        raise ConfigError(f"{path} is of another configuration than {PLAN}.")
+    plan.check_fingerprints(result["fingerprints"], str(path))
+
+
+def _verify_manifest(folder: Path) -> Checked:
+    advice = f"Write the report again: gradhomog report {folder}"
+    path = folder / MANIFEST
+    if not path.exists():
+        yield path, f"{path} is missing: the comparison has not finished, or the file was removed. {advice}"
+    elif (error := _error(lambda path: checksums.read_json(path, advice), path)) is not None:
+        yield path, error
+    else:
+        yield from checksums.check_files(folder, checksums.read_json(path, advice)["files"])
+
+
+def _verify_data(folder: Path, plan: Plan, config: Config) -> Checked:
+    if not plan.fingerprints:
+        return
+    close_domains()  # data that this process opened before may have changed
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            with pins.use_pinned_plugins(config) as pinned:
+                fingerprints = make_plan(pinned).fingerprints
+        except GradhomogError as cause:
+            print(f"{folder}: the data were not compared with those of the results: {cause}", file=sys.stderr)
+        else:
+            yield folder / PLAN, _error(lambda path: plan.check_fingerprints(fingerprints, str(path)), folder)
+    for warning in caught:
+        if isinstance(warning.message, DamagedCacheWarning):
+            yield warning.message.path, str(warning.message)
+
+
+def _error(read: Callable[[Path], Any], path: Path) -> str | None:
+    try:
+        read(path)
+    except ConfigError as error:
+        return str(error)
+    return None
