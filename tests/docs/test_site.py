@@ -23,6 +23,18 @@ from gradhomog import cli, errors
 from gradhomog.testing import checks
 from tests.docs import pages
 
+SEARCHES = {
+    "missing labels": "guide/complete-loop",
+    "gradient accumulation": "guide/complete-loop",
+    "mixed precision": "guide/complete-loop",
+    "learning-rate schedule": "guide/complete-loop",
+    "resume": "guide/complete-loop",
+    "memory": "guide/backward",
+    "nan": "guide/backward",
+    "distributed training": "guide/ranks",
+}
+"""Words of a search, and the page with the answer."""
+
 
 class Page(HTMLParser):
     """The links, anchors, loaded files, landmarks, headings and pictures of an HTML page."""
@@ -143,8 +155,18 @@ def test_the_site_builds_and_is_complete(
             assert 'class="math' in content
             assert "gradhomog compare" in re.sub(r"<[^>]+>", "", content)
 
-    index = (site / "searchindex.js").read_text(encoding="utf-8")
-    titles = json.loads(index[index.index("(") + 1 : index.rindex(")")])["titles"]
+    content = (site / "searchindex.js").read_text(encoding="utf-8")
+    index = json.loads(content[content.index("(") + 1 : content.rindex(")")])
+    titles = index["titles"]
+    for words, page in SEARCHES.items():
+        with subtests.test("a search leads to the heading that answers it", words=words):
+            places = [
+                place for heading, found in index["alltitles"].items() if words in heading.lower() for place in found
+            ]
+            assert page in [index["docnames"][document] for document, _ in places]
+    with subtests.test("a search from disk shows the lines that match"):
+        assert "Missing labels" in (site / "_static" / "page_texts.js").read_text(encoding="utf-8")
+        assert "page_texts.js" in text[site / "search.html"]
     for name in pages.built_in("learners"):
         with subtests.test("a learner has its section", name=name):
             assert f'id="learner-{name.replace("_", "-")}"' in text[site / "reference" / "learners.html"]

@@ -86,7 +86,7 @@ def test_every_method_starts_from_the_same_network_and_sees_the_same_tasks(small
     first = [train(small, tmp_path / text, text=text)[0] for text in ("none", "mgda")]
     assert first[0]["losses"] == first[1]["losses"]
     assert first[0]["norms"] == first[1]["norms"]
-    assert first[0]["domains"] == first[1]["domains"]
+    assert first[0]["names"] == first[1]["names"]
 
 
 @pytest.mark.slow
