@@ -43,8 +43,15 @@ class ValidatedConstructor:
 
 @functools.cache
 def _constructor(cls: type) -> tuple[list[str], dict[str, Any]]:
-    """Return the names of a constructor's parameters in order, and the annotated types of those that have one."""
-    return list(inspect.signature(cls).parameters), type_hints(cls)
+    """Return the names of a constructor's parameters in order, and the annotated types of those that have one.
+
+    Keywords that a subclass passes on as `**keywords` have the types of its base classes.
+    """
+    hints: dict[str, Any] = {}
+    for base in reversed([base for base in cls.__mro__ if "__init__" in vars(base)]):
+        own = inspect.signature(base.__init__).parameters
+        hints = {name: hint for name, hint in hints.items() if name not in own} | type_hints(base)
+    return list(inspect.signature(cls).parameters), hints
 
 
 def check_value(owner: str, name: str, value: Any, annotation: Any) -> None:

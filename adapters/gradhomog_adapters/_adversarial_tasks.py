@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gradhomog import OptionError, Task, TaskBatch, TaskRows
+from gradhomog import Task, TaskBatch, TaskRows
 from gradhomog_adapters._random_convolution import RandomConvolution
 from gradhomog_adapters._rows.gradients import autograd_gradient, autograd_hessian, detach_all
 from gradhomog_adapters.few_shot import FewShotLearner
@@ -24,11 +23,7 @@ class AdversarialTasks(FewShotLearner):
     """
 
     def set_augmentation(self, ascent_steps: int, ascent_lr: float, probability: float, seed: int) -> None:
-        """Validate and store the options of the augmentation."""
-        if ascent_steps < 0:
-            raise OptionError(f"`ascent_steps` must be at least 0; got {ascent_steps!r}.")
-        if not 0 <= ascent_lr < math.inf:
-            raise OptionError(f"`ascent_lr` must be finite and not negative; got {ascent_lr!r}.")
+        """Store the options of the augmentation."""
         self.ascent_steps, self.ascent_lr = ascent_steps, ascent_lr
         self.convolution = RandomConvolution(probability, seed)
         self.register_module("convolution", self.convolution)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradhomog import OptionError, Task, TaskBatch, TaskRow
+from gradhomog import Task, TaskBatch, TaskRow
 from gradhomog_adapters._classifiers import MakeClassifier, fit
 from gradhomog_adapters._feature_shape import feature_shape
 from gradhomog_adapters._metric import MetricLearner, check_classification
@@ -37,11 +37,6 @@ class ClassifierBaseline(MetricLearner):
         **options: Any,
     ) -> None:
         super().__init__(encoder, head, homogenizers, **options)
-        for name, value, low in (("test_epochs", test_epochs, 0), ("test_batch", test_batch, 1), ("seed", seed, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise OptionError(f"`{name}` must be an integer of at least {low}; got {value!r}.")
-        if not 0 < test_lr < math.inf:
-            raise OptionError(f"`test_lr` must be positive; got {test_lr!r}.")
         self.classes, self.seed = classes, seed
         self.test_lr, self.test_epochs, self.test_batch = test_lr, test_epochs, test_batch
         self._make = make

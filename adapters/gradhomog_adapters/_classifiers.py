@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from gradhomog import OptionError, to_device
+from gradhomog import to_device
 
 # SGD in the code of Chen et al. 2019.
 MOMENTUM, DAMPENING, WEIGHT_DECAY = 0.9, 0.9, 1e-3
@@ -59,8 +59,6 @@ class MakeCosine:
     """Make cosine classifiers. Default scale, from the authors: 2 for up to 200 classes, 10 for more."""
 
     def __init__(self, scale: float | None) -> None:
-        if scale is not None and not 0 < scale < math.inf:
-            raise OptionError(f"`scale` must be positive; got {scale!r}.")
         self.scale = scale
 
     def __call__(self, features: int, outputs: int, generator: torch.Generator | None = None) -> nn.Module:

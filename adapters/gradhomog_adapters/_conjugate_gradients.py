@@ -86,19 +86,13 @@ def solve(
     of either sign, so an indefinite system gives a row of any length, which can increase the loss.
 
     Raises:
-        OptionError: `iterations` is not an integer ≥ 1, `max_norm_ratio` is below 1, or `b` is empty.
+        OptionError: `b` is empty.
 
     >>> b = {"weight": torch.tensor([1.0, 2.0]), "bias": torch.tensor(3.0)}
     >>> solution = solve(lambda v: {name: 4 * tensor for name, tensor in v.items()}, b, iterations=5)
     >>> solution.tensors["weight"].tolist(), solution.tensors["bias"].item(), int(solution.iterations)
     ([0.25, 0.5], 0.75, 1)
     """
-    if not isinstance(iterations, int) or isinstance(iterations, bool) or iterations < 1:
-        raise OptionError(f"`iterations` of conjugate gradients must be an integer of at least 1; got {iterations!r}.")
-    if not max_norm_ratio >= 1:
-        raise OptionError(
-            f"`max_norm_ratio` of conjugate gradients must be at least 1, the length of b; got {max_norm_ratio!r}."
-        )
     b = {name: tensor.detach() for name, tensor in b.items()}
     if not b:
         raise OptionError("`b` of conjugate gradients must contain at least one tensor; got none.")

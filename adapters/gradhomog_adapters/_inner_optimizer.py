@@ -71,18 +71,6 @@ def _update_at_constants(update: Callable[..., Any], gradients: Any, state: Any,
     return update(gradients, state, params=detach_all(params), inplace=inplace)
 
 
-def check_steps(inner_steps: int, test_steps: int | None) -> tuple[int, int]:
-    """Return the numbers of inner steps in training and at meta-test, equal by default.
-
-    Raises:
-        OptionError: a number is not an integer, or is negative.
-    """
-    for name, steps in (("inner_steps", inner_steps), ("test_steps", test_steps)):
-        if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 0):
-            raise OptionError(f"`{name}` must be an integer and not negative; got {steps!r}.")
-    return inner_steps, inner_steps if test_steps is None else test_steps
-
-
 def make_inner_optimizer(inner: Inner, lr: float) -> InnerOptimizer:
     """Create the `InnerOptimizer` of a learner from its options.
 
@@ -96,8 +84,6 @@ def make_inner_optimizer(inner: Inner, lr: float) -> InnerOptimizer:
             raise OptionError(
                 f"`inner` must be one of {', '.join(_BY_NAME)} or a TorchOpt transformation; got {inner!r}."
             )
-        if not 0 < lr < float("inf"):
-            raise OptionError(f"`inner_lr` must be positive; got {lr!r}.")
         return InnerOptimizer(partial(_BY_NAME[inner], lr))
     if isinstance(inner, GradientTransformation):
         if closure_variable(inner.update, "dampening"):

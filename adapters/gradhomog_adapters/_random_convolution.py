@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import conv2d
 
-from gradhomog import OptionError, Task, to_device
+from gradhomog import Task, to_device
 
 SIZES = (1, 3, 5, 7, 11, 15)  # pixels, in the code of Wang and Deng 2021
 
@@ -25,15 +25,10 @@ class RandomConvolution(nn.Module):
     Args:
         probability: in [0, 1].
         seed: seed of the kernels.
-
-    Raises:
-        OptionError: the probability is out of its range.
     """
 
     def __init__(self, probability: float, seed: int) -> None:
         super().__init__()
-        if not 0 <= probability <= 1:
-            raise OptionError(f"`probability` must be in [0, 1]; got {probability!r}.")
         self.probability, self.seed, self.step = probability, seed, 0
 
     def convolve(self, task: Task, place: int) -> Task:

@@ -20,11 +20,9 @@ def class_count(classes: int | None, head: nn.Module) -> int:
     """The number of training classes: the option `classes`, or the number of outputs of the head.
 
     Raises:
-        OptionError: `classes` is not a positive integer, or is None and the head has no linear layer.
+        OptionError: `classes` is None, and the head has no linear layer.
     """
     if classes is not None:
-        if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
-            raise OptionError(f"`classes` must be an integer of at least 1; got {classes!r}.")
         return classes
     linear = next((part for part in reversed(list(head.modules())) if isinstance(part, nn.Linear)), None)
     if linear is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Unpack
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from gradhomog import LearnerSpec, OptionError, hookimpl
 from gradhomog_adapters._mamlpp.step_parameters import clamp_step, rates
 from gradhomog_adapters._network.functional import Parameters, call_learner_module, learner_parameter
+from gradhomog_adapters._option_types import CountOrZero, NonNegative, Positive
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.maml import MAML
 
@@ -62,10 +62,10 @@ class ALFA(MAML):
         head: nn.Module,
         homogenizers: Any = None,
         *,
-        inner_lr: float = 0.01,
-        inner_weight_decay: float = 5e-4,
-        inner_steps: int = 5,
-        test_steps: int | None = None,
+        inner_lr: Positive = 0.01,
+        inner_weight_decay: NonNegative = 5e-4,
+        inner_steps: CountOrZero = 5,
+        test_steps: CountOrZero | None = None,
         first_order: bool = False,
         adapt: str | Sequence[str] = "*",
         seed: int = 0,
@@ -77,10 +77,6 @@ class ALFA(MAML):
             encoder, head, homogenizers, inner="sgd", inner_lr=1.0, inner_steps=inner_steps, test_steps=test_steps,
             first_order=first_order, adapt=adapt, loss=loss, execution=Execution.of(execution, keywords),
         )  # fmt: skip
-        if not 0 < inner_lr < math.inf:
-            raise OptionError(f"`inner_lr` must be positive and finite; got {inner_lr!r}.")
-        if not 0 <= inner_weight_decay < math.inf:
-            raise OptionError(f"`inner_weight_decay` must be finite and not negative; got {inner_weight_decay!r}.")
         width = 2 * len(self.adapted)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

@@ -10,6 +10,7 @@ from torch import nn
 from gradhomog import LearnerSpec, hookimpl
 from gradhomog_adapters._classifier_baseline import ClassifierBaseline
 from gradhomog_adapters._classifiers import MakeCosine
+from gradhomog_adapters._option_types import Count, CountOrZero, Positive
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 
 
@@ -43,13 +44,13 @@ class BaselinePP(ClassifierBaseline):
         head: nn.Module,
         homogenizers: Any = None,
         *,
-        classes: int | None = None,
-        scale: float | None = None,
+        classes: Count | None = None,
+        scale: Positive | None = None,
         input_shape: Sequence[int] | None = None,
-        test_lr: float = 0.01,
-        test_epochs: int = 100,
-        test_batch: int = 4,
-        seed: int = 0,
+        test_lr: Positive = 0.01,
+        test_epochs: CountOrZero = 100,
+        test_batch: Count = 4,
+        seed: CountOrZero = 0,
         loss: Any = None,
         execution: Execution | None = None,
         **keywords: Unpack[ExecutionOptions],

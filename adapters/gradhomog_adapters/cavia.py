@@ -12,6 +12,7 @@ from gradhomog import LearnerSpec, OptionError, hookimpl
 from gradhomog_adapters._inner_optimizer import Inner
 from gradhomog_adapters._network.batch_norm import Statistics
 from gradhomog_adapters._network.functional import Parameters, learner_parameter
+from gradhomog_adapters._option_types import Count, CountOrZero, Positive
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.few_shot import Query, Support
 from gradhomog_adapters.maml import MAML
@@ -63,12 +64,12 @@ class CAVIA(MAML):
         head: nn.Module,
         homogenizers: Any = None,
         *,
-        context: int = 5,
+        context: Count = 5,
         on: Literal["features", "inputs"] = "features",
         inner: Inner = "sgd",
-        inner_lr: float = 1.0,
-        inner_steps: int = 1,
-        test_steps: int | None = None,
+        inner_lr: Positive = 1.0,
+        inner_steps: CountOrZero = 1,
+        test_steps: CountOrZero | None = None,
         first_order: bool = False,
         seed: int = 0,
         loss: Any = None,
@@ -79,10 +80,6 @@ class CAVIA(MAML):
             encoder, head, homogenizers, inner=inner, inner_lr=inner_lr, inner_steps=inner_steps,
             test_steps=test_steps, first_order=first_order, loss=loss, execution=Execution.of(execution, keywords),
         )  # fmt: skip
-        if not isinstance(context, int) or isinstance(context, bool) or context < 1:
-            raise OptionError(f"`context` must be an integer of at least 1; got {context!r}.")
-        if on not in ("features", "inputs"):
-            raise OptionError(f"`on` must be 'features' or 'inputs'; got {on!r}.")
         self.context, self.on, self.adapted = context, on, [CONTEXT]
         self._adapts_encoder = on == "inputs"
         if on == "features":

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor, nn
 
-from gradhomog import LearnerSpec, OptionError, TaskRow, hookimpl
+from gradhomog import LearnerSpec, TaskRow, hookimpl
 from gradhomog_adapters import _conjugate_gradients as conjugate_gradients
 from gradhomog_adapters._inner_optimizer import Inner
 from gradhomog_adapters._network.functional import Parameters
+from gradhomog_adapters._option_types import Count, CountOrZero, NonNegative, Positive
 from gradhomog_adapters._rows.gradients import Operator, detach_all, zeros_for_missing
 from gradhomog_adapters._rows.task_sets import QueryRow
 from gradhomog_adapters.execution import Execution, ExecutionOptions
@@ -90,13 +93,13 @@ class IMAML(MAML):
         homogenizers: Any = None,
         *,
         inner: Inner = "sgd",
-        inner_lr: float = 0.1,
-        inner_steps: int = 16,
-        test_steps: int | None = None,
-        proximal: float = 2.0,
-        cg_steps: int = 5,
-        damping: float = 0.0,
-        max_norm_ratio: float = 2.0,
+        inner_lr: Positive = 0.1,
+        inner_steps: CountOrZero = 16,
+        test_steps: CountOrZero | None = None,
+        proximal: Positive = 2.0,
+        cg_steps: Count = 5,
+        damping: NonNegative = 0.0,
+        max_norm_ratio: Annotated[float, Ge(1), Le(math.inf)] = 2.0,
         adapt: str | Sequence[str] = "*",
         loss: Any = None,
         execution: Execution | None = None,
@@ -106,7 +109,6 @@ class IMAML(MAML):
             encoder, head, homogenizers, inner=inner, inner_lr=inner_lr, inner_steps=inner_steps,
             test_steps=test_steps, adapt=adapt, loss=loss, execution=Execution.of(execution, keywords),
         )  # fmt: skip
-        _check(proximal, cg_steps, damping, max_norm_ratio)
         self.proximal, self.cg_steps, self.damping, self.max_norm_ratio = proximal, cg_steps, damping, max_norm_ratio
         self.order = "none"  # inner steps are not differentiated: the row depends only on their result
 
@@ -152,20 +154,6 @@ class IMAML(MAML):
         return conjugate_gradients.solve(
             operator, g, iterations=self.cg_steps, max_norm_ratio=self.max_norm_ratio
         ).tensors
-
-
-def _check(proximal: float, cg_steps: int, damping: float, max_norm_ratio: float) -> None:
-    """Raise OptionError for values out of range."""
-    if not 0 < proximal < float("inf"):
-        raise OptionError(f"`proximal` must be positive and finite; got {proximal!r}.")
-    if not isinstance(cg_steps, int) or isinstance(cg_steps, bool) or cg_steps < 1:
-        raise OptionError(f"`cg_steps` must be an integer of at least 1; got {cg_steps!r}. For first order: `fomaml`.")
-    if not 0 <= damping < float("inf"):
-        raise OptionError(f"`damping` must be finite and not negative; got {damping!r}.")
-    if not max_norm_ratio >= 1:
-        raise OptionError(
-            f"`max_norm_ratio` must be at least 1, the length of the query gradient; got {max_norm_ratio!r}."
-        )
 
 
 @hookimpl

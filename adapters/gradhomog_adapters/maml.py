@@ -9,8 +9,9 @@ import torchopt
 from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, hookimpl
-from gradhomog_adapters._inner_optimizer import Inner, check_recomputable, check_steps, make_inner_optimizer
+from gradhomog_adapters._inner_optimizer import Inner, check_recomputable, make_inner_optimizer
 from gradhomog_adapters._network.functional import Parameters, match_names
+from gradhomog_adapters._option_types import CountOrZero, Positive
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.few_shot import FewShotLearner, Support
 
@@ -78,9 +79,9 @@ class MAML(FewShotLearner):
         homogenizers: Any = None,
         *,
         inner: Inner = "sgd",
-        inner_lr: float = 0.01,
-        inner_steps: int = 5,
-        test_steps: int | None = None,
+        inner_lr: Positive = 0.01,
+        inner_steps: CountOrZero = 5,
+        test_steps: CountOrZero | None = None,
         first_order: bool = False,
         adapt: str | Sequence[str] = "*",
         loss: Any = None,
@@ -88,7 +89,7 @@ class MAML(FewShotLearner):
         **keywords: Unpack[ExecutionOptions],
     ) -> None:
         super().__init__(encoder, head, homogenizers, loss=loss, execution=execution, **keywords)
-        self.inner_steps, self.test_steps = check_steps(inner_steps, test_steps)
+        self.inner_steps, self.test_steps = inner_steps, test_steps
         self.first_order, self.order = first_order, "first" if first_order else "second"
         self.inner = make_inner_optimizer(inner, inner_lr)
         self.adapted = match_names(list(self.network.parameters()), adapt, "adapt")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -20,6 +19,7 @@ from gradhomog_adapters._mamlpp.schedule import anneal_rate, cosine
 from gradhomog_adapters._mamlpp.step_parameters import StepParameters, affine, clamp_step, rates
 from gradhomog_adapters._network.batch_norm import Norm, Statistics
 from gradhomog_adapters._network.functional import Parameters
+from gradhomog_adapters._option_types import CountOrZero, NonNegative, Positive
 from gradhomog_adapters._step_count import StepCount
 from gradhomog_adapters.execution import Execution, ExecutionOptions, ExecutionOptionsExceptNorm
 from gradhomog_adapters.few_shot import Query, Support
@@ -110,16 +110,16 @@ class MAMLPP(MAML):
         homogenizers: Any = None,
         *,
         inner: Inner = "sgd",
-        inner_lr: float = 0.01,
-        inner_steps: int = 5,
-        test_steps: int | None = None,
+        inner_lr: Positive = 0.01,
+        inner_steps: CountOrZero = 5,
+        test_steps: CountOrZero | None = None,
         adapt: str | Sequence[str] = "*",
         learn_rates: bool = True,
         step_norm: bool = True,
-        multi_step_steps: int = 5000,
-        first_order_steps: int = 0,
-        anneal_steps: int = 0,
-        final_outer_lr: float = 1e-5,
+        multi_step_steps: CountOrZero = 5000,
+        first_order_steps: CountOrZero = 0,
+        anneal_steps: CountOrZero = 0,
+        final_outer_lr: NonNegative = 1e-5,
         norm: Norm | Literal["running"] = "batch",
         loss: Any = None,
         execution: Execution | None = None,
@@ -135,11 +135,9 @@ class MAMLPP(MAML):
             encoder, head, homogenizers, inner=inner, inner_lr=inner_lr, inner_steps=inner_steps,
             test_steps=test_steps, adapt=adapt, loss=loss, execution=Execution.of(execution, options),
         )  # fmt: skip
-        self.multi_step_steps = _check_meta_steps("multi_step_steps", multi_step_steps)
-        self.first_order_steps = _check_meta_steps("first_order_steps", first_order_steps)
-        self.anneal_steps = _check_meta_steps("anneal_steps", anneal_steps)
-        if not 0 <= final_outer_lr < math.inf:
-            raise OptionError(f"`final_outer_lr` must be finite and not negative; got {final_outer_lr!r}.")
+        self.multi_step_steps = multi_step_steps
+        self.first_order_steps = first_order_steps
+        self.anneal_steps = anneal_steps
         self.final_outer_lr = final_outer_lr
         self.learn_rates = learn_rates
         if learn_rates:
@@ -263,12 +261,6 @@ class MAMLPP(MAML):
             if all(bool(torch.isfinite(buffer).all()) for buffer in found.values()):
                 current = found
         return current
-
-
-def _check_meta_steps(name: str, value: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise OptionError(f"`{name}` must be a number of meta-steps, an integer and not negative; got {value!r}.")
-    return value
 
 
 @hookimpl

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from gradhomog import LearnerSpec, OptionError, hookimpl
 from gradhomog_adapters._network.functional import Parameters, learner_parameter
 from gradhomog_adapters._network.named_module import parameter_module
+from gradhomog_adapters._option_types import CountOrZero
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.maml import MAML
 
@@ -54,8 +55,8 @@ class MetaSGD(MAML):
         homogenizers: Any = None,
         *,
         rates: float | Sequence[float] = (0.005, 0.1),
-        inner_steps: int = 1,
-        test_steps: int | None = None,
+        inner_steps: CountOrZero = 1,
+        test_steps: CountOrZero | None = None,
         first_order: bool = False,
         adapt: str | Sequence[str] = "*",
         seed: int = 0,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Unpack
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from gradhomog import LearnerSpec, OptionError, hookimpl
 from gradhomog_adapters._metric import MetricLearner
 from gradhomog_adapters._network.functional import Parameters
+from gradhomog_adapters._option_types import Positive
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.few_shot import Query, Support
 
@@ -55,16 +55,14 @@ class MetaOptNet(MetricLearner):
         head: nn.Module,
         homogenizers: Any = None,
         *,
-        regularization: float = 50.0,
+        regularization: Positive = 50.0,
         scale: float = 1.0,
         loss: Any = None,
         execution: Execution | None = None,
         **keywords: Unpack[ExecutionOptions],
     ) -> None:
         super().__init__(encoder, head, homogenizers, loss=loss, execution=execution, **keywords)
-        if not 0 < regularization < math.inf:
-            raise OptionError(f"`regularization` must be positive; got {regularization!r}.")
-        if not math.isfinite(scale) or scale == 0:
+        if scale == 0:
             raise OptionError(f"`scale` must be a finite number other than 0; got {scale!r}.")
         self.regularization = regularization
         self.register_module("logits", nn.ParameterDict({"scale": torch.tensor([float(scale)])}))

@@ -18,6 +18,7 @@ from gradhomog_adapters._inner_optimizer import Inner
 from gradhomog_adapters._metric import at_least_float32
 from gradhomog_adapters._network.functional import Parameters, learner_parameter
 from gradhomog_adapters._network.named_module import parameter_module
+from gradhomog_adapters._option_types import Count, CountOrZero, Positive
 from gradhomog_adapters._step_count import StepCount
 from gradhomog_adapters._training_classes import class_count, classification_loss, keep_own_classes, with_class_ids
 from gradhomog_adapters.execution import Execution, ExecutionOptions
@@ -83,13 +84,13 @@ class MTL(MAML):
         head: nn.Module,
         homogenizers: Any = None,
         *,
-        pretrain_steps: int = 0,
-        classes: int | None = None,
+        pretrain_steps: CountOrZero = 0,
+        classes: Count | None = None,
         input_shape: Sequence[int] | None = None,
         inner: Inner = "sgd",
-        inner_lr: float = 0.01,
-        inner_steps: int = 50,
-        test_steps: int | None = 100,
+        inner_lr: Positive = 0.01,
+        inner_steps: CountOrZero = 50,
+        test_steps: CountOrZero | None = 100,
         first_order: bool = False,
         loss: Any = None,
         execution: Execution | None = None,
@@ -99,10 +100,6 @@ class MTL(MAML):
             encoder, head, homogenizers, inner=inner, inner_lr=inner_lr, inner_steps=inner_steps, adapt="head.*",
             test_steps=test_steps, first_order=first_order, loss=loss, execution=Execution.of(execution, keywords),
         )  # fmt: skip
-        if not isinstance(pretrain_steps, int) or isinstance(pretrain_steps, bool) or pretrain_steps < 0:
-            raise OptionError(
-                f"`pretrain_steps` must be a number of meta-steps, an integer and not negative; got {pretrain_steps!r}."
-            )
         self.classes, self._classifies = classes, False
         if pretrain_steps:
             features = math.prod(feature_shape(self, input_shape))

@@ -16,6 +16,7 @@ from gradhomog_adapters._feature_shape import feature_shape
 from gradhomog_adapters._metric import MetricLearner, class_means, one_hot
 from gradhomog_adapters._network.batch_norm import Norm, SupportStatistics, norm_policy
 from gradhomog_adapters._network.functional import Parameters, call_learner_module
+from gradhomog_adapters._option_types import Count
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.few_shot import Query, Support
 
@@ -71,18 +72,14 @@ class RelationNet(MetricLearner):
         *,
         maps: bool = False,
         input_shape: Sequence[int] | None = None,
-        hidden: int | None = None,
+        hidden: Count | None = None,
         objective: Literal["mse", "softmax"] = "mse",
         loss: Any = None,
         execution: Execution | None = None,
         **keywords: Unpack[ExecutionOptions],
     ) -> None:
-        if objective not in ("mse", "softmax"):
-            raise OptionError(f"`objective` must be 'mse' or 'softmax'; got {objective!r}.")
         loss = loss or (relation_mse if objective == "mse" else None)
         super().__init__(encoder, head, homogenizers, loss=loss, execution=execution, **keywords)
-        if hidden is not None and hidden < 1:
-            raise OptionError(f"`hidden` must be at least 1; got {hidden!r}.")
         self.objective = objective
         if objective == "mse":
             self.absent_output = 0.0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Unpack
+from typing import Annotated, Any, Literal, Unpack
 
+from annotated_types import Interval
 from torch import nn
 
 from gradhomog import LearnerSpec, hookimpl
 from gradhomog_adapters._adversarial_tasks import AdversarialTasks
+from gradhomog_adapters._option_types import Count, CountOrZero, NonNegative
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.relationnet import RelationNet
 
@@ -63,13 +65,13 @@ class RelationNetATA(AdversarialTasks, RelationNet):
         head: nn.Module,
         homogenizers: Any = None,
         *,
-        ascent_steps: int = 5,
-        ascent_lr: float = 80.0,
-        probability: float = 0.5,
+        ascent_steps: CountOrZero = 5,
+        ascent_lr: NonNegative = 80.0,
+        probability: Annotated[float, Interval(ge=0, le=1)] = 0.5,
         seed: int = 0,
         maps: bool = False,
         input_shape: Sequence[int] | None = None,
-        hidden: int | None = None,
+        hidden: Count | None = None,
         objective: Literal["mse", "softmax"] = "mse",
         loss: Any = None,
         execution: Execution | None = None,

@@ -8,8 +8,9 @@ from typing import Any, Literal, Unpack
 import torch
 from torch import Tensor, nn
 
-from gradhomog import LearnerSpec, OptionError, hookimpl
+from gradhomog import LearnerSpec, hookimpl
 from gradhomog_adapters._network.functional import Parameters
+from gradhomog_adapters._option_types import Count, NonNegative
 from gradhomog_adapters._relevance import EPSILON, relevance_of_inputs
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.few_shot import Query
@@ -60,10 +61,10 @@ class RelationNetLRP(RelationNet):
         head: nn.Module,
         homogenizers: Any = None,
         *,
-        guidance: float | None = None,
+        guidance: NonNegative | None = None,
         maps: bool = False,
         input_shape: Sequence[int] | None = None,
-        hidden: int | None = None,
+        hidden: Count | None = None,
         objective: Literal["mse", "softmax"] = "mse",
         loss: Any = None,
         execution: Execution | None = None,
@@ -73,8 +74,6 @@ class RelationNetLRP(RelationNet):
             encoder, head, homogenizers, maps=maps, input_shape=input_shape, hidden=hidden, objective=objective,
             loss=loss, execution=Execution.of(execution, keywords),
         )  # fmt: skip
-        if guidance is not None and not 0 <= guidance < float("inf"):
-            raise OptionError(f"`guidance` must be finite and not negative; got {guidance!r}.")
         self.guidance = guidance
 
     def query_loss(self, parameters: Parameters, query: Query) -> tuple[Tensor, Tensor]:

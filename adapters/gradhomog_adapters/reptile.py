@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeVar, Unpack
@@ -12,9 +11,10 @@ import torchopt
 from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, OptionError, Task, TaskBatch, TaskKey, TaskRow, hookimpl, to_device
-from gradhomog_adapters._inner_optimizer import Inner, check_steps, make_inner_optimizer
+from gradhomog_adapters._inner_optimizer import Inner, make_inner_optimizer
 from gradhomog_adapters._network.batch_norm import Statistics
 from gradhomog_adapters._network.functional import Parameters, match_names
+from gradhomog_adapters._option_types import Count, CountOrZero, Positive
 from gradhomog_adapters._reptile.inner_state import InnerOptimizerState
 from gradhomog_adapters._reptile.minibatches import Minibatches
 from gradhomog_adapters._rows.gradients import autograd_gradient, detach_all
@@ -91,26 +91,29 @@ class Reptile(FewShotLearner):
         homogenizers: Any = None,
         *,
         inner: Inner = "sgd",
-        inner_lr: float = 0.01,
-        inner_steps: int = 5,
-        test_steps: int | None = None,
-        scale: float | None = None,
+        inner_lr: Positive = 0.01,
+        inner_steps: CountOrZero = 5,
+        test_steps: CountOrZero | None = None,
+        scale: Positive | None = None,
         adapt: str | Sequence[str] = "*",
         on: On = "support",
-        inner_batch: int | None = None,
-        seed: int = 0,
+        inner_batch: Count | None = None,
+        seed: CountOrZero = 0,
         keep_state: bool = False,
         loss: Any = None,
         execution: Execution | None = None,
         **keywords: Unpack[ExecutionOptions],
     ) -> None:
         super().__init__(encoder, head, homogenizers, loss=loss, execution=execution, **keywords)
-        self.inner_steps, self.test_steps = check_steps(inner_steps, test_steps)
+        self.inner_steps, self.test_steps = inner_steps, test_steps
         self.inner = make_inner_optimizer(inner, inner_lr)
-        self.scale = _check_scale(scale, inner, inner_lr)
+        if scale is None and not isinstance(inner, str):
+            raise OptionError(
+                "`scale` must be given if `inner` is an object: rows are displacements divided by the inner rate, "
+                "which cannot be read from it. Set `scale` to its rate."
+            )
+        self.scale = inner_lr if scale is None else scale
         self.adapted = match_names(list(self.network.parameters()), adapt, "adapt")
-        if on not in ("support", "all"):
-            raise OptionError(f"`on` must be 'support' or 'all'; got {on!r}.")
         self.on = on
         self._minibatches = None if inner_batch is None else Minibatches(inner_batch, seed)
         if self._minibatches is not None:
@@ -201,18 +204,6 @@ class Reptile(FewShotLearner):
         if positions is None:
             return [support] * support.steps
         return (replace(support, x=support.x[chosen], y=support.y[chosen]) for chosen in positions)
-
-
-def _check_scale(scale: float | None, inner: Inner, inner_lr: float) -> float:
-    if scale is None and not isinstance(inner, str):
-        raise OptionError(
-            "`scale` must be given if `inner` is an object: rows are displacements divided by the inner rate, which "
-            "cannot be read from it. Set `scale` to its rate."
-        )
-    found = inner_lr if scale is None else scale
-    if not 0 < found < math.inf:
-        raise OptionError(f"`scale` must be positive and finite; got {scale!r}.")
-    return found
 
 
 @hookimpl

@@ -9,9 +9,10 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from gradhomog import LearnerSpec, OptionError, Task, TaskBatch, TaskRows, hookimpl
+from gradhomog import LearnerSpec, Task, TaskBatch, TaskRows, hookimpl
 from gradhomog_adapters._inner_optimizer import Inner
 from gradhomog_adapters._network.functional import Parameters
+from gradhomog_adapters._option_types import CountOrZero, NonNegative, Positive
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.few_shot import Support
 from gradhomog_adapters.maml import MAML
@@ -56,12 +57,12 @@ class SharpMAML(MAML):
         head: nn.Module,
         homogenizers: Any = None,
         *,
-        outer_radius: float = 0.05,
-        inner_radius: float = 0.0,
+        outer_radius: NonNegative = 0.05,
+        inner_radius: NonNegative = 0.0,
         inner: Inner = "sgd",
-        inner_lr: float = 0.01,
-        inner_steps: int = 5,
-        test_steps: int | None = None,
+        inner_lr: Positive = 0.01,
+        inner_steps: CountOrZero = 5,
+        test_steps: CountOrZero | None = None,
         first_order: bool = False,
         adapt: str | Sequence[str] = "*",
         loss: Any = None,
@@ -73,9 +74,6 @@ class SharpMAML(MAML):
             test_steps=test_steps, first_order=first_order, adapt=adapt, loss=loss,
             execution=Execution.of(execution, keywords),
         )  # fmt: skip
-        for option, value in (("outer_radius", outer_radius), ("inner_radius", inner_radius)):
-            if not 0 <= value < float("inf"):
-                raise OptionError(f"`{option}` must be finite and not negative; got {value!r}.")
         self.outer_radius, self.inner_radius = outer_radius, inner_radius
         self._epsilon: dict[str, Tensor] = {}
 

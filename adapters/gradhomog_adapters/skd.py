@@ -13,13 +13,14 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from gradhomog import LearnerSpec, OptionError, Task, TaskBatch, TaskRow, hookimpl
+from gradhomog import LearnerSpec, Task, TaskBatch, TaskRow, hookimpl
 from gradhomog_adapters._classifiers import make_linear, normalize_rows
 from gradhomog_adapters._feature_shape import feature_shape
 from gradhomog_adapters._logistic_regression import fit_logistic_regression
 from gradhomog_adapters._metric import MetricLearner, at_least_float32
 from gradhomog_adapters._network.batch_norm import SupportStatistics, norm_policy
 from gradhomog_adapters._network.functional import Parameters, call_learner_module
+from gradhomog_adapters._option_types import Count, CountOrZero, NonNegative, Positive
 from gradhomog_adapters._rotations import distillation_loss, mean_distance, rotate_images, rotation_loss
 from gradhomog_adapters._rows.gradients import detach_all
 from gradhomog_adapters._step_count import StepCount
@@ -87,31 +88,18 @@ class SKD(MetricLearner):
         head: nn.Module,
         homogenizers: Any = None,
         *,
-        classes: int | None = None,
+        classes: Count | None = None,
         input_shape: Sequence[int] | None = None,
-        generation0_steps: int | None = None,
-        rotation_weight: float = 2.0,
-        temperature: float = 4.0,
-        distance_weight: float = 0.1,
-        regularization: float = 1.0,
+        generation0_steps: CountOrZero | None = None,
+        rotation_weight: NonNegative = 2.0,
+        temperature: Positive = 4.0,
+        distance_weight: NonNegative = 0.1,
+        regularization: Positive = 1.0,
         loss: Any = None,
         execution: Execution | None = None,
         **keywords: Unpack[ExecutionOptions],
     ) -> None:
         super().__init__(encoder, head, homogenizers, loss=loss, execution=execution, **keywords)
-        if generation0_steps is not None and (
-            not isinstance(generation0_steps, int) or isinstance(generation0_steps, bool) or generation0_steps < 0
-        ):
-            raise OptionError(
-                "`generation0_steps` must be a number of meta-steps, an integer and not negative, or None; got "
-                f"{generation0_steps!r}."
-            )
-        for name, value in (("rotation_weight", rotation_weight), ("distance_weight", distance_weight)):
-            if not 0 <= value < math.inf:
-                raise OptionError(f"`{name}` must be finite and not negative; got {value!r}.")
-        for name, value in (("temperature", temperature), ("regularization", regularization)):
-            if not 0 < value < math.inf:
-                raise OptionError(f"`{name}` must be positive; got {value!r}.")
         self.classes, self.generation0_steps = classes, generation0_steps
         self.rotation_weight, self.distance_weight = rotation_weight, distance_weight
         self.temperature, self.regularization = temperature, regularization
@@ -126,7 +114,7 @@ class SKD(MetricLearner):
 
     # -- generations -------------------------------------------------------------------------------------------------
 
-    generation0_steps: int | None = None  # the base class enters `mode` before it is set
+    generation0_steps: CountOrZero | None = None  # the base class enters `mode` before it is set
 
     @property
     def generation(self) -> int:

@@ -85,8 +85,8 @@ def test_initial_weights_of_the_generator_have_a_separate_seed():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"inner_lr": 0.0}, "`inner_lr` must be positive and finite; got 0.0"),
-        ({"inner_weight_decay": -1.0}, "`inner_weight_decay` must be finite and not negative; got -1.0"),
+        ({"inner_lr": 0.0}, "`inner_lr` must be a number > 0; got 0.0"),
+        ({"inner_weight_decay": -1.0}, "`inner_weight_decay` must be a number ≥ 0; got -1.0"),
     ],
 )
 def test_an_invalid_option_raises(options, message):

@@ -84,8 +84,8 @@ def test_images_receive_the_context_as_constant_channels():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"context": 0}, "`context` must be an integer of at least 1; got 0"),
-        ({"on": "head"}, "`on` must be 'features'"),
+        ({"context": 0}, "`context` must be an integer ≥ 1; got 0"),
+        ({"on": "head"}, '`on` must be one of "features"'),
     ],
 )
 def test_an_invalid_option_raises(options, message):

@@ -255,12 +255,12 @@ def test_rows_with_a_rotation_are_derivatives_too():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"proximal": 0.0}, "`proximal` must be positive and finite"),
-        ({"proximal": float("nan")}, "`proximal` must be positive and finite"),
-        ({"cg_steps": 0}, "`cg_steps` must be an integer of at least 1; got 0"),
-        ({"cg_steps": True}, "`cg_steps` must be an integer of at least 1"),
-        ({"damping": -0.1}, "`damping` must be finite and not negative"),
-        ({"max_norm_ratio": 0.5}, "`max_norm_ratio` must be at least 1"),
+        ({"proximal": 0.0}, "`proximal` must be a number > 0"),
+        ({"proximal": float("nan")}, "`proximal` must be a number > 0"),
+        ({"cg_steps": 0}, "`cg_steps` must be an integer ≥ 1; got 0"),
+        ({"cg_steps": True}, "`cg_steps` must be an integer ≥ 1"),
+        ({"damping": -0.1}, "`damping` must be a number ≥ 0"),
+        ({"max_norm_ratio": 0.5}, "`max_norm_ratio` must be a number ≥ 1 and ≤ inf"),
         ({"adapt": "body.*"}, "`adapt` must match"),
         ({"inner_steps": 1.5}, "`inner_steps` must be an integer"),
     ],

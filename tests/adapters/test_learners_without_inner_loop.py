@@ -270,18 +270,18 @@ def test_support_statistics_make_queries_independent_of_each_other(name):
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (MetaOptNet, {"regularization": 0.0}, "`regularization` must be positive"),
+        (MetaOptNet, {"regularization": 0.0}, "`regularization` must be a number > 0"),
         (MetaOptNet, {"scale": 0.0}, "`scale` must be a finite number other than 0"),
-        (RelationNet, {"hidden": 0}, "`hidden` must be at least 1"),
-        (RelationNet, {"objective": "hinge"}, "`objective` must be 'mse' or 'softmax'"),
+        (RelationNet, {"hidden": 0}, "`hidden` must be an integer ≥ 1"),
+        (RelationNet, {"objective": "hinge"}, '`objective` must be one of "mse", "softmax"'),
         (RelationNet, {"maps": True}, r"`maps` requires an encoder that returns maps.*\[5\] according to the head"),
         (RelationNet, {"input_shape": [3]}, r"`input_shape` must be the shape of one input.*does not accept \[3\]"),
         (RelationNet, {"input_shape": [0]}, "`input_shape` must contain positive integers"),
-        (Baseline, {"classes": 0}, "`classes` must be an integer of at least 1; got 0"),
-        (Baseline, {"test_lr": float("nan")}, "`test_lr` must be positive"),
-        (Baseline, {"test_epochs": -1}, "`test_epochs` must be an integer of at least 0"),
-        (BaselinePP, {"test_batch": 0}, "`test_batch` must be an integer of at least 1"),
-        (BaselinePP, {"scale": -1.0}, "`scale` must be positive"),
+        (Baseline, {"classes": 0}, "`classes` must be an integer ≥ 1 or none; got 0"),
+        (Baseline, {"test_lr": float("nan")}, "`test_lr` must be a number > 0"),
+        (Baseline, {"test_epochs": -1}, "`test_epochs` must be an integer ≥ 0"),
+        (BaselinePP, {"test_batch": 0}, "`test_batch` must be an integer ≥ 1"),
+        (BaselinePP, {"scale": -1.0}, "`scale` must be a number > 0"),
     ],
 )
 def test_invalid_options_raise(make, options, message):

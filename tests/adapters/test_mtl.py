@@ -195,7 +195,7 @@ def test_an_encoder_without_layers_to_scale_raises():
 
 @pytest.mark.parametrize("steps", [-1, 1.5, True, None])
 def test_an_invalid_number_of_pre_training_steps_raises(steps):
-    with pytest.raises(OptionError, match="`pretrain_steps` must be a number of meta-steps"):
+    with pytest.raises(OptionError, match="`pretrain_steps` must be an integer ≥ 0"):
         make(pretrain_steps=steps)
 
 
@@ -207,5 +207,5 @@ def test_pre_training_rejects_regression_and_missing_classes():
     regression = replace(batch, support_y=batch.support_x[..., 0, 0], query_y=batch.query_x[..., 0, 0])
     with pytest.raises(DataError, match="MTL supports classification only"):
         learner.rows(regression)
-    with pytest.raises(OptionError, match="`classes` must be an integer of at least 1; got 0"):
+    with pytest.raises(OptionError, match="`classes` must be an integer ≥ 1 or none; got 0"):
         make(pretrain_steps=1, classes=0)

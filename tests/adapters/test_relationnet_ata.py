@@ -250,10 +250,10 @@ def test_a_loaded_learner_continues_with_the_next_kernels():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ascent_steps": -1}, "`ascent_steps` must be at least 0; got -1"),
-        ({"ascent_lr": float("inf")}, "`ascent_lr` must be finite and not negative; got inf"),
-        ({"ascent_lr": -1.0}, "`ascent_lr` must be finite and not negative; got -1.0"),
-        ({"probability": 1.5}, r"`probability` must be in \[0, 1\]; got 1.5"),
+        ({"ascent_steps": -1}, "`ascent_steps` must be an integer ≥ 0; got -1"),
+        ({"ascent_lr": float("inf")}, "`ascent_lr` must be a number ≥ 0; got inf"),
+        ({"ascent_lr": -1.0}, "`ascent_lr` must be a number ≥ 0; got -1.0"),
+        ({"probability": 1.5}, r"`probability` must be a number ≥ 0 and ≤ 1; got 1.5"),
     ],
 )
 def test_options_out_of_range_raise(options, message):

@@ -153,7 +153,7 @@ def test_single_precision_rows_are_close_to_those_in_double_precision():
 
 @pytest.mark.parametrize("guidance", [-0.1, float("inf"), float("nan")])
 def test_a_guidance_out_of_range_raises(guidance):
-    with pytest.raises(OptionError, match=r"`guidance` must be finite and not negative; got"):
+    with pytest.raises(OptionError, match=r"`guidance` must be a number ≥ 0 or none; got"):
         make(RelationNetLRP, guidance=guidance)
 
 

@@ -324,11 +324,11 @@ def test_a_transform_is_updated_and_changes_no_row():
     ("options", "message"),
     [
         ({"inner": torchopt.sgd(lr=0.1)}, "`scale` must be given if `inner` is an object"),
-        ({"scale": 0.0}, "`scale` must be positive and finite"),
-        ({"scale": float("nan")}, "`scale` must be positive and finite"),
-        ({"on": "query"}, "`on` must be 'support' or 'all'; got 'query'"),
-        ({"inner_batch": 0}, "`inner_batch` must be an integer of at least 1"),
-        ({"inner_batch": 2, "seed": -1}, "`seed` must be an integer of at least 0"),
+        ({"scale": 0.0}, "`scale` must be a number > 0"),
+        ({"scale": float("nan")}, "`scale` must be a number > 0"),
+        ({"on": "query"}, '`on` must be one of "support", "all"; got \'query\''),
+        ({"inner_batch": 0}, "`inner_batch` must be an integer ≥ 1"),
+        ({"inner_batch": 2, "seed": -1}, "`seed` must be an integer ≥ 0"),
         ({"keep_state": True, "engine": "vmap"}, "`keep_state` processes one task after the other"),
         ({"keep_state": True, "compile": True}, "`keep_state` processes one task after the other"),
         (

@@ -86,5 +86,5 @@ def test_a_gradient_of_any_size_is_scaled_to_the_radius():
 
 @pytest.mark.parametrize("option", ["outer_radius", "inner_radius"])
 def test_an_invalid_radius_raises(option):
-    with pytest.raises(OptionError, match=f"`{option}` must be finite and not negative; got -1"):
+    with pytest.raises(OptionError, match=f"`{option}` must be a number ≥ 0; got -1"):
         SharpMAML(*networks(), **{option: -1})

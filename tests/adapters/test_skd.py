@@ -293,13 +293,13 @@ def test_images_that_are_not_square_raise():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"generation0_steps": -1}, "`generation0_steps` must be a number of meta-steps, an integer and not negative"),
-        ({"generation0_steps": 1.5}, "`generation0_steps` must be a number of meta-steps"),
-        ({"rotation_weight": -1.0}, "`rotation_weight` must be finite and not negative; got -1.0"),
-        ({"distance_weight": float("inf")}, "`distance_weight` must be finite and not negative; got inf"),
-        ({"temperature": 0}, "`temperature` must be positive; got 0"),
-        ({"regularization": 0}, "`regularization` must be positive; got 0"),
-        ({"classes": 0}, "`classes` must be an integer of at least 1; got 0"),
+        ({"generation0_steps": -1}, "`generation0_steps` must be an integer ≥ 0"),
+        ({"generation0_steps": 1.5}, "`generation0_steps` must be an integer ≥ 0"),
+        ({"rotation_weight": -1.0}, "`rotation_weight` must be a number ≥ 0; got -1.0"),
+        ({"distance_weight": float("inf")}, "`distance_weight` must be a number ≥ 0; got inf"),
+        ({"temperature": 0}, "`temperature` must be a number > 0; got 0"),
+        ({"regularization": 0}, "`regularization` must be a number > 0; got 0"),
+        ({"classes": 0}, "`classes` must be an integer ≥ 1 or none; got 0"),
     ],
 )
 def test_invalid_options_raise(options, message):

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from gradhomog import OptionError
-
 # Odd, and by the golden ratio far from small multiples of 2³², so that adjacent seeds have different streams.
 SEED_STRIDE = 2654435761
 
@@ -22,16 +20,10 @@ class Minibatches(nn.Module):
     Args:
         size: examples in a minibatch, the option `inner_batch`.
         seed: seed of a separate generator, the option `seed`.
-
-    Raises:
-        OptionError: `size` is not an integer ≥ 1, or `seed` not an integer ≥ 0.
     """
 
     def __init__(self, size: int, seed: int) -> None:
         super().__init__()
-        for name, value, least in (("inner_batch", size, 1), ("seed", seed, 0)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise OptionError(f"`{name}` must be an integer of at least {least}; got {value!r}.")
         self.size, self.seed, self.step = size, seed, 0
 
     def training_positions(self, examples: int, steps: int) -> Tensor | None:

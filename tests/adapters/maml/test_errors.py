@@ -20,18 +20,27 @@ from tests.adapters.few_shot import networks
         ({"inner": torch.optim.SGD}, "`inner` must be a name"),
         ({"inner": torchopt.MetaSGD}, "`inner` must be a name"),
         ({"inner": torchopt.sgd(lr=0.1, momentum=0.9, dampening=0.5)}, "given as a function"),
-        ({"inner_lr": 0.0}, "`inner_lr` must be positive"),
-        ({"inner_steps": -1}, "`inner_steps` must be an integer and not negative; got -1"),
-        ({"test_steps": -1}, "`test_steps` must be an integer and not negative"),
+        ({"inner_lr": 0.0}, "`inner_lr` must be a number > 0"),
+        ({"inner_steps": -1}, "`inner_steps` must be an integer ≥ 0; got -1"),
+        ({"test_steps": -1}, "`test_steps` must be an integer ≥ 0"),
         ({"adapt": "body.*"}, r"`adapt` must match.*'body.\*' matches none of encoder.0.weight"),
         ({"adapt": []}, "`adapt` must contain at least one pattern"),
         ({"inner_steps": 1.5}, "`inner_steps` must be an integer"),
-        ({"norm": "instance"}, "`norm` must be 'batch', 'support' or 'frozen'"),
+        ({"norm": "instance"}, '`norm` must be one of "batch", "support", "frozen"'),
     ],
 )
 def test_invalid_options_raise(options, message):
     with pytest.raises(OptionError, match=message):
         MAML(*networks(), **options)
+
+
+def test_options_that_a_subclass_passes_on_are_validated():
+    class Subclass(MAML):
+        def __init__(self, *args, **keywords):
+            super().__init__(*args, **keywords)
+
+    with pytest.raises(OptionError, match="`inner_steps` must be an integer ≥ 0; got -1"):
+        Subclass(*networks(), inner_steps=-1)
 
 
 def test_a_network_without_parameters_raises():

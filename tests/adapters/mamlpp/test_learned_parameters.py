@@ -67,12 +67,12 @@ def test_without_inner_steps_the_loss_is_that_of_the_network():
     ("options", "message"),
     [
         ({"inner": torchopt.sgd(lr=0.1)}, "`inner` must be a name if rates are learned"),
-        ({"inner_lr": -1.0}, "`inner_lr` must be positive"),
+        ({"inner_lr": -1.0}, "`inner_lr` must be a number > 0"),
         ({"adapt": "encoder.1.*"}, "`adapt` must match more than scales and shifts"),
-        ({"multi_step_steps": -1}, "`multi_step_steps` must be a number of meta-steps"),
-        ({"first_order_steps": 0.5}, "`first_order_steps` must be a number of meta-steps"),
-        ({"anneal_steps": True}, "`anneal_steps` must be a number of meta-steps"),
-        ({"final_outer_lr": float("nan")}, "`final_outer_lr` must be finite and not negative"),
+        ({"multi_step_steps": -1}, "`multi_step_steps` must be an integer ≥ 0"),
+        ({"first_order_steps": 0.5}, "`first_order_steps` must be an integer ≥ 0"),
+        ({"anneal_steps": True}, "`anneal_steps` must be an integer ≥ 0"),
+        ({"final_outer_lr": float("nan")}, "`final_outer_lr` must be a number ≥ 0"),
         ({"norm": "layer"}, "`norm` must be"),
     ],
 )
