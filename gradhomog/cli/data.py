@@ -10,6 +10,11 @@ from typing import Any
 
 from gradhomog.cli._output import add_json, print_json, print_table
 
+NAMES = (
+    "Recognized below ROOT: NAME-SIZE.npz, NAME.npz, filelists/NAME, NAME, and the folders of `gradhomog data list`. "
+    "Pass --domain NAME=PATH to `gradhomog reproduce` for a file or folder of another name."
+)
+
 
 def add(commands: Any) -> None:
     command = commands.add_parser("data", help="find and check the few-shot benchmarks on disk", description=__doc__)
@@ -26,8 +31,8 @@ def add(commands: Any) -> None:
         "check", help="check the files of benchmarks",
         description="Check the files of benchmarks: form, numbers of classes and images against the published ones, "
         "splits, headers of all images, digests of file lists.",
-        epilog="Exit codes: 0 all are complete; 1 a benchmark is damaged or incomplete, or one that was named is "
-        "missing; 2 invalid input.",
+        epilog=f"{NAMES} Exit codes: 0 all are complete; 1 a benchmark is damaged, incomplete or other data, or one "
+        "that was named is missing; 2 invalid input.",
     )  # fmt: skip
     _add_root(check)
     check.add_argument("--full", action="store_true", help="decode every image completely (takes minutes)")
@@ -102,12 +107,13 @@ def run_check(args: argparse.Namespace) -> int:
             rows.append((result.benchmark, result.status, result.form or "", classes, images, result.sha256[:16]))
         print_table(rows)
         for result in results:
-            for problem in [*result.problems, *result.differences]:
-                print(f"{result.benchmark}: {problem}")
-            if result.advice:
-                print(f"{result.benchmark}: {result.advice}")
-    bad = {"damaged", "incomplete", "missing"} if args.names else {"damaged", "incomplete"}
-    return 1 if any(result.status in bad for result in results) else 0
+            for text in (*result.problems, "; ".join(result.differences), result.advice):
+                if text:
+                    print(f"{result.benchmark}: {text}")
+        if any(result.status == "missing" for result in results):
+            print(NAMES)
+    good = {"complete"} if args.names else {"complete", "missing"}
+    return 0 if all(result.status in good for result in results) else 1
 
 
 def run_lists(args: argparse.Namespace) -> int:

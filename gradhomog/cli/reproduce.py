@@ -96,7 +96,9 @@ def run(args: argparse.Namespace) -> int:
             args.experiment, settings, out, resume=args.resume, progress=progress, jobs=args.jobs,
             executor=args.executor,
         )  # fmt: skip
-    content = to_json(outcome.table) if args.json else report.render_text(outcome.table, outcome.description)
+    description = outcome.description
+    facts = {"data": description["data"], "differences": description["differences"]}
+    content = facts | to_json(outcome.table) if args.json else report.render_text(outcome.table, description)
     return _print_outcome(content, out, outcome.failures)
 
 

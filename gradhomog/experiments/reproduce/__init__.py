@@ -4,9 +4,10 @@ An experiment is a list of comparisons, one for each column of a table and each 
 into one table with our number, the paper's number, and the difference.
 """
 
-from gradhomog.experiments.reproduce.data_sources import NAMES, find_domains
+from gradhomog.experiments.reproduce.data_sources import find_domains
 from gradhomog.experiments.reproduce.execute import Reproduction, describe, reproduce
 from gradhomog.experiments.reproduce.experiments import EXPERIMENTS, Part, image_size, parts
+from gradhomog.experiments.reproduce.protocol import NAMES
 from gradhomog.experiments.reproduce.scales import SCALES, Scale
 from gradhomog.experiments.reproduce.settings import Settings
 from gradhomog.experiments.reproduce.table import Cell, Table, collect

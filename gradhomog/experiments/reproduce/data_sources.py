@@ -8,11 +8,9 @@ from pathlib import Path
 from gradhomog.error_lists import join_errors
 from gradhomog.errors import ConfigError, DataError
 from gradhomog.experiments.config.suggestions import did_you_mean
-from gradhomog.experiments.data.benchmarks import find
-from gradhomog.experiments.reproduce.protocol import TARGETS, TRAINING_ONLY
-
-NAMES = (TRAINING_ONLY, *TARGETS)
-"""The nine benchmarks."""
+from gradhomog.experiments.data.benchmarks import BENCHMARKS, find
+from gradhomog.experiments.data.benchmarks.check import count
+from gradhomog.experiments.reproduce.protocol import NAMES
 
 
 def find_domains(data: Path | None, assigned: Sequence[str], size: int) -> dict[str, str]:
@@ -44,6 +42,23 @@ def find_domains(data: Path | None, assigned: Sequence[str], size: int) -> dict[
     texts = {name: str(found[name].absolute()) for name in NAMES if name in found}
     _check_paths(texts)
     return texts
+
+
+def find_differences(domains: Mapping[str, str]) -> dict[str, str]:
+    """How the data differ from the published benchmarks, such as "100 of 196 classes", of those that do.
+
+    Args:
+        domains: as returned by `find_domains`.
+
+    Raises:
+        DataError: a file or folder cannot be used.
+    """
+    found = {}
+    for name, text in domains.items():
+        counted = count(BENCHMARKS[name], Path(text))
+        if counted.status != "complete":
+            found[name] = "other data: " * (counted.status == "other data") + "; ".join(counted.differences)
+    return found
 
 
 def _check_paths(texts: Mapping[str, str]) -> None:

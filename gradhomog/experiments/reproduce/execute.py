@@ -13,6 +13,7 @@ from gradhomog.errors import ConfigError, GradhomogError
 from gradhomog.experiments.execution import plan
 from gradhomog.experiments.execution.comparison import compare, make_plan
 from gradhomog.experiments.execution.monitor import Progress
+from gradhomog.experiments.reproduce.data_sources import find_differences
 from gradhomog.experiments.reproduce.experiments import CONFLICT, EXPERIMENTS, Part, parts
 from gradhomog.experiments.reproduce.page import FIGURES, REPORT
 from gradhomog.experiments.reproduce.report import write_page
@@ -26,7 +27,7 @@ from gradhomog.experiments.results.plan import decided_runs
 T = TypeVar("T")
 
 DESCRIPTION = "reproduce.json"
-TEXTS = ("version", "contents", "scale_summary")
+TEXTS = ("version", "contents", "scale_summary", "differences")
 """Entries of the description that may differ when an experiment is resumed."""
 
 
@@ -64,7 +65,7 @@ def reproduce(
     Args:
         name: a key of `EXPERIMENTS`.
         out: the output folder.
-        resume: continue in an existing folder; it must have the same settings.
+        resume: continue in an existing folder; it must have the same settings, and data of the same content.
         progress: as for `compare`; also called with the record `part` before each comparison.
 
     Raises:
@@ -73,7 +74,8 @@ def reproduce(
     planned = parts(name, settings)
 
     def report(description: dict[str, Any]) -> Table:
-        table = collect(name, EXPERIMENTS[name].published, planned, out)
+        complete = description["data"].keys() - description["differences"].keys()
+        table = collect(name, EXPERIMENTS[name].published, planned, out, complete)
         write_page(table, description, out)
         return table
 
@@ -115,16 +117,19 @@ def compute_parts(
     Raises:
         ConfigError, KeyboardInterrupt: as in `reproduce`.
     """
-    for part in planned:  # before hours of training: learners, pipelines, networks and data of all parts
-        make_plan(part.config)
+    # Before hours of training: learners, pipelines, networks and data of all parts.
+    plans = {part.name: make_plan(part.config) for part in planned}
     description = _open_folder(out, content, planned, resume)
+    for name, new in plans.items():
+        if (out / name / PLAN).exists():
+            new.read_same(out / name)
     failures: dict[str, str] = {}
     for index, part in enumerate(planned):
         progress(
             {"event": "part", "name": part.name, "index": index, "of": len(planned), "titles": _candidate_titles(part)}
         )
         folder = out / part.name
-        if _is_finished(part, folder):
+        if _is_finished(plans[part.name], folder):
             continue
         exists = (folder / PLAN).exists()
         try:
@@ -146,13 +151,10 @@ def _candidate_titles(part: Part) -> dict[tuple[str, str], str]:
     return found
 
 
-def _is_finished(part: Part, folder: Path) -> bool:
+def _is_finished(planned: Plan, folder: Path) -> bool:
     """True if the folder has the report and every run of this comparison, so that `compare` would change nothing."""
     if not (folder / REPORT).exists() or not (folder / PLAN).exists():
         return False
-    existing, planned = Plan.read(folder), make_plan(part.config)
-    if existing.digest != planned.digest or [*existing.fingerprints.values()] != [*planned.fingerprints.values()]:
-        return False  # `compare` raises the error
     results = {run.id: result for run in planned.runs if (result := run_dir(folder, run).result()) is not None}
     return all(run.id in results for run in decided_runs(planned.methods, planned.seeds, results, ()))
 
@@ -164,7 +166,8 @@ def describe(name: str, settings: Settings) -> dict[str, Any]:
         "contents": EXPERIMENTS[name].summary if name in EXPERIMENTS else CONFLICT,
         "scale": settings.scale,
         "scale_summary": SCALES[settings.scale].summary,
-        "data": dict(settings.domains),
+        "data": {name: Path(text).name for name, text in settings.domains.items()},  # the folder may be moved
+        "differences": find_differences(settings.domains),
         "learners": list(settings.learners),
         "targets": list(settings.targets),
         "shots": list(settings.shots),

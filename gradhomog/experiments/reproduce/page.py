@@ -54,10 +54,13 @@ def write_page(
 
     Args:
         folder: the output folder of the experiment.
-        description: settings of the experiment, as in its folder; `data`, if present, maps benchmarks to files.
+        description: settings of the experiment, as in its folder; `data`, if present, maps benchmarks to files, and
+            `differences` to their differences from the published ones.
         header, rows, notes: as in `render_text`.
         page_figures: title, SVG and caption of each figure.
     """
+    shown = ("parts", "contents", "data", "differences")
+    data, differences = description.get("data", {}), description.get("differences", {})
     page = (
         environment()
         .get_template("reproduction.html")
@@ -68,8 +71,8 @@ def write_page(
             notes=notes,
             figures=page_figures,
             parts=description["parts"],
-            facts={key: _fact(value) for key, value in description.items() if key not in ("parts", "contents", "data")},
-            data={name: Path(text).name for name, text in description.get("data", {}).items()},
+            facts={key: _fact(value) for key, value in description.items() if key not in shown},
+            data={name: "; ".join(filter(None, [file, differences.get(name)])) for name, file in data.items()},
         )
     )
     path = folder / REPORT

@@ -15,6 +15,9 @@ SPECIALIZED = ("chestx", "cropdiseases", "eurosat", "isic")
 TARGETS = (*NATURAL, *SPECIALIZED)
 """Test benchmarks of the strong problem, in the order of Table 2: two blocks, each with its average."""
 
+NAMES = (TRAINING_ONLY, *TARGETS)
+"""The nine benchmarks."""
+
 WEAK = (TRAINING_ONLY, "cub")
 """Benchmarks of the weak problem, Table 1."""
 

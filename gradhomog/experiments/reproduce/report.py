@@ -13,12 +13,17 @@ from gradhomog.experiments.report.html_table import Cell as HtmlCell
 from gradhomog.experiments.report.html_table import number_key
 from gradhomog.experiments.report.svg import inline_svg
 from gradhomog.experiments.reproduce import page
-from gradhomog.experiments.reproduce.protocol import TARGETS, TRAINING_ONLY
+from gradhomog.experiments.reproduce.protocol import NAMES
 from gradhomog.experiments.reproduce.table import Cell, Table
 
 SALIENCY = (
     "Rows: images, SmoothGrad saliency of each network adapted to its task, and for ISI the probability with which "
     "activations are dropped. One image of each benchmark."
+)
+
+INCOMPLETE = (
+    "†: no comparison with the paper, because data of the column are missing or not complete, see Data. A column of "
+    "strong generalization uses all nine benchmarks."
 )
 
 if TYPE_CHECKING:
@@ -70,17 +75,22 @@ def notes(table: Table, description: Mapping[str, Any]) -> list[str]:
         "corrected for the number of rows. seeds for 1 point: seeds that detect a difference of one percentage point "
         "(power 80 %, two-sided 5 %).",
         "The paper prints no number of training seeds; its intervals are over test tasks.",
+        *([INCOMPLETE] if any(cell.published and not cell.is_comparable for cell in table.cells) else []),
         *([f"Missing: {'; '.join(table.missing)}."] if table.missing else []),
     ]  # fmt: skip
 
 
 def scale_notes(description: Mapping[str, Any]) -> list[str]:
     """Sentences about the scale and the benchmarks that are present."""
-    absent = [name for name in (TRAINING_ONLY, *TARGETS) if name not in description["data"]]
+    data, differences = description["data"], description["differences"]
+    lists = {
+        "not complete": [f"{name} ({data[name]}: {text})" for name, text in differences.items()],
+        "missing": [name for name in NAMES if name not in data],
+    }
+    text = "".join(f"; {title}: {', '.join(names)}" for title, names in lists.items() if names)
     return [
         page.scale_note(description),
-        f"Data: {len(description['data'])} of 9 benchmarks present"
-        + (f"; missing: {', '.join(absent)}." if absent else "."),
+        f"Data: {len(data) - len(differences)} of {len(NAMES)} benchmarks present and complete{text}.",
     ]
 
 
@@ -142,7 +152,9 @@ def _row(cell: Cell) -> list[HtmlCell]:
             number_key(printed.mean if printed else None),
         ),
         HtmlCell(
-            NOTHING if cell.to_published is None else number_text(cell.to_published, "accuracy", True),
+            NOTHING + " †" * bool(cell.published)
+            if cell.to_published is None
+            else number_text(cell.to_published, "accuracy", True),
             number_key(cell.to_published),
         ),
         HtmlCell(str(len(cell.seed_scores)), str(len(cell.seed_scores))),

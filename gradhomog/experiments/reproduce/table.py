@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from gradhomog.experiments.analysis.statistics import Interval, mean_interval, p
 from gradhomog.experiments.analysis.summary import summarize
 from gradhomog.experiments.execution import plan
 from gradhomog.experiments.reproduce.experiments import Part
-from gradhomog.experiments.reproduce.protocol import NATURAL, SPECIALIZED
+from gradhomog.experiments.reproduce.protocol import NAMES, NATURAL, SPECIALIZED
 from gradhomog.experiments.reproduce.published import PublishedScore, published_score
 from gradhomog.experiments.results.comparison_dir import PLAN
 from gradhomog.experiments.results.events import Record, numbers
@@ -41,6 +41,7 @@ class Cell:
         seeds_needed: number of seeds that detects a difference of one point with a power of 80 %, from the spread of
             the differences; None if unknown.
         published: the paper's accuracy in percent.
+        is_comparable: True if all data of the paper's column are present and complete.
     """
 
     column: str
@@ -51,11 +52,14 @@ class Cell:
     to_plain: Interval | None
     seeds_needed: int | None
     published: PublishedScore | None
+    is_comparable: bool = False
 
     @property
     def to_published(self) -> float | None:
-        """Our mean minus the paper's, as a fraction."""
-        return None if self.published is None else self.ours.mean - self.published.mean / 100
+        """Our mean minus the paper's, as a fraction; None if they are not comparable."""
+        if self.published is None or not self.is_comparable:
+            return None
+        return self.ours.mean - self.published.mean / 100
 
 
 @dataclass(frozen=True)
@@ -77,12 +81,13 @@ class Table:
         return tuple(dict.fromkeys(cell.column for cell in self.cells))
 
 
-def collect(experiment: str, published: str, parts: Sequence[Part], folder: Path) -> Table:
+def collect(experiment: str, published: str, parts: Sequence[Part], folder: Path, complete: Collection[str]) -> Table:
     """Read the results of all parts, finished or not.
 
     Args:
         published: the paper's table in `published.toml`; empty if there is none.
         folder: the output folder of the experiment.
+        complete: benchmarks that are present and complete.
 
     Raises:
         ConfigError: a file is damaged.
@@ -95,6 +100,8 @@ def collect(experiment: str, published: str, parts: Sequence[Part], folder: Path
         records = read_records(folder / part.name) if (folder / part.name / PLAN).exists() else []
         found = {row.label: row for row in summarize(records).rows} if records else {}
         scores = _scores(records)
+        used = part.column.split()[:1] if part.config.domains.setting == "weak" else NAMES
+        comparable = all(name in complete for name in used)
         for label, row in titles.items():
             if label not in found:
                 missing.append(f"{part.column}, {row.title}")
@@ -102,7 +109,8 @@ def collect(experiment: str, published: str, parts: Sequence[Part], folder: Path
             method = found[label]
             episodes = len(next(iter(scores[label].values())))
             number = published_score(published, row.published, part.column) if published and row.published else None
-            cells.append(_cell(part.column, row.title, method, scores[label], number))
+            cell = _cell(part.column, row.title, method, scores[label], number)
+            cells.append(replace(cell, is_comparable=comparable))
     return Table(experiment, (*cells, *_averages(experiment, published, cells, parts)), episodes, tuple(missing))
 
 
@@ -126,7 +134,7 @@ def to_json(table: Table) -> dict[str, Any]:
                 "seeds_needed": cell.seeds_needed,
                 "published": cell.published.mean if cell.published else None,
                 "published_half_width": cell.published.half_width if cell.published else None,
-                "difference_to_published": percent(cell.to_published),
+                "difference_to_published": percent(cell.to_published), "is_comparable": cell.is_comparable,
             }
             for cell in table.cells
         ],
@@ -176,7 +184,8 @@ def _averages(experiment: str, published: str, cells: Sequence[Cell], parts: Seq
                 cell = _averaged_cell(title_of_column, title, scores, reference)
                 if cell is not None:
                     number = published_score(published, title, title_of_column) if published else None
-                    found.append(replace(cell, published=number))
+                    comparable = all(each.is_comparable for each in cells)  # of all benchmarks, or of none
+                    found.append(replace(cell, published=number, is_comparable=comparable))
     return found
 
 

@@ -93,6 +93,20 @@ class Plan:
         if not (folder / PLAN).exists():
             checksums.write_json(folder / PLAN, asdict(self))
             return
+        existing = self.read_same(folder)
+        if (existing_pins := existing.config["plugins"]) != self.config["plugins"]:
+            changed = sorted({*existing_pins} ^ {*self.config["plugins"]})
+            raise ConfigError(
+                f"{folder} contains results of other plugins. They cannot be combined in one table. These plugins "
+                f"are pinned in only one of the two configurations: {', '.join(changed)}. Choose another --out."
+            )
+
+    def read_same(self, folder: Path) -> Plan:
+        """Return the plan of a folder, which may have other plugins and other folders of data than this one.
+
+        Raises:
+            ConfigError: it has another configuration or other data.
+        """
         existing = Plan.read(folder)
         if existing.digest != self.digest:  # the run file may have been edited
             raise ConfigError(
@@ -100,12 +114,7 @@ class Plan:
                 "another --out."
             )
         self.check_fingerprints(existing.fingerprints, str(folder))
-        if (existing_pins := existing.config["plugins"]) != self.config["plugins"]:
-            changed = sorted({*existing_pins} ^ {*self.config["plugins"]})
-            raise ConfigError(
-                f"{folder} contains results of other plugins. They cannot be combined in one table. These plugins "
-                f"are pinned in only one of the two configurations: {', '.join(changed)}. Choose another --out."
-            )
+        return existing
 
     @classmethod
     def read(cls, folder: Path) -> Plan:

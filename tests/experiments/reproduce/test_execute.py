@@ -18,8 +18,18 @@ from scipy import stats
 from gradhomog.cli import main
 from gradhomog.errors import ConfigError, PluginRunError, UnknownPluginError
 from gradhomog.experiments.config.schema import Config
+from gradhomog.experiments.data.benchmarks import BENCHMARKS
 from gradhomog.experiments.execution.comparison import ComparisonResult
-from gradhomog.experiments.reproduce import Reproduction, Settings, execute, find_domains, reproduce
+from gradhomog.experiments.reproduce import (
+    NAMES,
+    Reproduction,
+    Settings,
+    collect,
+    execute,
+    find_domains,
+    parts,
+    reproduce,
+)  # fmt: skip
 from gradhomog.experiments.reproduce.report import render_text, write_page
 from gradhomog.experiments.reproduce.table import to_json
 from tests.experiments.reproduce.conftest import TINY
@@ -69,7 +79,8 @@ def test_cells_are_the_means_of_the_results(finished) -> None:
     assert cell.half_width_episodes == pytest.approx(expected)
     assert cell.published is not None
     assert cell.published.mean == 40.66
-    assert cell.to_published == pytest.approx(means.mean() - 0.4066)
+    assert cell.to_published is None
+    assert replace(cell, is_comparable=True).to_published == pytest.approx(means.mean() - 0.4066)
 
 
 def test_differences_are_paired_by_seed_also_those_of_averages(finished) -> None:
@@ -91,12 +102,43 @@ def test_differences_are_paired_by_seed_also_those_of_averages(finished) -> None
 
 def test_the_table_has_every_row_and_column_and_the_notes_state_scale_and_data(finished) -> None:
     text = render_text(finished.table, finished.description)
-    for word in ("MAML-RotoGBML", "MAML, static (tuned)", "cars 1-shot", "39.19", "Scale smoke", "9 of 9 benchmarks"):
+    for word in ("MAML-RotoGBML", "MAML, static (tuned)", "cars 1-shot", "39.19", "Scale smoke", "0 of 9 benchmarks"):
         assert word in text
     assert "changed by network.size=16" in text
     content = to_json(finished.table)
     assert content["missing"] == []
     assert {cell["seeds"] for cell in content["cells"]} == {2}
+
+
+def test_numbers_are_compared_with_the_papers_only_if_all_data_of_the_column_are_complete(
+    finished: Reproduction, settings: Settings
+) -> None:
+    planned = parts("strong", settings)
+    for complete in (set(NAMES), set(NAMES) - {"isic"}, {"cub", "cars"}):
+        table = collect("strong", "strong", planned, finished.folder, complete)
+        compared = {cell.row for cell in table.cells if cell.to_published is not None}
+        assert compared == ({"MAML", "MAML-RotoGBML"} if complete == set(NAMES) else set())
+    text = render_text(finished.table, finished.description)
+    page = (finished.folder / "report.html").read_text()
+    for output in (text, page):
+        assert "– †" in output
+        assert "†: no comparison with the paper" in output
+        assert "cars (cars-16.npz: 20 of 196 classes; 140 of 8,144 images)" in output
+    assert "cars-16.npz; 20 of 196 classes" in page
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_weak_columns_need_only_their_own_benchmark(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = replace(BENCHMARKS["cub"], classes=20, images=140, rule="novel")  # as if the small data were complete
+    monkeypatch.setitem(BENCHMARKS, "cub", small)
+    outcome = reproduce("weak", replace(settings, targets=["cub"]), tmp_path / "out")
+    compared = {cell.row for cell in outcome.table.cells if cell.to_published is not None}
+    assert compared == {"MAML", "MAML-RotoGBML"}
+    text = render_text(outcome.table, outcome.description)
+    assert "1 of 9 benchmarks present and complete; not complete: miniimagenet" in text
+    assert "†" not in text
 
 
 def test_the_page_is_self_contained_and_links_the_comparisons(finished) -> None:
@@ -134,6 +176,37 @@ def test_a_folder_with_results_is_continued_only_on_request_and_with_the_same_se
     )
     message = message_of(lambda: reproduce("weak", Settings(settings.domains, overrides=TINY), folder, resume=True))
     assert message.startswith(f"{folder} has other settings: `experiment` is 'strong' there and 'weak' here.")
+
+
+def _moved(settings: Settings, folder: Path) -> Settings:
+    """The same settings with copies of the data in another folder."""
+    folder.mkdir()
+    return replace(settings, domains={name: shutil.copy(text, folder) for name, text in settings.domains.items()})
+
+
+def test_data_may_be_moved_between_start_and_resumption(
+    finished: Reproduction, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execute, "compare", lambda *arguments, **options: pytest.fail("computed again"))
+    resumed = reproduce("strong", _moved(settings, tmp_path / "moved"), finished.folder, resume=True)
+    assert to_json(resumed.table) == to_json(finished.table)
+
+
+def test_changed_data_are_refused_with_the_name_of_the_domain_before_any_training(
+    finished: Reproduction, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a domain that is only trained on, and if another comparison has to be computed."""
+    monkeypatch.setattr(execute, "compare", lambda *arguments, **options: pytest.fail("computed"))
+    folder = shutil.copytree(finished.folder, tmp_path / "copy")
+    shutil.rmtree(folder / "cub-1-shot-maml")
+    moved = _moved(settings, tmp_path / "moved")
+    path = Path(moved.domains["isic"])
+    path.chmod(0o644)
+    content = dict(np.load(path))
+    content["images"][0, 0, 0, 0] ^= 1
+    np.savez(path, **content)
+    message = message_of(lambda: reproduce("strong", moved, folder, resume=True))
+    assert f"{folder / 'cars-1-shot-maml'} has results of other data: the content of {path}" in message
 
 
 @pytest.mark.parametrize("content", ["[]", "{", None])

@@ -35,6 +35,7 @@ class Benchmark:
         images: number of images; None if no number is published.
         rule: split rule of the classes.
         order: order of the classes, from which the rule counts.
+        class_names: published names of the classes, if there are few; empty otherwise.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Benchmark:
     order: str = "class folders by name"
     own_folders: tuple[str, ...] = ()
     archives: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
 
     @property
     def splits(self) -> dict[str, int]:
@@ -166,10 +168,14 @@ BENCHMARKS: dict[str, Benchmark] = {
             classes=10,
             images=27_000,
             rule="novel",
+            class_names=(
+                "AnnualCrop", "Forest", "HerbaceousVegetation", "Highway", "Industrial", "Pasture", "PermanentCrop",
+                "Residential", "River", "SeaLake",
+            ),
         ),
         Benchmark(
             name="isic",
-            title="ISIC 2018, task 3",
+            title="ISIC 2018, task 3 (HAM10000)",
             source="challenge.isic-archive.com/data (2018, task 3, training)",
             terms="CC BY-NC 4.0",
             layout="ISIC2018_Task3_Training_Input/<image>.jpg with "
@@ -180,6 +186,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             images=10_015,
             rule="novel",
             order="columns of the table",
+            class_names=("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC"),
         ),
         Benchmark(
             name="chestx",
@@ -193,9 +200,12 @@ BENCHMARKS: dict[str, Benchmark] = {
             images=25_847,
             rule="novel",
             order="by name",
+            class_names=(  # the findings of the benchmark of Guo et al. 2020, arXiv:1912.07200
+                "Atelectasis", "Cardiomegaly", "Effusion", "Infiltration", "Mass", "Nodule", "Pneumothorax",
+            ),
         ),
     )
-}
+}  # fmt: skip
 """The benchmarks by name, in the order of tables."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sys
 import tarfile
 import zipfile
@@ -19,7 +20,7 @@ from gradhomog.errors import DataError
 from gradhomog.experiments.data.benchmarks.catalogue import Benchmark
 from gradhomog.experiments.data.benchmarks.listing import SPLITS, Listing
 from gradhomog.experiments.data.benchmarks.lists import MANIFEST
-from gradhomog.experiments.data.benchmarks.locate import Form, advice, find_forms, list_published
+from gradhomog.experiments.data.benchmarks.locate import Form, advice, find_forms, find_similar, list_published
 from gradhomog.experiments.data.domains import _formats
 from gradhomog.experiments.data.domains._picture_set import PictureSet
 from gradhomog.experiments.data.domains._pictures import check_picture, describe_content, require_pillow
@@ -31,7 +32,7 @@ from gradhomog.experiments.data.npz import MAX_BYTES, open_npz
 _TO_PUBLISHED = {"train": "base", "val": "val", "test": "novel"}
 
 _REPORTED = 5
-"""Damaged images that are listed; further ones are counted."""
+"""Damaged images that are listed, further ones are counted; unknown classes that are listed."""
 
 
 @dataclass
@@ -39,18 +40,18 @@ class Checked:
     """The result of checking one benchmark.
 
     Attributes:
-        status: `"missing"`, `"damaged"` if there are problems, `"incomplete"` if there are only differences, else
-            `"complete"`.
+        status: `"missing"`, `"damaged"` if there are problems, `"other data"` if there are more classes or images than
+            published or another class name, `"incomplete"` for any other difference, else `"complete"`.
         splits: numbers of classes and images of base, val and novel.
         sha256: digest of splits, classes and relative paths; of an array file, of the whole file.
         problems: files that are damaged or missing.
-        differences: numbers of classes and images that differ from the published ones, as in subsets: results on these
-            files are not comparable to published ones.
+        differences: numbers and names of classes and images that differ from the published ones, as in subsets: results
+            on these files are not comparable to published ones.
         advice: what to do next, if anything.
     """
 
     benchmark: str
-    status: Literal["missing", "damaged", "incomplete", "complete"] = "missing"
+    status: Literal["missing", "damaged", "other data", "incomplete", "complete"] = "missing"
     path: str = ""
     form: Form | None = None
     classes: int = 0
@@ -73,6 +74,9 @@ def check(root: Path, benchmark: Benchmark, *, full: bool = False) -> Checked:
     form, path = next(find_forms(root, benchmark, None), (None, root))
     if form is None:
         result.problems, result.advice = _check_archives(root, benchmark)
+        if similar := find_similar(root, benchmark):
+            names = ", ".join(path.name for path in similar)
+            result.advice = f"Not recognized, but of a similar name: {names}. {result.advice}"
     else:
         result.path, result.form = str(path), form
         try:
@@ -83,8 +87,21 @@ def check(root: Path, benchmark: Benchmark, *, full: bool = False) -> Checked:
             result.problems.append(f"{path}: cannot be read ({error.strerror or error}).")
     if result.problems:
         result.status = "damaged"
-    elif form is not None:
-        result.status = "incomplete" if result.differences else "complete"
+    return result
+
+
+def count(benchmark: Benchmark, path: Path) -> Checked:
+    """Compare the classes and the number of images of a file or folder with the published ones.
+
+    Labels or lists are read, not the images.
+
+    Raises:
+        DataError: the file or folder cannot be used.
+    """
+    result = Checked(benchmark.name, path=str(path))
+    arrays = path.suffix.lower() == ".npz"
+    listing = _list_arrays(path) if arrays else _from_pictures(_formats.list_pictures(path, None, MAX_BYTES))
+    _compare(benchmark, listing, result)
     return result
 
 
@@ -101,9 +118,7 @@ def _check_form(root: Path, benchmark: Benchmark, form: Form, path: Path, full: 
         if pictures.splits is None and benchmark.rule == "modulo":
             result.advice = f"Classes are split by name, not by the published rule. {advice(root, benchmark.name)}"
     result.sha256 = result.sha256 or listing.digest()
-    result.splits, result.classes = listing.counts(), len(listing.classes)
-    result.images = sum(len(images) for images in listing.classes.values())
-    result.differences += _count_differences(benchmark, result)
+    _compare(benchmark, listing, result)
     if form == "file lists":
         result.problems += _check_manifest(path)
     if form not in ("arrays", "pickles"):
@@ -126,7 +141,7 @@ def _from_pictures(pictures: PictureSet) -> Listing:
     return Listing(pictures.path, groups, _published_splits(names, own))
 
 
-def _list_arrays(path: Path, full: bool) -> Listing:
+def _list_arrays(path: Path, full: bool = False) -> Listing:
     """List an array file, whose images are numbers; `full` decompresses them and compares their checksum."""
     with open_npz(path, max_bytes=2**40 if full else MAX_BYTES) as stored:
         labels, names, own = read_classes(path, stored)
@@ -143,15 +158,37 @@ def _published_splits(names: Sequence[str], own: Sequence[str] | None) -> dict[s
     return {name: _TO_PUBLISHED[split] for name, split in zip(names, splits, strict=True)}
 
 
-def _count_differences(benchmark: Benchmark, result: Checked) -> Iterable[str]:
-    """Yield differences of the numbers of classes and images from the published ones."""
+def _compare(benchmark: Benchmark, listing: Listing, result: Checked) -> None:
+    """Fill in the counts, the differences and the status of a result."""
+    result.splits, result.classes = listing.counts(), len(listing.classes)
+    result.images = sum(map(len, listing.classes.values()))
     splits = {split: result.splits[split]["classes"] for split in SPLITS}
     if result.classes != benchmark.classes:
-        yield f"has {result.classes} classes; published: {benchmark.classes}."
+        result.differences.append(_ratio(result.classes, benchmark.classes, "classes"))
     elif benchmark.rule != "novel" and not result.advice and splits != benchmark.splits:
-        yield f"splits have {_text(splits)} classes; published: {_text(benchmark.splits)}."
-    if benchmark.images is not None and result.images < benchmark.images:
-        yield f"has {result.images:,} images; published: {benchmark.images:,}."
+        result.differences.append(f"splits of {_text(splits)} classes, published: {_text(benchmark.splits)}")
+    if benchmark.images is not None and result.images != benchmark.images:
+        result.differences.append(_ratio(result.images, benchmark.images, "images"))
+    if others := _other_classes(benchmark, listing.classes):
+        result.differences.append(f"unknown classes: {', '.join(others[:_REPORTED])}")
+    more = result.classes > benchmark.classes or result.images > (benchmark.images or result.images)
+    result.status = "other data" if others or more else "incomplete" if result.differences else "complete"
+
+
+def _ratio(found: int, published: int, noun: str) -> str:
+    return f"{found:,} of {published:,} {noun}" if found < published else f"{found:,} {noun}, published: {published:,}"
+
+
+def _other_classes(benchmark: Benchmark, names: Iterable[str]) -> list[str]:
+    """Return the names that are no classes of the benchmark, if its class names are known and these are not numbers."""
+
+    def letters(name: str) -> str:
+        return re.sub(r"[\W_]", "", name).lower()
+
+    if not benchmark.class_names or all(re.fullmatch(r"\D*\d+", name) for name in names):
+        return []
+    known = {letters(name) for name in benchmark.class_names}
+    return [name for name in names if letters(name) not in known]
 
 
 def _text(counts: dict[str, int]) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
 from gradhomog.errors import DataError
+from gradhomog.experiments.config.suggestions import closest
 from gradhomog.experiments.data.benchmarks import class_folders, tables
-from gradhomog.experiments.data.benchmarks.catalogue import Benchmark, get
+from gradhomog.experiments.data.benchmarks.catalogue import BENCHMARKS, Benchmark, get
 from gradhomog.experiments.data.benchmarks.listing import Listing
 from gradhomog.experiments.data.domains import _formats, _read_json
 
@@ -61,7 +63,8 @@ def advice(root: Path, name: str) -> str:
 def find_forms(root: Path, benchmark: Benchmark, size: int | None) -> Iterator[tuple[Form, Path]]:
     """Yield the forms of a benchmark below `root`, in the order of `find`; `size=None` finds arrays of any size."""
     name = benchmark.name
-    sized = [root / f"{name}-{size}.npz"] if size is not None else sorted(root.glob(f"{name}-*.npz"))
+    others = [path for path in sorted(root.glob(f"{name}-*.npz")) if _image_size(path, name)]
+    sized = [root / f"{name}-{size}.npz"] if size is not None else others
     yield from (("arrays", path) for path in (*sized, root / f"{name}.npz") if path.is_file())
     lists, own = (_child(folder, name) for folder in (root / "filelists", root))
     if lists is not None and any((lists / file).is_file() for file in _read_json.FILES):
@@ -75,8 +78,23 @@ def find_forms(root: Path, benchmark: Benchmark, size: int | None) -> Iterator[t
     elif own is not None and form == "class folders" and any(path.is_dir() for path in own.iterdir()):
         yield "class folders", own
     if size is not None:
-        others = {path: int(path.stem[len(name) + 1 :]) for path in root.glob(f"{name}-*.npz") if _is_sized(path, name)}
-        yield from (("arrays", path) for path in sorted(others, key=lambda path: -others[path]) if path.is_file())
+        others.sort(key=lambda path: -_image_size(path, name))
+        yield from (("arrays", path) for path in others if path.is_file())
+
+
+def find_similar(root: Path, benchmark: Benchmark) -> list[Path]:
+    """Return `.npz` files and folders below `root` whose names resemble this benchmark, but are not recognized."""
+    words: dict[str, str] = {}
+    recognized = set()
+    for each in BENCHMARKS.values():
+        words |= dict.fromkeys((each.name, *re.findall(r"[\w-]{5,}", each.title)), each.name)
+        recognized |= {path.relative_to(root).parts[0] for _, path in find_forms(root, each, 0)}
+    found = []
+    for path in sorted(root.iterdir()):
+        if (path.suffix == ".npz" or path.is_dir()) and path.name not in recognized:
+            similar = closest(re.sub(r"[-_ ]\d+$", "", path.stem), words)
+            found += [path] if similar is not None and words[similar] == benchmark.name else []
+    return found
 
 
 def find_published(root: Path, benchmark: Benchmark) -> Path | None:
@@ -127,8 +145,10 @@ def has_source(root: Path, benchmark: Benchmark) -> bool:
     return "published folders" in forms or "class folders" in forms
 
 
-def _is_sized(path: Path, name: str) -> bool:
-    return path.stem[len(name) + 1 :].isdecimal()
+def _image_size(path: Path, name: str) -> int:
+    """Return the size in the name of an array file; 0 if there is none."""
+    text = path.stem[len(name) + 1 :]
+    return int(text) if text.isdecimal() else 0
 
 
 def _child(folder: Path, name: str) -> Path | None:

@@ -13,12 +13,6 @@ from gradhomog.experiments.data.benchmarks.listing import Listing, by_rule, pict
 from gradhomog.experiments.data.domains._pictures import describe_content
 from gradhomog.experiments.data.domains._text_files import file_names, read_table
 
-ISIC_CLASSES = ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC")
-"""Columns of the table of ISIC 2018, task 3."""
-
-CHESTX_CLASSES = ("Atelectasis", "Cardiomegaly", "Effusion", "Infiltration", "Mass", "Nodule", "Pneumothorax")
-"""Findings of the benchmark of Guo et al. 2020, arXiv:1912.07200."""
-
 _MAT_BYTES = 2**22
 """Largest .mat file that is read: those of Stanford Cars have 0.6 MB, and compressed ones expand a thousand times."""
 
@@ -34,9 +28,10 @@ def list_isic(benchmark: Benchmark, folder: Path) -> Listing:
     stem = folder.name.removesuffix("_Input") + "_GroundTruth"
     tables = (folder.parent / stem / f"{stem}.csv", folder.parent / f"{stem}.csv")
     table = next((path for path in tables if path.is_file()), tables[0])
-    classes: dict[str, list[str]] = {name: [] for name in ISIC_CLASSES}
-    for number, row in enumerate(read_table(table, ("image", *ISIC_CLASSES)), start=2):
-        marked = [name for name in ISIC_CLASSES if row[name].strip() in ("1", "1.0")]
+    columns = benchmark.class_names
+    classes: dict[str, list[str]] = {name: [] for name in columns}
+    for number, row in enumerate(read_table(table, ("image", *columns)), start=2):
+        marked = [name for name in columns if row[name].strip() in ("1", "1.0")]
         if len(marked) != 1:
             raise DataError(f"{table}: row {number}, {row['image']!r}, must have one class; found {len(marked)}.")
         classes[marked[0]].append(f"{row['image']}.jpg")
@@ -59,7 +54,7 @@ def list_chestx(benchmark: Benchmark, table: Path) -> Listing:
         inner = f"{place}/images" if (folder / place / "images").is_dir() else place  # images_001/images of Kaggle
         if (folder / inner).is_dir():
             found |= {name: f"{inner}/{name}" for name in pictures(folder / inner)}
-    classes: dict[str, list[str]] = {name: [] for name in CHESTX_CLASSES}
+    classes: dict[str, list[str]] = {name: [] for name in benchmark.class_names}
     for row in read_table(table, ("Image Index", "Finding Labels")):
         if row["Finding Labels"] in classes:
             classes[row["Finding Labels"]].append(row["Image Index"])

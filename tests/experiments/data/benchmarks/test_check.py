@@ -61,8 +61,40 @@ def test_digests_do_not_depend_on_the_place_of_the_data(changeable, tmp_path, ca
 def test_fewer_images_than_published_are_a_difference(published):
     result = checked(published("eurosat"), "eurosat", images=31)
     assert (result.status, result.problems) == ("incomplete", [])
-    assert result.differences == ["has 30 images; published: 31."]
+    assert result.differences == ["30 of 31 images"]
     assert checked(published("eurosat"), "eurosat", images=30).status == "complete"
+
+
+@pytest.mark.parametrize(
+    ("classes", "change", "differences"),
+    [
+        (400, {}, ["400 classes, published: 200", "800 of 11,788 images"]),
+        (7, {"class_names": np.array(["akiec", "bcc", "bkl", "df", "mel", "nv", "vasc"])}, []),
+        (7, {"class_names": np.array(["cat", "BCC", "BKL", "DF", "MEL", "NV", "dog"])}, ["unknown classes: cat, dog"]),
+    ],
+)
+def test_more_classes_than_published_or_unknown_names_show_other_data(tmp_path, classes, change, differences):
+    name = "cub" if classes == 400 else "isic"
+    np.savez(tmp_path / f"{name}.npz", **arrays(classes, **change))
+    result = checked(tmp_path, name, images=11_788 if name == "cub" else None)
+    assert (result.status, result.differences) == ("other data" if differences else "complete", differences)
+
+
+def test_files_of_similar_names_are_suggested_for_the_benchmark_that_they_resemble(tmp_path, capsys):
+    files = {
+        "cub2011-32.npz": "cub", "Cars-84.npz": "cars", "plantvillage-32.npz": "cropdiseases", "ham10000.npz": "isic",
+        "mini-imagenet.npz": "miniimagenet", "places-old.npz": "places", "CropDisease": "cropdiseases",
+    }  # fmt: skip
+    for file in (*files, "flowers-32.npz", "omniglot-28.npz", "eurosat-32.npz", "filelists", "devkit"):
+        (tmp_path / file).mkdir() if "." not in file else np.savez(tmp_path / file, **arrays(10))
+    _, printed = run(capsys, "check", tmp_path)
+    lines = {line.split(":")[0]: line for line in printed.out.splitlines() if "of a similar name" in line}
+    assert {name: [file for file in files if file in line] for name, line in lines.items()} == {
+        name: [file for file in files if files[file] == name] for name in files.values()
+    }
+    assert not any(file in printed.out for file in ("flowers", "omniglot", "filelists:", "devkit,"))
+    assert "Recognized below ROOT: NAME-SIZE.npz, NAME.npz" in printed.out
+    assert "--domain NAME=PATH" in printed.out
 
 
 DAMAGED_PICTURES = {
@@ -118,7 +150,7 @@ def test_a_list_that_was_changed_or_cut_off_differs_from_its_manifest(changeable
     path.unlink()
     problems = checked(root, "cub").problems
     assert "val.json: differs from the manifest" in problems[0]
-    assert checked(root, "cub").differences == ["has 150 classes; published: 200."]
+    assert checked(root, "cub").differences == ["150 of 200 classes"]
     (path.parent / "manifest.json").write_text("[")
     assert any("manifest.json: is damaged" in problem for problem in checked(root, "cub").problems)
 
@@ -159,13 +191,13 @@ def test_arrays_are_counted_and_their_damage_is_reported(tmp_path):
     np.savez(tmp_path / "isic-84.npz", **arrays(7, labels=np.repeat(np.arange(7), 2) + 1))
     assert "`labels` must be in 0..6" in checked(tmp_path, "isic").problems[0]
     np.savez(tmp_path / "isic-84.npz", **arrays(6))
-    assert checked(tmp_path, "isic").differences == ["has 6 classes; published: 7."]
+    assert checked(tmp_path, "isic").differences == ["6 of 7 classes"]
     path = tmp_path / "isic-84.npz"
     path.write_bytes(path.read_bytes()[:300])
     assert "is not an .npz file, or its end is cut off" in checked(tmp_path, "isic").problems[0]
     np.savez(tmp_path / "cub.npz", **arrays(200, class_split=np.array(["train"] * 150 + ["val"] * 20 + ["test"] * 30)))
     assert checked(tmp_path, "cub").differences == [
-        "splits have base 150, val 20, novel 30 classes; published: base 100, val 50, novel 50."
+        "splits of base 150, val 20, novel 30 classes, published: base 100, val 50, novel 50"
     ]
 
 
@@ -220,7 +252,7 @@ def test_the_list_is_printed_without_importing_torch():
 def test_exit_codes_of_checks(published, changeable, tmp_path, capsys):
     code, out = run(capsys, "check", published("eurosat"))
     assert code == 1  # 30 of 27,000 images
-    assert "eurosat: has 30 images; published: 27,000." in out.out
+    assert "eurosat: 30 of 27,000 images" in out.out
     assert "isic: Obtain it from challenge.isic-archive.com" in out.out
     (tmp_path / "nothing").mkdir()
     assert run(capsys, "check", tmp_path / "nothing")[0] == 0

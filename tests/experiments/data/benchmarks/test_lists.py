@@ -14,7 +14,6 @@ from gradhomog import DataError, OptionError
 from gradhomog.experiments.data.benchmarks import BENCHMARKS, find
 from gradhomog.experiments.data.benchmarks.lists import write_lists
 from gradhomog.experiments.data.benchmarks.locate import find_published, list_source
-from gradhomog.experiments.data.benchmarks.tables import CHESTX_CLASSES, ISIC_CLASSES
 from tests.experiments.data.benchmarks.trees import JPEG, TREES
 
 SPLITS = ("base", "val", "novel")
@@ -91,13 +90,13 @@ def test_the_species_with_most_images_are_listed_and_at_most_600_images_of_each(
 
 def test_the_class_of_an_isic_image_is_the_column_with_one(published):
     listing = listed(published("isic"), "isic")
-    assert list(listing.classes) == list(ISIC_CLASSES)
+    assert list(listing.classes) == list(BENCHMARKS["isic"].class_names)
     assert listing.classes["NV"] == ["ISIC_0024307.jpg", "ISIC_0024314.jpg", "ISIC_0024321.jpg"]
 
 
 def test_only_images_with_one_of_seven_findings_are_listed(published):
     listing = listed(published("chestx"), "chestx")
-    assert list(listing.classes) == list(CHESTX_CLASSES)
+    assert list(listing.classes) == list(BENCHMARKS["chestx"].class_names)
     assert listing.classes["Mass"] == [f"images/{number:08}_000.png" for number in (4, 15, 26)]
     assert sum(map(len, listing.classes.values())) == 21
 

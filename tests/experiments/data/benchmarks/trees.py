@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 from scipy.io import savemat
 
-from gradhomog.experiments.data.benchmarks.tables import CHESTX_CLASSES, ISIC_CLASSES
+from gradhomog.experiments.data.benchmarks import BENCHMARKS
 
 
 def picture_bytes(kind: str = "JPEG", grey: int = 0) -> bytes:
@@ -86,11 +86,13 @@ def isic(root: Path) -> None:
     images = [f"ISIC_{24306 + number:07}" for number in range(21)]
     write_pictures(root / f"{stem}_Input", [f"{name}.jpg" for name in images])
     rows = [[name, *(f"{float(column == index % 7)}" for column in range(7))] for index, name in enumerate(images)]
-    write_csv(root / f"{stem}_GroundTruth" / f"{stem}_GroundTruth.csv", [["image", *ISIC_CLASSES], *rows])
+    write_csv(
+        root / f"{stem}_GroundTruth" / f"{stem}_GroundTruth.csv", [["image", *BENCHMARKS["isic"].class_names], *rows]
+    )
 
 
 def chestx(root: Path) -> None:
-    findings = [*CHESTX_CLASSES, "Pneumonia", "No Finding", "Mass|Nodule", "Hernia"]
+    findings = [*BENCHMARKS["chestx"].class_names, "Pneumonia", "No Finding", "Mass|Nodule", "Hernia"]
     rows = [[f"{index:08}_000.png", findings[index % len(findings)], "0"] for index in range(3 * len(findings))]
     write_pictures(root / "chestx" / "images", [row[0] for row in rows], picture_bytes("PNG"))
     header = ["Image Index", "Finding Labels", "Follow-up #"]
