@@ -96,9 +96,8 @@ def run(args: argparse.Namespace) -> int:
             args.experiment, settings, out, resume=args.resume, progress=progress, jobs=args.jobs,
             executor=args.executor,
         )  # fmt: skip
-    description = outcome.description
-    facts = {"data": description["data"], "differences": description["differences"]}
-    content = facts | to_json(outcome.table) if args.json else report.render_text(outcome.table, description)
+    facts = {key: outcome.description[key] for key in ("data", "differences")}
+    content = facts | to_json(outcome.table) if args.json else report.render_text(outcome.table, outcome.description)
     return _print_outcome(content, out, outcome.failures)
 
 

@@ -45,7 +45,7 @@ def find_domains(data: Path | None, assigned: Sequence[str], size: int) -> dict[
 
 
 def find_differences(domains: Mapping[str, str]) -> dict[str, str]:
-    """How the data differ from the published benchmarks, such as "100 of 196 classes", of those that do.
+    """Differences of the data from the published benchmarks, such as "100 of 196 classes", by name.
 
     Args:
         domains: as returned by `find_domains`.
@@ -53,12 +53,12 @@ def find_differences(domains: Mapping[str, str]) -> dict[str, str]:
     Raises:
         DataError: a file or folder cannot be used.
     """
-    found = {}
-    for name, text in domains.items():
-        counted = count(BENCHMARKS[name], Path(text))
-        if counted.status != "complete":
-            found[name] = "other data: " * (counted.status == "other data") + "; ".join(counted.differences)
-    return found
+    counted = {name: count(BENCHMARKS[name], Path(text)) for name, text in domains.items()}
+    return {
+        name: "other data: " * (result.status == "other data") + "; ".join(result.differences)
+        for name, result in counted.items()
+        if result.status != "complete"
+    }
 
 
 def _check_paths(texts: Mapping[str, str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ class Table:
         return tuple(dict.fromkeys(cell.column for cell in self.cells))
 
 
-def collect(experiment: str, published: str, parts: Sequence[Part], folder: Path, complete: Collection[str]) -> Table:
+def collect(experiment: str, published: str, parts: Sequence[Part], folder: Path, complete: Set[str]) -> Table:
     """Read the results of all parts, finished or not.
 
     Args:
@@ -101,7 +101,7 @@ def collect(experiment: str, published: str, parts: Sequence[Part], folder: Path
         found = {row.label: row for row in summarize(records).rows} if records else {}
         scores = _scores(records)
         used = part.column.split()[:1] if part.config.domains.setting == "weak" else NAMES
-        comparable = all(name in complete for name in used)
+        comparable = complete >= set(used)
         for label, row in titles.items():
             if label not in found:
                 missing.append(f"{part.column}, {row.title}")
@@ -109,8 +109,7 @@ def collect(experiment: str, published: str, parts: Sequence[Part], folder: Path
             method = found[label]
             episodes = len(next(iter(scores[label].values())))
             number = published_score(published, row.published, part.column) if published and row.published else None
-            cell = _cell(part.column, row.title, method, scores[label], number)
-            cells.append(replace(cell, is_comparable=comparable))
+            cells.append(_cell(part.column, row.title, method, scores[label], number, comparable))
     return Table(experiment, (*cells, *_averages(experiment, published, cells, parts)), episodes, tuple(missing))
 
 
@@ -134,7 +133,7 @@ def to_json(table: Table) -> dict[str, Any]:
                 "seeds_needed": cell.seeds_needed,
                 "published": cell.published.mean if cell.published else None,
                 "published_half_width": cell.published.half_width if cell.published else None,
-                "difference_to_published": percent(cell.to_published), "is_comparable": cell.is_comparable,
+                "difference_to_published": percent(cell.to_published),
             }
             for cell in table.cells
         ],
@@ -151,14 +150,15 @@ def _scores(records: Iterable[Record]) -> dict[str, dict[int, list[float]]]:
 
 
 def _cell(
-    column: str, title: str, row: MethodRow, scores: dict[int, list[float]], published: PublishedScore | None
-) -> Cell:
+    column: str, title: str, row: MethodRow, scores: dict[int, list[float]], published: PublishedScore | None,
+    is_comparable: bool,
+) -> Cell:  # fmt: skip
     half_widths = [mean_interval(values).half_width for values in scores.values()]
     plain: PairedComparison | None = row.to_plain
     return Cell(
         column, title, row.score, dict(zip(row.seeds, row.seed_scores, strict=True)),
         mean_interval(half_widths).mean, plain.difference if plain else None, plain.seeds_needed if plain else None,
-        published,
+        published, is_comparable,
     )  # fmt: skip
 
 

@@ -63,9 +63,11 @@ def advice(root: Path, name: str) -> str:
 def find_forms(root: Path, benchmark: Benchmark, size: int | None) -> Iterator[tuple[Form, Path]]:
     """Yield the forms of a benchmark below `root`, in the order of `find`; `size=None` finds arrays of any size."""
     name = benchmark.name
-    others = [path for path in sorted(root.glob(f"{name}-*.npz")) if _image_size(path, name)]
-    sized = [root / f"{name}-{size}.npz"] if size is not None else others
-    yield from (("arrays", path) for path in (*sized, root / f"{name}.npz") if path.is_file())
+    arrays = {path: path.stem.removeprefix(f"{name}-") for path in root.glob(f"{name}-*.npz") if path.is_file()}
+    sizes = {path: int(text) for path, text in arrays.items() if text.isdecimal()}
+    yield from (("arrays", path) for path in sorted(sizes) if size in (None, sizes[path]))
+    if (path := root / f"{name}.npz").is_file():
+        yield "arrays", path
     lists, own = (_child(folder, name) for folder in (root / "filelists", root))
     if lists is not None and any((lists / file).is_file() for file in _read_json.FILES):
         yield "file lists", lists
@@ -78,8 +80,7 @@ def find_forms(root: Path, benchmark: Benchmark, size: int | None) -> Iterator[t
     elif own is not None and form == "class folders" and any(path.is_dir() for path in own.iterdir()):
         yield "class folders", own
     if size is not None:
-        others.sort(key=lambda path: -_image_size(path, name))
-        yield from (("arrays", path) for path in others if path.is_file())
+        yield from (("arrays", path) for path in sorted(sizes, key=lambda path: -sizes[path]))
 
 
 def find_similar(root: Path, benchmark: Benchmark) -> list[Path]:
@@ -143,12 +144,6 @@ def has_source(root: Path, benchmark: Benchmark) -> bool:
     """Return whether `list_source` finds pictures of a benchmark."""
     forms = [form for form, _ in find_forms(root, benchmark, None)]
     return "published folders" in forms or "class folders" in forms
-
-
-def _image_size(path: Path, name: str) -> int:
-    """Return the size in the name of an array file; 0 if there is none."""
-    text = path.stem[len(name) + 1 :]
-    return int(text) if text.isdecimal() else 0
 
 
 def _child(folder: Path, name: str) -> Path | None:
