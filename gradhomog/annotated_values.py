@@ -49,7 +49,7 @@ def _constructor(cls: type) -> tuple[list[str], dict[str, Any]]:
     """
     hints: dict[str, Any] = {}
     for base in reversed([base for base in cls.__mro__ if "__init__" in vars(base)]):
-        own = inspect.signature(base.__init__).parameters
+        own = inspect.signature(vars(base)["__init__"]).parameters
         hints = {name: hint for name, hint in hints.items() if name not in own} | type_hints(base)
     return list(inspect.signature(cls).parameters), hints
 

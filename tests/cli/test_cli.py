@@ -145,7 +145,7 @@ def test_the_resolved_run_file_reproduces_the_table(tmp_path, capsys):
         (["compare", "--set", 'domains.train=["nowhere.npz"]'], "nowhere.npz"),
         (["compare", "--set", "device=abacus"], "abacus"),
         (["compare", "--set", "device=meta"], "meta"),
-        (["compare", "--set", "threads=100000000000"], "`threads` must be at most 1024"),
+        (["compare", "--set", "threads=100000000000"], "`threads` must be an integer ≥ 1 and ≤ 1024"),
         (["compare", "--set", 'learner="maml(encoder=1)"'], "maml has no option 'encoder'"),
         (["compare", "--set", 'learner="maml(registry=1)"'], "maml has no option 'registry'"),
         (["compare", "--set", 'learner="maml(adapt=[])"'], "`adapt` must contain at least one pattern"),

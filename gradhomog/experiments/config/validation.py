@@ -6,7 +6,6 @@ import dataclasses
 import math
 import typing
 from collections.abc import Mapping
-from dataclasses import field
 from typing import Any, TypeVar
 
 from gradhomog.annotated_values import describe_type, fits
@@ -15,14 +14,6 @@ from gradhomog.errors import ConfigError
 from gradhomog.experiments.config.suggestions import did_you_mean
 
 Table = TypeVar("Table")
-
-
-def at_least(
-    minimum: float, default: Any, *, exclusive: bool = False, below: float = math.inf, maximum: float = math.inf
-) -> Any:
-    """A dataclass field for a number ≥ `minimum` (> `minimum` if `exclusive`), < `below`, and ≤ `maximum`."""
-    limits = {"min": minimum, "exclusive": exclusive, "below": below, "max": maximum}
-    return field(default=default, metadata=limits)
 
 
 def build(kind: type[Table], content: Mapping[str, Any], prefix: str = "", prebuilt: tuple[str, ...] = ()) -> Table:
@@ -46,8 +37,8 @@ def build(kind: type[Table], content: Mapping[str, Any], prefix: str = "", prebu
 
 def _build(kind: Any, content: Mapping[str, Any], prefix: str, prebuilt: tuple[str, ...], errors: list[str]) -> Any:
     """The dataclass; None if there are errors, which are appended to `errors`."""
-    fields = {item.name: item for item in dataclasses.fields(kind)}
-    hints = typing.get_type_hints(kind)
+    fields = [item.name for item in dataclasses.fields(kind)]
+    plain, hints = typing.get_type_hints(kind), typing.get_type_hints(kind, include_extras=True)
     values: dict[str, Any] = {}
     for key, value in content.items():
         path = f"{prefix}{key}"
@@ -61,31 +52,16 @@ def _build(kind: Any, content: Mapping[str, Any], prefix: str, prebuilt: tuple[s
                 values[key] = _build(hints[key], value, f"{path}.", (), errors)
             else:
                 errors.append(f"`{path}` must be a table; got {value!r}.")
-        elif not fits(value, hints[key]):
-            errors.append(f"`{path}` must be {describe_type(hints[key])}; got {value!r}.")
         else:
-            values[key] = _to_float(value) if hints[key] is float else value
-            errors += _range_errors(path, values[key], fields[key].metadata)
+            values[key] = _to_float(value) if plain[key] is float and type(value) is int else value
+            if not fits(values[key], hints[key]):
+                errors.append(f"`{path}` must be {describe_type(hints[key])}; got {values[key]!r}.")
     return None if errors else kind(**values)
 
 
-def _to_float(value: float) -> float:
+def _to_float(value: int) -> float:
     """The number as float; infinity for an integer that exceeds the range of floats."""
     try:
         return float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
-
-
-def _range_errors(path: str, value: Any, limits: Mapping[str, Any]) -> list[str]:
-    minimum = limits.get("min")
-    if minimum is None:
-        return []
-    above_minimum = value > minimum if limits["exclusive"] else value >= minimum
-    below_maximum = value < limits["below"] and value <= limits["max"]
-    if (isinstance(value, int) or math.isfinite(value)) and above_minimum and below_maximum:
-        return []
-    lower = "greater than" if limits["exclusive"] else "at least"
-    upper = "" if limits["below"] == math.inf else f" and less than {limits['below']}"
-    upper += "" if limits["max"] == math.inf else f" and at most {limits['max']}"
-    return [f"`{path}` must be {lower} {minimum}{upper}; got {value!r}."]

@@ -6,14 +6,14 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradhomog.experiments.config.validation import at_least
 from gradhomog.experiments.problems.pinn.cole_hopf import burgers_solution
 from gradhomog.experiments.problems.pinn.equation import PDE, Equation, PinnOptions
 from gradhomog.experiments.problems.pinn.network import TanhNetwork
@@ -34,9 +34,9 @@ class BurgersOptions(PinnOptions):
     """
 
     name: Literal["burgers"] = "burgers"
-    interior: int = at_least(1, 1280)
-    initial: int = at_least(1, 42)
-    boundary: int = at_least(1, 42)
+    interior: Annotated[int, Ge(1)] = 1280
+    initial: Annotated[int, Ge(1)] = 42
+    boundary: Annotated[int, Ge(1)] = 42
 
 
 class Burgers(Equation):

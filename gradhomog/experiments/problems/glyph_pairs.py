@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge
 
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.config.suggestions import did_you_mean
 from gradhomog.experiments.config.suites import suite_pipelines
-from gradhomog.experiments.config.validation import at_least
 from gradhomog.experiments.data.domains import glyphs
 from gradhomog.experiments.problems import pairs
 from gradhomog.experiments.problems.data import Data
@@ -23,8 +24,8 @@ class GlyphPairOptions(pairs.PairOptions):
 
     name: Literal["glyph_pairs"] = "glyph_pairs"
     script: str = "latin"
-    classes: int = at_least(2, 10)
-    instances: int = at_least(8, 120)
+    classes: Annotated[int, Ge(2)] = 10
+    instances: Annotated[int, Ge(8)] = 120
 
 
 @functools.lru_cache(maxsize=2)  # one process runs many trainings on the same data

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradhomog.experiments.config.validation import at_least
 from gradhomog.experiments.problems.pinn.equation import PDE, Equation, PinnOptions
 from gradhomog.experiments.problems.pinn.network import TanhNetwork
 from gradhomog.experiments.problems.pinn.points import uniform
@@ -32,8 +32,8 @@ class HelmholtzOptions(PinnOptions):
     """
 
     name: Literal["helmholtz"] = "helmholtz"
-    interior: int = at_least(1, 1280)
-    boundary: int = at_least(1, 128)
+    interior: Annotated[int, Ge(1)] = 1280
+    boundary: Annotated[int, Ge(1)] = 128
 
 
 class Helmholtz(Equation):

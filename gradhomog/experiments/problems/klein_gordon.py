@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradhomog.experiments.config.validation import at_least
 from gradhomog.experiments.problems.pinn.equation import PDE, Equation, PinnOptions
 from gradhomog.experiments.problems.pinn.network import TanhNetwork
 from gradhomog.experiments.problems.pinn.points import uniform
@@ -30,9 +30,9 @@ class KleinGordonOptions(PinnOptions):
     """
 
     name: Literal["klein_gordon"] = "klein_gordon"
-    interior: int = at_least(1, 128)
-    initial: int = at_least(1, 128)
-    boundary: int = at_least(1, 128)
+    interior: Annotated[int, Ge(1)] = 128
+    initial: Annotated[int, Ge(1)] = 128
+    boundary: Annotated[int, Ge(1)] = 128
 
 
 class KleinGordon(Equation):

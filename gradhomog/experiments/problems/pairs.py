@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from numpy.typing import NDArray
 
 from gradhomog.errors import ConfigError
-from gradhomog.experiments.config.validation import at_least
 from gradhomog.experiments.data.seeding import generator
 from gradhomog.experiments.problems.data import ACCURACY, Data, SplitData
 
@@ -31,11 +31,11 @@ DEFAULTS: dict[str, Any] = {
 class PairOptions:
     """Options of all problems with pairs: numbers of pairs per split and per batch, and the seed."""
 
-    train: int = at_least(1, 6000)
-    validation: int = at_least(1, 1000)
-    test: int = at_least(1, 2000)
-    batch: int = at_least(2, 64)
-    seed: int = at_least(0, 0)
+    train: Annotated[int, Ge(1)] = 6000
+    validation: Annotated[int, Ge(1)] = 1000
+    test: Annotated[int, Ge(1)] = 2000
+    batch: Annotated[int, Ge(2)] = 64
+    seed: Annotated[int, Ge(0)] = 0
 
 
 def offset(size: int) -> int:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from annotated_types import Ge, Gt, Lt
 from numpy.typing import NDArray
 
 from gradhomog.errors import DataError
 from gradhomog.experiments.config.suites import suite_pipelines
-from gradhomog.experiments.config.validation import at_least
 from gradhomog.experiments.data.seeding import generator
 from gradhomog.experiments.problems import table
 from gradhomog.experiments.problems.data import R2, Data, SplitData
@@ -37,10 +37,10 @@ class RegressionOptions:
     data: str = "breast_cancer"
     targets: list[str] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)
-    validation: float = at_least(0, 0.2, exclusive=True, below=1)
-    test: float = at_least(0, 0.2, exclusive=True, below=1)
-    batch: int = at_least(1, 64)
-    seed: int = at_least(0, 0)
+    validation: Annotated[float, Gt(0), Lt(1)] = 0.2
+    test: Annotated[float, Gt(0), Lt(1)] = 0.2
+    batch: Annotated[int, Ge(1)] = 64
+    seed: Annotated[int, Ge(0)] = 0
 
 
 def data(options: RegressionOptions) -> Data:

@@ -117,5 +117,5 @@ def test_by_default_one_state_is_tested_alone(small, tmp_path):
 
 
 def test_an_ensemble_of_zero_states_is_rejected():
-    with pytest.raises(ConfigError, match=r"`train.ensemble` must be at least 1; got 0"):
+    with pytest.raises(ConfigError, match=r"`train.ensemble` must be an integer ≥ 1; got 0"):
         load(None, ["train.ensemble=0"])

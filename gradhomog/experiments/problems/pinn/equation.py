@@ -5,14 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradhomog.experiments.config.validation import at_least
 from gradhomog.experiments.problems.pinn.network import TanhNetwork
 
 PDE = "pde"
@@ -36,7 +36,7 @@ class PinnOptions:
     """
 
     name: str = ""
-    depth: int = at_least(1, 3)
+    depth: Annotated[int, Ge(1)] = 3
     conditions: Literal["merged", "separate"] = "merged"
     state: Literal["lowest_loss", "last", "lowest_error"] = "lowest_loss"
     error: Literal["relative_l2", "mse"] = "relative_l2"

@@ -208,12 +208,12 @@ def test_beta1_is_that_of_adam():
     ("override", "message"),
     [
         ("problem.initial=5", r"unknown key `problem.initial`"),
-        ("problem.depth=0", r"`problem.depth` must be at least 1; got 0"),
+        ("problem.depth=0", r"`problem.depth` must be an integer ≥ 1; got 0"),
         ("problem.conditions=all", r"`problem.conditions` must be .*merged.*separate"),
         ("network.name=mlp", r"`network.name` is not used with `problem.name` 'helmholtz'"),
-        ("train.beta1=1", r"`train.beta1` must be at least 0 and less than 1; got 1"),
-        ("train.lr_decay=0", r"`train.lr_decay` must be greater than 0 and at most 1; got 0"),
-        ("train.lr_decay=1.5", r"`train.lr_decay` must be greater than 0 and at most 1; got 1.5"),
+        ("train.beta1=1", r"`train.beta1` must be a number ≥ 0 and < 1; got 1"),
+        ("train.lr_decay=0", r"`train.lr_decay` must be a number > 0 and ≤ 1; got 0"),
+        ("train.lr_decay=1.5", r"`train.lr_decay` must be a number > 0 and ≤ 1; got 1.5"),
     ],
 )
 def test_invalid_options_raise_with_their_key_path(override, message):
