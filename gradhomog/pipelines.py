@@ -21,13 +21,7 @@ from gradhomog.reports import StepReport
 from gradhomog.stage_execution import choice, saved_state
 from gradhomog.stage_execution.assembly import Entry, assemble
 from gradhomog.stage_execution.member import Member
-from gradhomog.stage_execution.nonfinite import (
-    Nonfinite,
-    check_policy,
-    drop_nonfinite,
-    find_cause,
-    require_finite_squares,
-)
+from gradhomog.stage_execution.nonfinite import Nonfinite, check_policy, drop_nonfinite, find_cause
 from gradhomog.stage_execution.stages import Stages, attached, report
 from gradhomog.stage_execution.step_inputs import Rows, features_at_stages, make_step_inputs
 from gradhomog.step import KernelTraces
@@ -261,13 +255,10 @@ class Pipeline:
             if (nonfinite or self.nonfinite) == "drop":
                 inputs = drop_nonfinite(inputs, self.stages.transforming)
             factor = 1.0
-            if inputs.jacobian.dtype == torch.float64:  # squares of narrower dtypes do not leave the range of float64
-                if (
-                    self.stages.updating and "jacobian" in self.stages.needs
-                ):  # its state may contain rows, in their unit
-                    require_finite_squares(inputs, self.stages.transforming)
-                elif self.stages.needs & {"gramian", "norms"}:
-                    inputs, factor = inputs.in_range()
+            # Squares of narrower dtypes stay within the range of float64. Kept rows have one unit for all steps.
+            keeps_rows = bool(self.stages.updating) and "jacobian" in self.stages.needs
+            if inputs.jacobian.dtype == torch.float64 and self.stages.needs & {"gramian", "norms"} and not keeps_rows:
+                inputs, factor = inputs.in_range()
             rows, outcomes = self.stages.run(inputs, self.steps, self.debug)
             direction = rows.mean()
             if factor != 1:

@@ -121,18 +121,8 @@ def find_cause(inputs: StepInputs, outcomes: Sequence[StageOutcome], transformin
 
 def find_overflow(member: Member, rows: Jacobian) -> NonfiniteError | None:
     """Return the error for finite rows whose inner products overflow, if a member reads them; else None."""
-    return overflow(rows) if member.needs & {"gramian", "norms"} and not all_finite([rows.gramian()]) else None
-
-
-def require_finite_squares(inputs: StepInputs, transforming: Sequence[Member]) -> None:
-    """Raise if inner products of the rows overflow float64: a state of such rows would fail in every later step."""
-    if not all_finite([inputs.jacobian.total_squared_norms]):
-        require_finite_inputs(inputs, transforming)
-        raise overflow(inputs.jacobian)
-
-
-def overflow(rows: Jacobian) -> NonfiniteError:
-    """Return the error for finite rows whose inner products overflow float64."""
+    if not member.needs & {"gramian", "norms"} or all_finite([rows.gramian()]):
+        return None
     largest = max(float(block.abs().max()) for block in rows.materialize().values() if block.numel())
     return NonfiniteError(
         f"inner products of the rows overflow float64: the largest entry of a row is {largest:.1e}. "

@@ -181,6 +181,11 @@ class Tracked(Homogenizer):
         known, kept_dtype = dict(averages), torch.bfloat16 if self.dtype == "bfloat16" else wide
         updated: dict[str, float] = {}
         for key, (task, row) in self._rows_by_key(step):
+            if wide == torch.float64 and not bool(jacobian_of_rows([row]).norms().isfinite()):
+                raise OptionError(
+                    f"tracked: the square of the norm of task {key!r}'s row overflows float64. Divide the losses by a "
+                    "constant."
+                )
             count = state["counts"][key] = state["counts"].get(key, 0) + 1
             updated[key] = share = (1 - self.average) / (1 - self.average**count)
             averages[key] = moved_average(known.get(key), row, share, kept_dtype, wide)
