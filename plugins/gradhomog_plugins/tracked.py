@@ -181,11 +181,6 @@ class Tracked(Homogenizer):
         known, kept_dtype = dict(averages), torch.bfloat16 if self.dtype == "bfloat16" else wide
         updated: dict[str, float] = {}
         for key, (task, row) in self._rows_by_key(step):
-            if wide == torch.float64 and not bool(jacobian_of_rows([row]).norms().isfinite()):
-                raise OptionError(
-                    f"tracked: the square of the norm of task {key!r}'s row overflows float64. Divide the losses by a "
-                    "constant."
-                )
             count = state["counts"][key] = state["counts"].get(key, 0) + 1
             updated[key] = share = (1 - self.average) / (1 - self.average**count)
             averages[key] = moved_average(known.get(key), row, share, kept_dtype, wide)
@@ -278,6 +273,8 @@ class Tracked(Homogenizer):
             raise OptionError(f"tracked: {self.method!r} supports at most {self._max_tasks} tasks; got {len(tasks)}.")
         inner_step = step.with_rows(jacobian, tasks, losses, self._inner_needs).view(self.inner)
         result = self._act(inner_step)
+        if wide == torch.float64 and not bool(jacobian.norms().isfinite().all()):  # it would fail in every later step
+            raise OptionError("tracked: the square of a row's norm overflows float64. Divide the losses by a constant.")
         inner_step = inner_step.with_aux(result.aux)
         if self._replaces_rows:
             return flatten(result.value.mean(), wide), [1.0] * len(order), inner_step, result.converged
