@@ -213,8 +213,8 @@ class Learner(ValidatedConstructor, ABC):
         outer.zero_grad()
         for name, parameter in named.items():
             gradient = pending.result.direction[name]
-            # Some homogenizers keep rows of earlier steps.
-            parameter.grad = None if name in unused and not gradient.any() else gradient
+            is_unused = name in unused and (pending.result.weights is not None or not gradient.any())  # replaced rows
+            parameter.grad = None if is_unused else gradient
         outer.step()
         self.on_step_end()
         return replace(pending.result, direction={})

@@ -55,6 +55,7 @@ OWN: dict[str, dict[str, int]] = {
     "torchjd": {"torchjd.rows": 3},
     "tracked": {GRAMIAN: 1},
     "mamlpp": {"mamlpp._done": 1},
+    "reptile": {"reptile.row": 5},
     "sharp_maml": {"sharp_maml.rows": 1},
 }  # fmt: skip
 IN_THE_NETWORK = {"isi": {"isi.measured": 1}, "rotogbml": {"isi.measured": 1}}

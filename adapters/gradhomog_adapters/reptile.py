@@ -156,8 +156,10 @@ class Reptile(FewShotLearner):
         displacement = {n: (parameters[n].detach() - moved[n]) / length for n in self.adapted if n in parameters}
         if self._inner_state is not None:
             self._inner_state.record_task(state, [found.loss, *displacement.values()])
-        if support.differentiate is autograd_gradient:  # values can be read
-            found.gradients = {name: moved if moved.any() else None for name, moved in displacement.items()}
+        if displacement and support.differentiate is autograd_gradient:  # values can be read
+            changed = torch.stack([part.any() for part in displacement.values()]).tolist()  # one wait for a device
+            pairs = zip(displacement.items(), changed, strict=True)
+            found.gradients = {name: part if has_moved else None for (name, part), has_moved in pairs}
         else:
             found.gradients = displacement
         return found

@@ -112,7 +112,8 @@ def compute_step(pipe: Pipeline, batch: Batch, jacobian: Jacobian, options: Opti
     shared = [
         (graph.shared[name], gradient if graph.factor == 1 else graph.factor * gradient)
         for name, gradient in direction.items()
-        if name not in unused or bool(gradient.any())  # of rows that a homogenizer kept from earlier steps
+        # A homogenizer that replaces rows may have kept some from earlier steps.
+        if name not in unused or (result.weights is None and bool(gradient.any()))
     ]
     return ComputedStep(result, shared, list(_head_gradients(batch, result, options.heads)), pending)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gradhomog.device_copies import task_index
 from gradhomog.errors import OptionError
 from gradhomog.jacobian import DenseJacobian, Jacobian
 from gradhomog.pipelines import PendingStep, Pipeline
@@ -41,7 +42,8 @@ class StepRows:
         )  # fmt: skip
         if self.accuracies is None:
             return pending
-        accuracies = self.accuracies[[self.slots.index(slot) for slot in pending.result.tasks]]
+        places = [self.slots.index(slot) for slot in pending.result.tasks]
+        accuracies = self.accuracies[task_index(places, self.accuracies.device)]
         return replace(pending, result=replace(pending.result, accuracies=accuracies))
 
 
