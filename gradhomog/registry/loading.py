@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.metadata
 import inspect
+import operator
 import sys
 from collections.abc import Iterable
 from types import ModuleType
@@ -75,7 +76,8 @@ def _import_module(info: PluginInfo) -> ModuleType:
     from gradhomog import global_settings
 
     point = importlib.metadata.EntryPoint(info.name, info.module, f"gradhomog.{info.kind}")
-    modules, settings, functions = set(sys.modules), global_settings.read_settings(), global_settings.read_functions()
+    settings, functions = [*map(operator.call, global_settings.READ_SETTINGS)], global_settings.read_functions()
+    modules = set(sys.modules)
     changes = []
     try:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from gradhomog.error_source import describe_error, raised_in_package
 from gradhomog.errors import GradhomogError, PluginRunError
-from gradhomog.global_settings import read_settings, restore_settings
+from gradhomog.global_settings import READ_SETTINGS, restore_settings
 from gradhomog.homogenizer import Homogenizer, Part, Removable
 from gradhomog.registry import PluginInfo
 from gradhomog.specs import STATISTICS, HomogenizerSpec
@@ -207,7 +208,7 @@ class Member:
         )
 
     def _call(self, where: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        start, settings = time.perf_counter(), read_settings()
+        start, settings = time.perf_counter(), [*map(operator.call, READ_SETTINGS)]
         try:
             result = function(*arguments)
         except GradhomogError as error:
@@ -218,7 +219,7 @@ class Member:
             raise self.failure(where, cause) from cause
         finally:
             self.seconds += time.perf_counter() - start
-            changes = "" if read_settings() == settings else restore_settings(settings)
+            changes = "" if [*map(operator.call, READ_SETTINGS)] == settings else restore_settings(settings)
         if changes:
             raise PluginRunError(
                 f"{self} changed {changes} in {where}. All other methods would train with it; it was restored. "

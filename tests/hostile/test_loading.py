@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import sys
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 import gradhomog
 from gradhomog import AmbiguousPluginError, PluginLoadError, PluginRunError
-from gradhomog.global_settings import read_settings
+from gradhomog.global_settings import READ_SETTINGS
 from tests.hostile.plugins import ADVICE, HERE, IMPORTS, assert_blamed, install, plugin
 
 HOOK = f"{IMPORTS}@hookimpl\ndef gradhomog_homogenizer(): "
@@ -95,7 +96,7 @@ PATCHES = {
 
 def read_globals():
     functions = torch.optim.Optimizer.zero_grad, torch.Tensor.backward, torch.autograd.grad
-    return *read_settings(), inspect.unwrap(torch.optim.Adam.step), *functions
+    return *map(operator.call, READ_SETTINGS), inspect.unwrap(torch.optim.Adam.step), *functions
 
 
 @pytest.mark.parametrize(("line", "change"), [*CHANGES.items(), *PATCHES.items()])
