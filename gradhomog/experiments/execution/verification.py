@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,13 @@ def verify(folder: Path) -> Checked:
     Raises:
         ConfigError: the folder has no `plan.json`.
     """
-    if not (folder / PLAN).exists():
-        Plan.read(folder)
-    if (error := _error(Plan.read, folder)) is not None:
-        yield folder / PLAN, error
+    try:
+        plan = Plan.read(folder)
+    except ConfigError as error:
+        if not (folder / PLAN).exists():
+            raise
+        yield folder / PLAN, str(error)
         return
-    plan = Plan.read(folder)
     config = load(None, (), plan.config)
     yield from _verify_runs(folder, plan, config)
     yield from _verify_manifest(folder)
@@ -84,12 +85,14 @@ def _check_result(path: Path, result: Mapping[str, Any], run: Run, plan: Plan, c
 def _verify_manifest(folder: Path) -> Checked:
     advice = f"Write the report again: gradhomog report {folder}"
     path = folder / MANIFEST
-    if not path.exists():
+    try:
+        files = checksums.read_json(path, advice)["files"]
+    except FileNotFoundError:
         yield path, f"{path} is missing: the comparison has not finished, or the file was removed. {advice}"
-    elif (error := _error(lambda path: checksums.read_json(path, advice), path)) is not None:
-        yield path, error
+    except ConfigError as error:
+        yield path, str(error)
     else:
-        yield from checksums.check_files(folder, checksums.read_json(path, advice)["files"])
+        yield from checksums.check_files(folder, files)
 
 
 def _verify_data(folder: Path, plan: Plan, config: Config) -> Checked:
@@ -104,15 +107,11 @@ def _verify_data(folder: Path, plan: Plan, config: Config) -> Checked:
         except GradhomogError as cause:
             print(f"{folder}: the data were not compared with those of the results: {cause}", file=sys.stderr)
         else:
-            yield folder / PLAN, _error(lambda path: plan.check_fingerprints(fingerprints, str(path)), folder)
+            try:
+                plan.check_fingerprints(fingerprints, str(folder))
+                yield folder / PLAN, None
+            except ConfigError as error:
+                yield folder / PLAN, str(error)
     for warning in caught:
         if isinstance(warning.message, DamagedCacheWarning):
             yield warning.message.path, str(warning.message)
-
-
-def _error(read: Callable[[Path], Any], path: Path) -> str | None:
-    try:
-        read(path)
-    except ConfigError as error:
-        return str(error)
-    return None
