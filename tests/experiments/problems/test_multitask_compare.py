@@ -175,5 +175,5 @@ def test_results_of_another_configuration_or_of_other_data_are_not_continued(wit
     (out / folders.RUN_FILE).write_text(text, encoding="utf-8")
     compare(load(out / folders.RUN_FILE), out, resume=True)
     np.savez(data, x=-rows[:, 0], y=rows.sum(1), z=rows[:, 1])
-    with pytest.raises(ConfigError, match="results of another data"):
+    with pytest.raises(ConfigError, match="has results of other data: the content of problem differs"):
         compare(load(out / folders.RUN_FILE), out, resume=True)
