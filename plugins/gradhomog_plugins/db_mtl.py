@@ -118,13 +118,15 @@ class DBMTL(Homogenizer):
         nonzero, longest = lengths > 0, lengths.max()
         stretch = torch.where(nonzero, longest / torch.where(nonzero, norms, 1.0), 0.0)
         stretched = step.jacobian.replace(_row_state.cast_like(averages, rows)).mix(stretch)
-        if longest > torch.finfo(step.dtype).max and not all(stretched.finite_tasks()):
-            if fits:  # a loss near zero in an earlier step: its average would make every later step fail
+        # A long average, or one of subnormal numbers: its loss was near zero, or its row was.
+        if max(longest, stretch.max()) > torch.finfo(step.dtype).max and not all(stretched.finite_tasks()):
+            if fits:  # of an earlier step: it would make every later step fail
                 return self._after(step, rows, False)
             raise OptionError(
-                f"db_mtl: the average of ∇ log L of task {keys[int(lengths.argmax())]!r} has the norm "
-                f"{longest.item():.3g}. All rows are scaled to this norm, which overflows {step.dtype}. The loss of "
-                f"this task is near zero. {WITHOUT_LOG}"
+                f"db_mtl: the averages of ∇ log L have norms from {lengths[nonzero].min().item():.3g} (task "
+                f"{keys[int(torch.where(nonzero, lengths, torch.inf).argmin())]!r}) to {longest.item():.3g} (task "
+                f"{keys[int(lengths.argmax())]!r}). All rows are scaled to the longest, which overflows {step.dtype}. "
+                f"A loss or a gradient is near zero. {WITHOUT_LOG}"
             )
         paper = step.tasks * (norms * units).max() / torch.where(longest > 0, longest, 1.0)
         return StageResult(stretched, aux=NewAverages(averages, units, weight_sums, counts + 1, paper))

@@ -196,13 +196,21 @@ def test_rows_that_a_loss_near_zero_makes_too_long_raise_and_change_no_state():
     assert pipe.state_dict()["0:db_mtl"]["counts"] == {}
 
 
-def test_averages_that_a_loss_near_zero_has_made_too_long_are_restarted():
+@pytest.mark.parametrize(("row", "loss"), [(1.0, 1e-100), (1e-40, 1e-40)], ids=["too long", "subnormal"])
+def test_averages_that_a_loss_near_zero_has_made_useless_are_restarted(row, loss):
     # The smallest loss scales the rows; in the next step another loss is the smallest, and the rows overflowed.
     pipe = gradhomog.pipeline("db_mtl")
-    pipe.combine(torch.eye(2), losses=[1.0, 1e-100], domains=["a", "b"])
+    pipe.combine(torch.tensor([[1.0, 0.0], [0.0, row]]), losses=[1.0, loss], domains=["a", "b"])
     found = pipe.combine(torch.eye(2), losses=[1.0, 2.0], domains=["a", "b"])
     assert torch.equal(found, gradhomog.pipeline("db_mtl").combine(torch.eye(2), losses=[1.0, 2.0]))
     assert pipe.state_dict()["0:db_mtl"]["counts"] == {"a": 1, "b": 1}
+
+
+def test_rows_that_cannot_have_equal_lengths_in_their_dtype_raise_with_both_tasks():
+    with pytest.raises(OptionError, match=r"norms from 1e-40 \(task 'b'\) to 1 \(task 'a'\)\. .* near zero\."):
+        gradhomog.pipeline("db_mtl").combine(
+            torch.tensor([[1.0, 0.0], [0.0, 1e-40]]), losses=[1.0, 1.0], domains=["a", "b"]
+        )
 
 
 def test_a_loss_without_an_inverse_raises_with_the_name():
