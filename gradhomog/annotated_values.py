@@ -45,12 +45,15 @@ class ValidatedConstructor:
 def _constructor(cls: type) -> tuple[list[str], dict[str, Any]]:
     """Return the names of a constructor's parameters in order, and the annotated types of those that have one.
 
-    Keywords that a subclass passes on as `**keywords` have the types of its base classes.
+    Untyped keywords, which a subclass passes on, have the types of its base classes.
     """
     hints: dict[str, Any] = {}
     for base in reversed([base for base in cls.__mro__ if "__init__" in vars(base)]):
-        own = inspect.signature(vars(base)["__init__"]).parameters
-        hints = {name: hint for name, hint in hints.items() if name not in own} | type_hints(base)
+        own, annotations = inspect.signature(vars(base)["__init__"]).parameters, annotations_of(base)
+        untyped = {name for name, one in own.items() if one.kind is one.VAR_KEYWORD}
+        untyped -= {name for name in untyped if typing.get_origin(annotations.get(name)) is typing.Unpack}
+        inherited = {name: hint for name, hint in hints.items() if name not in own} if untyped else {}
+        hints = inherited | type_hints(base)
     return list(inspect.signature(cls).parameters), hints
 
 
