@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import pkgutil
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 import gradhomog.cli
 
@@ -48,6 +51,18 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def names(wheel: Path) -> set[str]:
     with zipfile.ZipFile(wheel) as archive:
         return set(archive.namelist())
+
+
+def test_versions_that_were_tested_begin_at_the_declared_lower_bounds_and_are_named_in_the_readme() -> None:
+    script = (ROOT / ".ci" / "versions").read_text(encoding="utf-8")
+    rows = re.findall(r'^    "([\d.]+) ([\d.]+) ([\d.]+)"$', script, re.MULTILINE)
+    bounds = {Requirement(text).name: str(Requirement(text).specifier) for text in PROJECT["dependencies"]}
+    lowest = PROJECT["requires-python"], bounds["torch"], bounds["numpy"]
+    for version, bound in zip(rows[0], lowest, strict=True):
+        assert Version(version) == Version(bound.removeprefix(">="))
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    for python, torch, numpy in rows:
+        assert f"Python {python} with PyTorch {torch} and NumPy {numpy}" in readme
 
 
 @pytest.mark.slow

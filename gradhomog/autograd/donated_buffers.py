@@ -14,8 +14,7 @@ def disable_donated_buffers() -> None:
     that a second pass would read overwritten values. Call this at the beginning of a program that compiles a model and
     homogenizes its gradients. It sets `torch._functorch.config.donated_buffer = False`, adds a tag to
     `torch.compiler.config.cache_key_tag`, because the cache on disk does not distinguish the two kinds of code (PyTorch
-    2.13), and discards code that was compiled before. Further calls, and calls under PyTorch before 2.6, which has no
-    donated buffers, have no effect.
+    2.13), and discards code that was compiled before. Further calls have no effect.
 
     Cost: a backward pass allocates the memory that it would have reused. Pipelines with one backward pass do not need
     it.
@@ -25,14 +24,10 @@ def disable_donated_buffers() -> None:
     """
     # Imported here: compilation takes a second to import, and most programs do not compile.
     import torch._functorch.config as functorch_config
-
-    donated_buffer = getattr(functorch_config, "donated_buffer", None)
-    if donated_buffer is None:
-        return
     import torch.compiler.config as compiler_config
 
     tag = compiler_config.cache_key_tag
-    if not donated_buffer and CACHE_TAG in tag:
+    if not functorch_config.donated_buffer and CACHE_TAG in tag:
         return
     functorch_config.donated_buffer = False
     compiler_config.cache_key_tag = f"{tag} {CACHE_TAG}".strip()
