@@ -190,7 +190,7 @@ def test_vmap_raises_if_a_homogenizer_requires_one_task_after_the_other():
 
 @pytest.mark.parametrize("engine", ["grad(vmap)", "batched", None])
 def test_unknown_engines_raise(engine):
-    with pytest.raises(OptionError, match="'auto', 'loop' or 'vmap'"):
+    with pytest.raises(OptionError, match='`engine` must be one of "auto", "loop", "vmap"'):
         MAML(*network("linear"), engine=engine)
 
 
