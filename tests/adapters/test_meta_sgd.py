@@ -86,5 +86,5 @@ def test_frozen_rates_keep_their_values():
 
 @pytest.mark.parametrize("rates", [-0.1, (0.2, 0.1), float("nan"), [0.1], ()])
 def test_invalid_rates_raise(rates):
-    with pytest.raises(OptionError, match="`rates` must be a number( or a list|, or two in increasing order)"):
+    with pytest.raises(OptionError, match=r"`rates` must be a number( or a list|, or two in increasing order)"):
         MetaSGD(*networks(), rates=rates)
