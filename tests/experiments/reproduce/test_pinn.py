@@ -164,7 +164,7 @@ def test_a_finished_experiment_is_resumed_without_training(finished, monkeypatch
         (PinnSettings(overrides=["problem.error=mse"]), r"--set problem.error: .* use `gradhomog compare`"),
         (PinnSettings(overrides=["problem.state=last"]), r"--set problem.state: .* use `gradhomog compare`"),
         (PinnSettings(overrides=["problem.conditions=separate"]), r"--set problem.conditions: .* `gradhomog compare`"),
-        (PinnSettings(overrides=["train.steps=ten"]), r"`train.steps` must be an integer; got 'ten'"),
+        (PinnSettings(overrides=["train.steps=ten"]), r"`train.steps` must be an integer ≥ 1; got 'ten'"),
         (PinnSettings(overrides=["train.steps=0"]), r"`train.steps` must be an integer ≥ 1; got 0"),
     ],
 )
