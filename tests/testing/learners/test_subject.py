@@ -25,7 +25,7 @@ def test_a_spec_needs_no_distribution():
     [
         ("mamml", UnknownPluginError, "Did you mean 'maml'"),
         ("maml(inner_step=2)", OptionError, "has no option 'inner_step'. Did you mean 'inner_steps'"),
-        (("maml", {"inner_steps": "two"}), OptionError, "`inner_steps` must be an integer; got 'two'"),
+        (("maml", {"inner_steps": "two"}), OptionError, "`inner_steps` must be an integer ≥ 0; got 'two'"),
         (3, OptionError, r"a name, a pair \(name, options\) or a LearnerSpec; got 3"),
     ],
 )
