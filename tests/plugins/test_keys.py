@@ -120,7 +120,7 @@ def test_a_task_that_is_left_out_of_a_step_is_that_task_in_every_other(text):
 @pytest.mark.parametrize("change", ["left out", "None", "other order"])
 @pytest.mark.parametrize("text", ["uw(lr=0.5)", "famo(lr=0.2)", "tracked(method='uw(lr=0.5)', rows='all')"])
 def test_losses_in_a_dict_keep_their_state_if_a_key_is_left_out_or_in_another_place(text, change):
-    """The oracle: the same losses in a list, with None for the one that is left out."""
+    """The oracle: the same losses in a list, with None for the absent one."""
     weight = torch.ones(3, requires_grad=True)
     named, numbered = gradhomog.pipeline(text), gradhomog.pipeline(text)
 
