@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gradhomog.errors import OptionError
-from gradhomog.square_root import safe_sqrt
+from gradhomog.rows.square_root import safe_sqrt
 
 
 def cosines(gramian: Tensor) -> Tensor:

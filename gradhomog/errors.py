@@ -4,6 +4,16 @@ The command line prints any `GradhomogError` as one message and exits with code 
 gradhomog and keeps its traceback.
 """
 
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable, Iterable
+from types import CodeType
+from typing import Any
+
+from gradhomog._version import __version__
+
 # This module must not import torch, because the command line imports it first.
 
 _MAX_WIDTH = 200  # characters of a line in a message
@@ -32,7 +42,7 @@ class ExpressionError(OptionError):
             line, place = f"…{line[first : first + _MAX_WIDTH]}…", place - first + 1
         super().__init__(f"{reason}\n  {line}\n  {' ' * place}^")
 
-    def __reduce__(self) -> "tuple[type[ExpressionError], tuple[str, str, int]]":
+    def __reduce__(self) -> tuple[type[ExpressionError], tuple[str, str, int]]:
         return type(self), (self.reason, self.text, self.position)  # `Exception` would pass the message only
 
 
@@ -86,3 +96,44 @@ class DataError(GradhomogError, ValueError):
 
 class ConfigError(GradhomogError, ValueError):
     """A run file, a `--set` override, a run folder or a saved state is invalid; the message names the key."""
+
+
+def join_errors(messages: Iterable[object]) -> str:
+    """Return a single message unchanged; several messages become a list without duplicates, headed by their number.
+
+    >>> print(join_errors(["`seeds` must be an integer.", "unknown key `colour`."]))
+    2 errors:
+      - `seeds` must be an integer.
+      - unknown key `colour`.
+    """
+    different = list(dict.fromkeys(str(message) for message in messages))
+    if len(different) == 1:
+        return different[0]
+    items = ["  - " + message.replace("\n", "\n    ") for message in different]
+    return "\n".join([f"{len(items)} errors:", *items])
+
+
+def describe_error(cause: BaseException) -> str:
+    """Return type, message, file and line of an exception, and gradhomog's version, to follow the plugin's name."""
+    frames = traceback.extract_tb(cause.__traceback__)
+    where = f"{frames[-1].filename}:{frames[-1].lineno}; " if frames else ""
+    return f"{type(cause).__name__}: {cause} ({where}gradhomog {__version__})"
+
+
+def raised_in(cause: BaseException, function: Callable[..., Any]) -> bool:
+    """True if the error was raised in a function, or in a function that it called."""
+    code: CodeType | None = getattr(function, "__code__", None)
+    return any(frame.f_code is code for frame, _ in traceback.walk_tb(cause.__traceback__))
+
+
+def raised_in_package(cause: BaseException, module: str) -> bool:
+    """True if the error was raised in a module's top-level package, or in a function called from there."""
+    package = module.partition(".")[0]
+    names = (str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(cause.__traceback__))
+    return any(name.partition(".")[0] == package for name in names)
+
+
+def in_one_line(error: str) -> str:
+    """Return an error's text as one line, without the traceback that may follow it."""
+    words = re.split(r"\n\n(?=Traceback \(most recent| *\+ Exception Group)", error)[0]
+    return " ".join(words.split())

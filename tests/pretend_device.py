@@ -21,7 +21,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves, tree_map
 
-from gradhomog import device_copies
+from gradhomog.rows import device_copies
 
 NAME = "pretend"
 ROOT = str(Path(__file__).parent.parent)

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.test_learners_on_a_device import LEARNERS, batch, make_learner
 from torch import nn
 
 import gradhomog
 from gradhomog import Pipeline
-from gradhomog.jacobian import as_jacobian, jacobian_of_rows
+from gradhomog.rows import as_jacobian, jacobian_of_rows
 from tests import pretend_device
 from tests.test_device import combine_inputs, move, reads
-from tests.test_learners_on_a_device import LEARNERS, batch, make_learner
 
 GUIDE = Path(__file__).parents[1] / "docs" / "guide" / "gpu.md"
 Counts = Counter[str]

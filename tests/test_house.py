@@ -90,7 +90,7 @@ def at_import(tree: ast.AST) -> Iterator[ast.AST]:
         ("import a.b as c", {"a.b"}),
         ("def f():\n    from a import b, c", {"a.b", "a.c"}),
         ("from . import x", {"gradhomog.experiments.x"}),
-        ("from ..jacobian import y", {"gradhomog.jacobian.y"}),
+        ("from ..rows import y", {"gradhomog.rows.y"}),
         ("importlib.import_module('a.b')", {"a.b"}),
     ],
 )
@@ -243,8 +243,8 @@ def test_the_public_names_are_sorted_and_can_be_imported(package: ModuleType) ->
     assert package.__all__ == sorted(package.__all__)
     for name in package.__all__:
         assert getattr(package, name) is not None
-    assert set(dir(package)) - {"__version__"} == set(package.__all__)
-    with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'pipelin'"):
+    assert set(dir(package)) == set(package.__all__)
+    with pytest.raises(AttributeError, match=f"{package.__name__} attribute pipelin"):
         _ = package.pipelin
 
 
@@ -253,17 +253,3 @@ def test_no_public_name_is_hidden_by_a_module_of_the_same_name(package: ModuleTy
     # Importing `gradhomog.x` sets the attribute `x` of the package, so that `__getattr__` is not called for it.
     hidden = [name for name in package.__all__ if importlib.util.find_spec(f"{package.__name__}.{name}")]
     assert [name for name in hidden if name not in MODULES] == []
-
-
-@both
-def test_type_checkers_import_the_same_names_from_the_same_modules(package: ModuleType) -> None:
-    table = {f"{package.__name__}.{module}.{name}" for module, names in package._EXPORTS.items() for name in names}
-    table |= {f"{package.__name__}.{name}" for name in MODULES & set(package.__all__)}
-    assert {name.rpartition(".")[2] for name in table} == set(package.__all__)
-    path = Path(str(package.__file__))
-    [block] = [
-        node
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-    ]
-    assert imports(path, ast.walk(block)) == table

@@ -152,7 +152,11 @@ COMMANDS = ", ".join(
 
 @pytest.mark.parametrize(
     "modules",
-    ["gradhomog", "gradhomog.registry, gradhomog.specs, gradhomog.expression, gradhomog.registry.options", COMMANDS],
+    [
+        "gradhomog",
+        "gradhomog.registry, gradhomog.registry.specs, gradhomog.registry.expression, gradhomog.registry.options",
+        COMMANDS,
+    ],
     ids=["gradhomog", "registry", "cli"],
 )
 def test_nothing_heavy_is_imported_before_it_is_needed(modules: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from _site import docstrings, pictures, plugin_tables
 from _site.plugin_tables import FAMILIES, code, table_head, table_row
 from gradhomog.registry import PluginInfo
-from gradhomog.specs import HomogenizerSpec
+from gradhomog.registry.specs import HomogenizerSpec
 
 LETTERS = (
     "$g_i$ is the gradient of task $i$, $L_i$ its loss, $N$ the number of tasks, "

@@ -8,7 +8,7 @@ import textwrap
 from _site import docstrings, plugin_tables
 from _site.plugin_tables import code
 from gradhomog.registry import Kind
-from gradhomog.specs import DomainSpec, LearnerSpec
+from gradhomog.registry.specs import DomainSpec, LearnerSpec
 
 HEADS: dict[Kind, str] = {
     "learners": "The [guide](../guide/learners.md) describes what learners have in common.",

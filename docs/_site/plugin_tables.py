@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from _site import docstrings
 from gradhomog.registry import Kind, PluginInfo, Registry, options
-from gradhomog.specs import HomogenizerSpec, Spec
+from gradhomog.registry.specs import HomogenizerSpec, Spec
 
 STAGES = ("attach", "begin", "transform", "mix", "rows", "update")
 SCALE = '`"mean"`: N identical rows give that row; `"paper"`: the scale of the paper.'  # an option that gradhomog adds

@@ -23,12 +23,12 @@ from gradhomog.autograd.lazy import LazyJacobian
 from gradhomog.autograd.parameter_groups import Per, group_names
 from gradhomog.autograd.select_losses import agree_on_present, may_be_unused
 from gradhomog.errors import OptionError
-from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives, raise_on_all_ranks
 from gradhomog.ranks.dtensors import collectives_if_dtensors
 from gradhomog.ranks.ranks import Ranks, resolve_ranks
-from gradhomog.reports import StepReport
-from gradhomog.task_key import task_keys
+from gradhomog.step.pipelines import Pipeline
+from gradhomog.step.reports import StepReport
+from gradhomog.step.task_key import task_keys
 from gradhomog.uncompiled import uncompiled
 
 

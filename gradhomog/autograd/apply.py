@@ -15,11 +15,11 @@ from gradhomog.autograd.derivatives import FeatureDerivatives, as_dense
 from gradhomog.autograd.lazy import LazyJacobian, require_used
 from gradhomog.autograd.parameter_groups import Per
 from gradhomog.errors import NonfiniteError
-from gradhomog.jacobian import DenseJacobian, Direction, Jacobian, all_finite
-from gradhomog.pipelines import PendingStep, Pipeline
 from gradhomog.ranks.collectives import Collectives
-from gradhomog.reports import StepReport
-from gradhomog.step import KernelTraces
+from gradhomog.rows import DenseJacobian, Direction, Jacobian, all_finite
+from gradhomog.step.pipelines import PendingStep, Pipeline
+from gradhomog.step.reports import StepReport
+from gradhomog.step.step import KernelTraces
 
 Level = Literal["parameters", "features"]
 Heads = Literal["own", "weighted"]

@@ -28,11 +28,11 @@ from gradhomog.autograd.lazy import LazyJacobian, reads_rows
 from gradhomog.autograd.parameter_groups import Per, group_names
 from gradhomog.autograd.select_losses import leaves_of_the_step, may_be_unused
 from gradhomog.autograd.task_features import TaskFeatures
-from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives, raise_on_all_ranks
 from gradhomog.ranks.ranks import Ranks, resolve_ranks
-from gradhomog.reports import StepReport
-from gradhomog.step import KernelTraces
+from gradhomog.step.pipelines import Pipeline
+from gradhomog.step.reports import StepReport
+from gradhomog.step.step import KernelTraces
 from gradhomog.uncompiled import uncompiled
 
 

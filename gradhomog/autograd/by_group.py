@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from gradhomog.autograd.parameter_groups import Per, group_names
-from gradhomog.jacobian import Direction, Jacobian
-from gradhomog.pipelines import PendingStep, Pipeline
-from gradhomog.reports import StepReport
-from gradhomog.stage_execution.nonfinite import drop_nonfinite, require_finite_inputs
-from gradhomog.stage_execution.step_inputs import StepInputs, select_traces
-from gradhomog.task_key import task_keys
+from gradhomog.rows import Direction, Jacobian
+from gradhomog.step.nonfinite import drop_nonfinite, require_finite_inputs
+from gradhomog.step.pipelines import PendingStep, Pipeline
+from gradhomog.step.reports import StepReport
+from gradhomog.step.step_inputs import StepInputs, select_traces
+from gradhomog.step.task_key import task_keys
 
 
 def compute_by_group(

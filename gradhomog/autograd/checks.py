@@ -7,8 +7,8 @@ from gradhomog.autograd.batch import Features
 from gradhomog.autograd.parameter_groups import Per
 from gradhomog.autograd.task_features import TaskFeatures
 from gradhomog.errors import OptionError
-from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives
+from gradhomog.step.pipelines import Pipeline
 
 
 def check_options(

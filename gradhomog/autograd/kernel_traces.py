@@ -12,8 +12,8 @@ from gradhomog.autograd.backward_pass import backward_pass
 from gradhomog.autograd.batch import LossLeaves
 from gradhomog.autograd.inputs import TaskLosses
 from gradhomog.errors import OptionError
-from gradhomog.pipelines import Pipeline
-from gradhomog.step import KernelTraces
+from gradhomog.step.pipelines import Pipeline
+from gradhomog.step.step import KernelTraces
 
 Residuals = Sequence[Tensor | None] | Mapping[str, Tensor | None]
 """One tensor of any shape per task, whose mean square is the loss: a sequence, or a dict by the tasks' names."""

@@ -12,8 +12,8 @@ from torch import Tensor
 from gradhomog.autograd.derivatives import Derivatives
 from gradhomog.autograd.parameter_groups import Per
 from gradhomog.errors import NonfiniteError, OptionError
-from gradhomog.jacobian import Direction, Jacobian, PerTaskJacobian
-from gradhomog.pipelines import Pipeline
+from gradhomog.rows import Direction, Jacobian, PerTaskJacobian
+from gradhomog.step.pipelines import Pipeline
 
 
 @final

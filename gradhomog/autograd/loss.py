@@ -19,10 +19,10 @@ from gradhomog.autograd.kernel_traces import Residuals, kernel_trace_function
 from gradhomog.autograd.parameter_groups import Per
 from gradhomog.autograd.select_losses import leaves_of_the_step
 from gradhomog.errors import OptionError
-from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives, raise_on_all_ranks
 from gradhomog.ranks.ranks import Ranks, resolve_ranks
-from gradhomog.reports import StepReport
+from gradhomog.step.pipelines import Pipeline
+from gradhomog.step.reports import StepReport
 from gradhomog.uncompiled import uncompiled
 
 

@@ -10,11 +10,11 @@ from torch.distributed import ProcessGroup
 from gradhomog.autograd.batch import LossLeaves
 from gradhomog.autograd.distributed.mean_losses import numbers_of_examples
 from gradhomog.errors import OptionError
-from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives
 from gradhomog.ranks.dtensors import collectives_if_dtensors
 from gradhomog.ranks.ranks import Ranks
-from gradhomog.task_key import task_keys
+from gradhomog.step.pipelines import Pipeline
+from gradhomog.step.task_key import task_keys
 
 COLLECTIVE = re.compile("sync_?batch_?norm|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all", re.IGNORECASE)
 """Names of autograd nodes whose backward passes have collective operations."""

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from gradhomog.errors import OptionError
-from gradhomog.pipelines import Pipeline
-from gradhomog.task_key import task_keys
+from gradhomog.step.pipelines import Pipeline
+from gradhomog.step.task_key import task_keys
 
 
 class TaskFeatures:

@@ -15,7 +15,7 @@ from typing import Any
 from tqdm import tqdm
 
 from gradhomog.cli._output import duration
-from gradhomog.error_source import in_one_line
+from gradhomog.errors import in_one_line
 
 LINE_INTERVAL = 10.0
 """Seconds between two lines if standard error is not a terminal."""

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradhomog.cli._output import add_json, print_json
 from gradhomog.cli.completion import plugin_names
-from gradhomog.error_lists import join_errors
-from gradhomog.errors import GradhomogError, OptionError
+from gradhomog.errors import GradhomogError, OptionError, join_errors
 
 if TYPE_CHECKING:
     from gradhomog.registry import Kind

@@ -23,7 +23,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from gradhomog.registry import installed, options
-    from gradhomog.specs import DomainSpec, HomogenizerSpec
+    from gradhomog.registry.specs import DomainSpec, HomogenizerSpec
 
     registry = installed()
     kinds = [args.kind] if args.kind else [

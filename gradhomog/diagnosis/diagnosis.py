@@ -21,7 +21,7 @@ from gradhomog.diagnosis.single_rows import single_rows
 from gradhomog.diagnosis.step_alignment import step_alignment
 from gradhomog.diagnosis.summed_loss import rows_are_accumulated, rows_are_dependent, rows_are_parallel, summed_labels
 from gradhomog.errors import OptionError
-from gradhomog.jacobian import Jacobian, as_jacobian
+from gradhomog.rows import Jacobian, as_jacobian
 
 
 class Diagnosis:

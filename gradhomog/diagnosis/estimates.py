@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from gradhomog.confidence_level import LEVEL
 from gradhomog.errors import OptionError
+
+LEVEL = 0.95
+"""The confidence level of all intervals in tables and figures."""
 
 MIN_BATCHES = 3
 """Without one of three batches, two remain: the fewest that have a pair of different batches."""

@@ -15,11 +15,11 @@ from gradhomog.diagnosis.diagnosis import Diagnosis
 from gradhomog.diagnosis.estimates import MIN_BATCHES
 from gradhomog.diagnosis.result import DiagnosisResult
 from gradhomog.errors import DataError, OptionError
-from gradhomog.global_generators import restore_generators
-from gradhomog.jacobian import Jacobian
-from gradhomog.pipelines import Pipeline
-from gradhomog.stage_rows import ComputesRows, encoder_pattern, stage_rows
-from gradhomog.tasks import Task, TaskBatch
+from gradhomog.global_state import restore_generators
+from gradhomog.learners.stage_rows import ComputesRows, encoder_pattern, stage_rows
+from gradhomog.learners.tasks import Task, TaskBatch
+from gradhomog.rows import Jacobian
+from gradhomog.step.pipelines import Pipeline
 
 FIRST_BATCH = 10**9
 """Index of the first measured batch: training does not reach it, so the parameters do not depend on measured tasks."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gradhomog.confidence_level import LEVEL
 from gradhomog.diagnosis.estimate_text import interval
-from gradhomog.diagnosis.estimates import student_quantile
+from gradhomog.diagnosis.estimates import LEVEL, student_quantile
 from gradhomog.diagnosis.result import DiagnosisResult
 
 NEGLIGIBLE = 0.1

@@ -26,7 +26,7 @@ from gradhomog.experiments.results import atomic_files
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.trainable import Trainable
 from gradhomog.experiments.training.trainer import make_optimizer, make_trainable
-from gradhomog.global_generators import restore_generators
+from gradhomog.global_state import restore_generators
 
 DEFAULT_SHARE = 0.05
 """Share of `train.steps` before the diagnosis: the first gradients after initialization are not representative. On

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradhomog.jacobian import Direction
+from gradhomog.rows import Direction
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor
 
-from gradhomog.jacobian import Direction, Jacobian, all_finite
 from gradhomog.ranks.collectives import Collectives
 from gradhomog.ranks.dtensors import local_part
 from gradhomog.ranks.unexchanged import UnexchangedJacobian
+from gradhomog.rows import Direction, Jacobian, all_finite
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

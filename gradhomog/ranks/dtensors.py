@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradhomog.errors import OptionError
-from gradhomog.jacobian import Direction
 from gradhomog.ranks.collectives import Collectives
 from gradhomog.ranks.ranks import Ranks
+from gradhomog.rows import Direction
 
 LIST_PARAMETERS_BEFORE_FORWARD = (
     "After the forward pass a module that fully_shard was applied to can contain gathered copies of its parameters. So "

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gradhomog.jacobian import Direction
 from gradhomog.ranks.collectives import Collectives, Pending
 from gradhomog.ranks.column_split import ColumnSplit
 from gradhomog.ranks.exchanged import ExchangedJacobian
+from gradhomog.rows import Direction
 
 Row = Callable[[int], Direction]
 """Returns one row of this rank, by parameter name."""

@@ -8,9 +8,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from gradhomog.device_copies import task_index, to_device
-from gradhomog.jacobian import Direction, Jacobian
-from gradhomog.jacobian.arithmetic import (
+from gradhomog.ranks.collectives import Collectives
+from gradhomog.ranks.column_split import ColumnSplit
+from gradhomog.rows import Direction, Jacobian
+from gradhomog.rows.arithmetic import (
     Product,
     block_products,
     finite_rows,
@@ -18,8 +19,7 @@ from gradhomog.jacobian.arithmetic import (
     squared_norms,
     weighted_sum,
 )
-from gradhomog.ranks.collectives import Collectives
-from gradhomog.ranks.column_split import ColumnSplit
+from gradhomog.rows.device_copies import task_index, to_device
 
 
 @final

@@ -7,8 +7,8 @@ from typing import final
 
 from torch import Tensor
 
-from gradhomog.jacobian import Direction, Jacobian, all_finite
 from gradhomog.ranks.unexchanged import UnexchangedJacobian
+from gradhomog.rows import Direction, Jacobian, all_finite
 
 
 @final

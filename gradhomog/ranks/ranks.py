@@ -9,8 +9,8 @@ from typing import Any, Literal
 import torch.distributed as dist
 
 from gradhomog.errors import OptionError
-from gradhomog.pipelines import Pipeline
-from gradhomog.stage_execution.member import Member
+from gradhomog.step.member import Member
+from gradhomog.step.pipelines import Pipeline
 
 Over = Literal["batch", "tasks"]
 

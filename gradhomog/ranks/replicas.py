@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from gradhomog.errors import RankError
-from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.dtensors import is_dtensor
 from gradhomog.ranks.ranks import Ranks, is_first_step
+from gradhomog.step.pipelines import Pipeline
 
 # Replicas on different processors may differ by the rounding of the optimizer; initial values of different seeds,
 # different heads in the same place, or replicas that take other steps, differ by more.

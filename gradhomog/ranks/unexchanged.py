@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gradhomog.jacobian import Jacobian
 from gradhomog.ranks.collectives import Collectives
+from gradhomog.rows import Jacobian
 
 
 class UnexchangedJacobian(Jacobian):

@@ -13,11 +13,11 @@ from typing import cast
 
 import pluggy
 
-from gradhomog import hooks
 from gradhomog._version import __version__
 from gradhomog.errors import GradhomogError, PluginLoadError
+from gradhomog.registry import hooks
 from gradhomog.registry.plugininfo import KINDS, PluginInfo
-from gradhomog.specs import Spec
+from gradhomog.registry.specs import Spec
 
 HOOKS = tuple(name for name in vars(hooks) if name.startswith("gradhomog_"))
 
@@ -73,17 +73,17 @@ def _check_requirements(info: PluginInfo, requirements: Iterable[str]) -> None:
 
 def _import_module(info: PluginInfo) -> ModuleType:
     # Imported here, so that listing plugins does not import PyTorch.
-    from gradhomog import global_settings
+    from gradhomog import global_state
 
     point = importlib.metadata.EntryPoint(info.name, info.module, f"gradhomog.{info.kind}")
-    settings, functions = [*map(operator.call, global_settings.READ_SETTINGS)], global_settings.read_functions()
+    settings, functions = [*map(operator.call, global_state.READ_SETTINGS)], global_state.read_functions()
     modules = set(sys.modules)
     changes = []
     try:
         try:
             plugin = point.load()
         finally:
-            restored = global_settings.restore_settings(settings), global_settings.restore_functions(functions)
+            restored = global_state.restore_settings(settings), global_state.restore_functions(functions)
             changes = [change for change in restored if change]
     except GradhomogError as cause:  # its message is complete
         raise PluginLoadError(f"{info} cannot be imported: {cause}") from cause

@@ -1,6 +1,6 @@
 """Options of a plugin: read them from its factory's signature and annotations, validate and describe them.
 
-`gradhomog.annotated_values` lists the annotations.
+`gradhomog.registry.annotated_values` lists the annotations.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from gradhomog.annotated_values import annotations_of, check_value, describe_type, format_value, type_hints
-from gradhomog.error_lists import join_errors
-from gradhomog.errors import OptionError
-from gradhomog.specs import SIGNATURE_ONLY, HomogenizerSpec, Spec
+from gradhomog.errors import OptionError, join_errors
+from gradhomog.registry.annotated_values import annotations_of, check_value, describe_type, format_value, type_hints
+from gradhomog.registry.specs import SIGNATURE_ONLY, HomogenizerSpec, Spec
 
 SCALE = inspect.Parameter("scale", inspect.Parameter.KEYWORD_ONLY, default="mean", annotation=Literal["mean", "paper"])
 """The option that gradhomog adds to a method whose paper uses another scale than the mean of the rows."""
@@ -67,7 +66,7 @@ def has_paper_scale(spec: Spec) -> bool:
     """
     if not isinstance(spec, HomogenizerSpec) or not inspect.isclass(spec.factory):
         return False
-    from gradhomog.homogenizer import Homogenizer  # imports torch, which listings must not
+    from gradhomog.step.homogenizer import Homogenizer  # imports torch, which listings must not
 
     return issubclass(spec.factory, Homogenizer) and spec.factory.overrides("paper_scale")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gradhomog.specs import DomainSpec, HomogenizerSpec, LearnerSpec, ObserverSpec
+from gradhomog.registry.specs import DomainSpec, HomogenizerSpec, LearnerSpec, ObserverSpec
 
 Kind = Literal["homogenizers", "learners", "domains", "observers"]
 

@@ -17,8 +17,6 @@ from typing import Any
 
 import pluggy
 
-from gradhomog import hooks
-from gradhomog.error_source import describe_error, raised_in
 from gradhomog.errors import (
     AmbiguousPluginError,
     DisabledPluginError,
@@ -26,11 +24,13 @@ from gradhomog.errors import (
     OptionError,
     PluginRunError,
     UnknownPluginError,
+    describe_error,
+    raised_in,
 )
-from gradhomog.registry import loading
+from gradhomog.registry import hooks, loading
 from gradhomog.registry.options import bind, has_paper_scale
 from gradhomog.registry.plugininfo import KINDS, Kind, PluginInfo
-from gradhomog.specs import Spec
+from gradhomog.registry.specs import Spec
 
 __all__ = ["KINDS", "Kind", "PluginInfo", "Registry", "available", "installed", "using"]
 

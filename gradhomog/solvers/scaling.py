@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gradhomog.device_copies import to_device
 from gradhomog.errors import OptionError
+from gradhomog.rows.device_copies import to_device
 
 Array = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]

@@ -11,9 +11,9 @@ import sys
 import time
 from typing import Any
 
-from gradhomog.annotated_values import fits
 from gradhomog.errors import GradhomogError, OptionError
 from gradhomog.registry import PluginInfo
+from gradhomog.registry.annotated_values import fits
 from gradhomog.registry.options import documentation, option_parameters
 from gradhomog.testing.check import CheckFailure, NotApplicable, check
 from gradhomog.testing.import_probe import PROBE

@@ -12,7 +12,7 @@ import hypothesis  # noqa: F401  # fails early if missing: `gradhomog.testing` t
 
 from gradhomog.errors import OptionError
 from gradhomog.registry import Kind, Registry
-from gradhomog.specs import HomogenizerSpec
+from gradhomog.registry.specs import HomogenizerSpec
 from gradhomog.testing.check import KIT, Check, run
 from gradhomog.testing.plugin_subject import PluginSubject
 from gradhomog.testing.report import CheckReport

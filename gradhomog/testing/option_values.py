@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 from hypothesis import strategies as st
 
-from gradhomog.annotated_values import fits, type_hints
+from gradhomog.registry.annotated_values import fits, type_hints
 from gradhomog.registry.options import option_parameters
-from gradhomog.specs import Spec
+from gradhomog.registry.specs import Spec
 
 LARGEST_INTEGER = 20  # an integer may be a number of iterations, which take time
 SMALLEST, LARGEST = 1e-3, 1e3  # bounds of nonzero numbers: beyond them exponentials and quotients may overflow

@@ -7,9 +7,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from gradhomog import expression
 from gradhomog.errors import GradhomogError, OptionError
-from gradhomog.registry import Kind
+from gradhomog.registry import Kind, expression
 from gradhomog.testing.check import Check, CheckFailure, Subject, run
 from gradhomog.testing.kits import make_subject, select_checks, validate_expected_failures
 

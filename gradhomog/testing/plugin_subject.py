@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from typing import Any, Generic, TypeVar
 
-from gradhomog import expression
 from gradhomog.errors import OptionError
-from gradhomog.registry import Kind, PluginInfo, Registry, installed
-from gradhomog.specs import DomainSpec, HomogenizerSpec, LearnerSpec
+from gradhomog.registry import Kind, PluginInfo, Registry, expression, installed
+from gradhomog.registry.specs import DomainSpec, HomogenizerSpec, LearnerSpec
 
 Spec = TypeVar("Spec", DomainSpec, HomogenizerSpec, LearnerSpec)
 

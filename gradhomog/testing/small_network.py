@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradhomog.learners import Learner, learner
+from gradhomog.learners.learner import Learner, learner
+from gradhomog.learners.tasks import Task, TaskBatch
 from gradhomog.registry import Registry
-from gradhomog.specs import LearnerSpec
-from gradhomog.tasks import Task, TaskBatch
+from gradhomog.registry.specs import LearnerSpec
 
 WAYS, SIDE = 3, 6
 

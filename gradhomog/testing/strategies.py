@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gradhomog.errors import OptionError
-from gradhomog.tasks import TaskBatch
+from gradhomog.learners.tasks import TaskBatch
 
 Range = int | tuple[int, int]
 """A number, or the smallest and the largest number that is drawn."""

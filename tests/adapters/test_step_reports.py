@@ -8,7 +8,7 @@ from torch import nn
 
 import gradhomog
 from gradhomog import Homogenizer, Task, TaskBatch
-from gradhomog.stage_rows import stage_rows
+from gradhomog.learners.stage_rows import stage_rows
 from gradhomog_adapters.maml import MAML
 
 

@@ -8,7 +8,7 @@ from torch.func import functional_call
 import gradhomog
 from gradhomog import Homogenizer, OptionError
 from gradhomog.autograd.kernel_traces import kernel_trace
-from gradhomog.step import seeded_generator
+from gradhomog.step.step import seeded_generator
 
 
 def network(seed=0, dtype=torch.float64):

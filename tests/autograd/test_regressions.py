@@ -8,8 +8,8 @@ from torch import nn
 
 import gradhomog
 from gradhomog import NonfiniteError, OptionError
-from gradhomog.jacobian import arithmetic
-from gradhomog.stage_execution.member import Member
+from gradhomog.rows import arithmetic
+from gradhomog.step.member import Member
 
 from .networks import Model, by_hand, gradients, inputs
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 import gradhomog
-from gradhomog import expression
 from gradhomog.experiments.profiling.table_text import INTERVAL_NOTE, MEMORY_NOTE
 from gradhomog.experiments.profiling.timing import Workload
-from gradhomog.jacobian import arithmetic
+from gradhomog.registry import expression
+from gradhomog.rows import arithmetic
 from tests.benchmarks import combine_peers
 from tests.benchmarks.benchmark import Benchmark
 from tests.benchmarks.case import Case

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog.experiments import models
-from gradhomog.tasks import TaskBatch
+from gradhomog.learners.tasks import TaskBatch
 
 FORMS = ("tasks x channels x pixels x filters (conv4)", "tasks x hidden units (sinusoids)")
 WAYS, SHOTS, QUERIES = 5, 5, 15

@@ -11,8 +11,8 @@ import torchopt
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from gradhomog.scoring import default_loss
-from gradhomog.tasks import Task, TaskBatch
+from gradhomog.learners.scoring import default_loss
+from gradhomog.learners.tasks import Task, TaskBatch
 
 STEPS, RATE = 5, 0.01
 

@@ -121,7 +121,7 @@ def test_workloads_that_keep_all_graphs_are_omitted_for_large_images(monkeypatch
 
 def test_a_learner_is_compiled_before_timing(monkeypatch):
     calls = []
-    monkeypatch.setattr("gradhomog.learners.Learner.step", lambda learner, batch, outer: calls.append(learner))
+    monkeypatch.setattr("gradhomog.learners.learner.Learner.step", lambda learner, batch, outer: calls.append(learner))
     made, _ = workloads(["maml", "maml(compile=true)"], Setting(SINUSOIDS))
     assert calls == [made["maml(compile=true)"].learner]
 
@@ -130,7 +130,7 @@ def test_a_learner_that_cannot_be_compiled_is_omitted_with_the_reason(monkeypatc
     def fail(learner, batch, outer):
         raise OptionError("no C++ compiler found\nand much more")
 
-    monkeypatch.setattr("gradhomog.learners.Learner.step", fail)
+    monkeypatch.setattr("gradhomog.learners.learner.Learner.step", fail)
     made, notes = workloads(["maml(compile=true)"], Setting(SINUSOIDS))
     assert set(made) == set(PEERS)
     assert notes == ["maml(compile=true) is omitted: no C++ compiler found"]

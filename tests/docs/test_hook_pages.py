@@ -13,16 +13,25 @@ from types import FunctionType
 
 import pytest
 
-from gradhomog import hooks, keyed
-from gradhomog.domains import Domain
+from gradhomog import keyed
 from gradhomog.experiments.results import events
-from gradhomog.homogenizer import Homogenizer
-from gradhomog.jacobian import Jacobian
-from gradhomog.learners import Learner
-from gradhomog.reports import TaskRow
-from gradhomog.specs import LEARNER_TRAITS, STATISTICS, TRAITS, DomainSpec, HomogenizerSpec, LearnerSpec, ObserverSpec
-from gradhomog.step import StageResult, Step
-from gradhomog.tasks import Task
+from gradhomog.learners.domains import Domain
+from gradhomog.learners.learner import Learner
+from gradhomog.learners.tasks import Task
+from gradhomog.registry import hooks
+from gradhomog.registry.specs import (
+    LEARNER_TRAITS,
+    STATISTICS,
+    TRAITS,
+    DomainSpec,
+    HomogenizerSpec,
+    LearnerSpec,
+    ObserverSpec,
+)
+from gradhomog.rows import Jacobian
+from gradhomog.step.homogenizer import Homogenizer
+from gradhomog.step.reports import TaskRow
+from gradhomog.step.step import StageResult, Step
 from tests.docs import pages
 from tests.docs.signatures import signature
 

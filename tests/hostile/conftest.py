@@ -44,7 +44,9 @@ def fail(gradhomog_install) -> Fail:
     Assert that network, gradients, hooks, optimizer and the state of every homogenizer are unchanged.
     """
 
-    def fail(methods: str, spec: str = "needs=gradhomog.specs.STATISTICS", text: str = "gradnorm + bad") -> str:
+    def fail(
+        methods: str, spec: str = "needs=gradhomog.registry.specs.STATISTICS", text: str = "gradnorm + bad"
+    ) -> str:
         install(gradhomog_install, methods, spec)
         setting = Setting()
         learner = setting.learner(text)

@@ -11,7 +11,7 @@ import torch
 
 import gradhomog
 from gradhomog import AmbiguousPluginError, PluginLoadError, PluginRunError
-from gradhomog.global_settings import READ_SETTINGS
+from gradhomog.global_state import READ_SETTINGS
 from tests.hostile.plugins import ADVICE, HERE, IMPORTS, assert_blamed, install, plugin
 
 HOOK = f"{IMPORTS}@hookimpl\ndef gradhomog_homogenizer(): "

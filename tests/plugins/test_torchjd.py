@@ -17,7 +17,7 @@ from torchjd.linalg import QuadprogProjector
 import gradhomog
 from gradhomog import NotDifferentiableError, OptionError, PluginRunError
 from gradhomog.registry import installed
-from gradhomog.step import seeded_generator
+from gradhomog.step.step import seeded_generator
 from gradhomog.testing import parametrize_with_checks
 
 # cvxpy warns that NashMTL's problems do not get faster, and sometimes that their solution may be inaccurate.

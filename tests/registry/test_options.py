@@ -14,8 +14,8 @@ import torch
 
 import gradhomog
 from gradhomog import Homogenizer, HomogenizerSpec, OptionError, Registry, StageResult
-from gradhomog.annotated_values import fits
 from gradhomog.registry import installed, options
+from gradhomog.registry.annotated_values import fits
 from gradhomog.testing.option_values import option_types
 from gradhomog.testing.pytest_plugin import InstallDistribution
 from tests.registry.annotated_options import AnnotatedOptions
@@ -229,8 +229,8 @@ def test_rows_are_scaled_like_mixings_and_the_factor_is_differentiable() -> None
         def paper_scale(self, step: gradhomog.Step) -> Any:
             return step.aux
 
-    from gradhomog.pipelines import Pipeline
-    from gradhomog.stage_execution.member import Member
+    from gradhomog.step.member import Member
+    from gradhomog.step.pipelines import Pipeline
 
     spec = HomogenizerSpec(factory=Rows, summary="", traits={"differentiable"})
     pipe = Pipeline([Member(Rows(), "rows", {}, None, spec, "paper")])

@@ -17,12 +17,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
-from gradhomog import expression
 from gradhomog.errors import ExpressionError, GradhomogError
 from gradhomog.experiments.config.schema import Config, load
 from gradhomog.experiments.data.domains import images
 from gradhomog.experiments.data.npz import open_npz
 from gradhomog.experiments.problems import table
+from gradhomog.registry import expression
 
 MAX_BYTES = 2**20
 

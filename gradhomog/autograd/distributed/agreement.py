@@ -7,9 +7,9 @@ from torch import Tensor
 from gradhomog.autograd.apply import Options
 from gradhomog.autograd.batch import Batch
 from gradhomog.autograd.lazy import LazyJacobian
-from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.ranks import Ranks, pipeline_values
 from gradhomog.ranks.replicas import compares_in_full, tensors_to_compare
+from gradhomog.step.pipelines import Pipeline
 
 
 def replicas_to_compare(pipe: Pipeline, batch: Batch, ranks: Ranks) -> dict[str, Tensor]:

@@ -17,11 +17,11 @@ from gradhomog.autograd.distributed.mean_losses import mean_losses
 from gradhomog.autograd.distributed.rows import HeadGradients, RowsOfRanks
 from gradhomog.autograd.lazy import reads_rows
 from gradhomog.autograd.parameter_groups import group_names
-from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives
 from gradhomog.ranks.exchange import sum_tensors
 from gradhomog.ranks.ranks import Ranks
-from gradhomog.step import KernelTraces
+from gradhomog.step.pipelines import Pipeline
+from gradhomog.step.step import KernelTraces
 
 
 def batch_step(pipe: Pipeline, batch: Batch, options: Options, collectives: Collectives) -> ComputedStep:

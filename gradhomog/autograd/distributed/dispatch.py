@@ -10,10 +10,10 @@ from gradhomog.autograd.distributed.local import local_step
 from gradhomog.autograd.distributed.tasks import tasks_step
 from gradhomog.autograd.lazy import LazyJacobian, reads_rows
 from gradhomog.errors import OptionError
-from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives
 from gradhomog.ranks.dtensors import is_dtensor
 from gradhomog.ranks.ranks import Ranks
+from gradhomog.step.pipelines import Pipeline
 
 
 def check_ranks(ranks: Ranks, pipe: Pipeline, options: Options, create_graph: bool) -> None:

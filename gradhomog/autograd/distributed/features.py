@@ -12,10 +12,10 @@ from gradhomog.autograd.apply import Options, feature_jacobian
 from gradhomog.autograd.batch import Batch
 from gradhomog.autograd.derivatives import FeatureDerivatives
 from gradhomog.errors import NonfiniteError, OptionError
-from gradhomog.jacobian import DenseJacobian, Direction, Jacobian, all_finite
 from gradhomog.ranks.collectives import Collectives
 from gradhomog.ranks.exchange import sum_tensors
 from gradhomog.ranks.local_columns import LocalColumns
+from gradhomog.rows import DenseJacobian, Direction, Jacobian, all_finite
 
 
 class FeatureRows:

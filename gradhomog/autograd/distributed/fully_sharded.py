@@ -16,11 +16,11 @@ from gradhomog.autograd.distributed.fully_sharded_passes import FullyShardedDeri
 from gradhomog.autograd.distributed.mean_losses import mean_losses
 from gradhomog.autograd.distributed.rows import RowsOfRanks
 from gradhomog.errors import NonfiniteError, OptionError
-from gradhomog.jacobian import DenseJacobian, Jacobian, PerTaskJacobian
-from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives
 from gradhomog.ranks.dtensor_jacobian import DTensorJacobian
 from gradhomog.ranks.dtensors import count_replicas, local_part, split_whole_tensors
+from gradhomog.rows import DenseJacobian, Jacobian, PerTaskJacobian
+from gradhomog.step.pipelines import Pipeline
 
 
 def fully_sharded_step(pipe: Pipeline, batch: Batch, options: Options, collectives: Collectives) -> ComputedStep:

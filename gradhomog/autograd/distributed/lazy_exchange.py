@@ -11,11 +11,11 @@ from torch import Tensor
 
 from gradhomog.autograd.batch import Batch
 from gradhomog.autograd.lazy import error_of_one_pass
-from gradhomog.jacobian import Direction, Jacobian
 from gradhomog.ranks.collectives import Collectives
 from gradhomog.ranks.column_split import ColumnSplit
 from gradhomog.ranks.exchange import PartialRow, sum_batches, sum_tensors
 from gradhomog.ranks.exchanged import ExchangedJacobian
+from gradhomog.rows import Direction, Jacobian
 
 
 @final

@@ -16,10 +16,10 @@ from gradhomog.autograd.distributed.agreement import (
 )
 from gradhomog.autograd.distributed.rows import shared_gradients
 from gradhomog.autograd.lazy import LazyJacobian
-from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives
 from gradhomog.ranks.exchange import average
 from gradhomog.ranks.replicas import check_replicas, digests
+from gradhomog.step.pipelines import Pipeline
 
 
 def local_step(

@@ -13,8 +13,8 @@ from gradhomog.autograd.batch import Batch
 from gradhomog.autograd.by_group import compute_by_group
 from gradhomog.autograd.lazy import require_used
 from gradhomog.errors import NonfiniteError
-from gradhomog.jacobian import Direction, Jacobian
-from gradhomog.pipelines import Pipeline
+from gradhomog.rows import Direction, Jacobian
+from gradhomog.step.pipelines import Pipeline
 
 HeadGradients = list[tuple[int, Tensor, Tensor]]
 """Slot of the task, leaf, and gradient."""

@@ -11,11 +11,11 @@ from gradhomog.autograd.distributed.rows import RowsOfRanks
 from gradhomog.autograd.lazy import LazyJacobian
 from gradhomog.autograd.parameter_groups import group_names
 from gradhomog.errors import OptionError
-from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives
 from gradhomog.ranks.column_split import ColumnSplit
 from gradhomog.ranks.exchange import collect_tasks
 from gradhomog.ranks.replicas import check_replicas, digests
+from gradhomog.step.pipelines import Pipeline
 
 
 def tasks_step(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradhomog.confidence_level import LEVEL
+from gradhomog.diagnosis.estimates import LEVEL
 from gradhomog.errors import OptionError
 
 

@@ -8,11 +8,9 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from gradhomog import expression
-from gradhomog.error_lists import join_errors
-from gradhomog.errors import ConfigError, GradhomogError
+from gradhomog.errors import ConfigError, GradhomogError, join_errors
 from gradhomog.experiments.config.schema import Config
-from gradhomog.registry import KINDS, Kind, PluginInfo, installed
+from gradhomog.registry import KINDS, Kind, PluginInfo, expression, installed
 
 _PIN = re.compile(r"(?P<selector>(?P<distribution>[^:=\s]+):[^:=\s]+)==(?P<version>[^=\s]+)")
 
@@ -72,8 +70,8 @@ def _plugins(config: Config) -> Iterator[PluginInfo]:
     Skips invalid names: the code that uses them raises a more specific error.
     """
     # Imported here because they import torch; reports, which only read versions, do not need it.
-    from gradhomog.domains import domain_plugin
-    from gradhomog.pipelines import pipeline
+    from gradhomog.learners.domains import domain_plugin
+    from gradhomog.step.pipelines import pipeline
 
     for text in config.homogenizers:
         with suppress(GradhomogError):

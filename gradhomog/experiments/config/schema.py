@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from annotated_types import Ge, Gt, Le, Lt
 
-from gradhomog.error_lists import join_errors
-from gradhomog.errors import ConfigError, ExpressionError
+from gradhomog.errors import ConfigError, ExpressionError, join_errors
 from gradhomog.experiments import problems
 from gradhomog.experiments.config import first_comparison, suites, toml
 from gradhomog.experiments.config.overrides import apply_override

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from gradhomog import expression
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.config.suggestions import did_you_mean
 from gradhomog.experiments.results.plan import SINGLE
+from gradhomog.registry import expression
 
 TUNED_STATIC = 'static | static(weights="random", seed=1) | static(weights="random", seed=2)'
 GRADNORM = "gradnorm(initial_loss=1.609)"  # the log of 5 classes

@@ -8,10 +8,9 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from gradhomog.annotated_values import describe_type, fits
-from gradhomog.error_lists import join_errors
-from gradhomog.errors import ConfigError
+from gradhomog.errors import ConfigError, join_errors
 from gradhomog.experiments.config.suggestions import did_you_mean
+from gradhomog.registry.annotated_values import describe_type, fits
 
 Table = TypeVar("Table")
 

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradhomog.domains import Domain, Split
 from gradhomog.errors import DataError, OptionError
 from gradhomog.experiments.data.grayscale import to_gray
 from gradhomog.experiments.data.seeding import generator
-from gradhomog.tasks import Task, TaskBatch
+from gradhomog.learners.domains import Domain, Split
+from gradhomog.learners.tasks import Task, TaskBatch
 
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
 """A function of images `[n, channels, height, width]` and a generator on the CPU."""

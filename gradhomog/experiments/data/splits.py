@@ -7,13 +7,12 @@ import functools
 import itertools
 from dataclasses import dataclass
 
-from gradhomog.domains import Domain, Split, domain, domain_identity
-from gradhomog.error_lists import join_errors
-from gradhomog.errors import ConfigError, GradhomogError
+from gradhomog.errors import ConfigError, GradhomogError, join_errors
 from gradhomog.experiments.config.schema import Config, Episodes
 from gradhomog.experiments.data import target_variance
 from gradhomog.experiments.data.augmentation import augment
 from gradhomog.experiments.data.sampler import EpisodeStream
+from gradhomog.learners.domains import Domain, Split, domain, domain_identity
 from gradhomog.registry import Registry, installed
 
 # Validation and test tasks are the same for every method and every training seed.

@@ -6,9 +6,9 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from gradhomog.domains import Domain
 from gradhomog.errors import DataError
-from gradhomog.reports import Evaluation
+from gradhomog.learners.domains import Domain
+from gradhomog.step.reports import Evaluation
 
 
 def all_have_variance(domains: Sequence[Domain]) -> bool:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import traceback
 
-from gradhomog import expression
-from gradhomog.domains import domain_plugin
-from gradhomog.error_source import describe_error, raised_in_package
-from gradhomog.errors import GradhomogError
+from gradhomog.errors import GradhomogError, describe_error, raised_in_package
 from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.results.plan import Run
-from gradhomog.registry import installed
+from gradhomog.learners.domains import domain_plugin
+from gradhomog.registry import expression, installed
 from gradhomog.registry.plugininfo import PluginInfo
 
 

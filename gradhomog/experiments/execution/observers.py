@@ -7,14 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gradhomog import expression
-from gradhomog.error_lists import join_errors
-from gradhomog.error_source import describe_error
-from gradhomog.errors import ConfigError, GradhomogError
+from gradhomog.errors import ConfigError, GradhomogError, describe_error, join_errors
 from gradhomog.experiments.config.schema import Config
-from gradhomog.registry import PluginInfo, installed
+from gradhomog.registry import PluginInfo, expression, installed
 from gradhomog.registry.options import bind
-from gradhomog.specs import Observer
+from gradhomog.registry.specs import Observer
 
 Warn = Callable[[str], None]
 """Called with one message for each observer that is removed."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
-from gradhomog import expression
-from gradhomog.error_lists import join_errors
-from gradhomog.errors import ConfigError, GradhomogError
+from gradhomog.errors import ConfigError, GradhomogError, join_errors
 from gradhomog.experiments import problems
 from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.results.plan import SINGLE, Method
-from gradhomog.pipelines import pipeline
+from gradhomog.registry import expression
+from gradhomog.step.pipelines import pipeline
 
 
 def methods(config: Config) -> list[Method]:

@@ -20,7 +20,7 @@ from gradhomog.experiments.profiling.table_text import INTERVAL_NOTE, MEMORY_NOT
 from gradhomog.experiments.profiling.timing import Progress, Workload, interleave
 from gradhomog.experiments.results.plan import PLAIN, Run
 from gradhomog.experiments.training.meta_learning import make_learner
-from gradhomog.learners import Learner
+from gradhomog.learners.learner import Learner
 
 SECOND_PLAIN = "plain again"
 """Label of a second plain learner: the distance of its ratio from 1 is the error of the measurement."""

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradhomog.confidence_level import LEVEL
+from gradhomog.diagnosis.estimates import LEVEL
 from gradhomog.errors import OptionError
 
 

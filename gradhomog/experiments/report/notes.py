@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gradhomog.error_source import in_one_line
+from gradhomog.errors import in_one_line
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.rows import MethodRow
 from gradhomog.experiments.analysis.summary import Summary

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gradhomog.error_lists import join_errors
-from gradhomog.errors import ConfigError
+from gradhomog.errors import ConfigError, join_errors
 from gradhomog.experiments.config.schema import Config, load
 from gradhomog.experiments.config.suggestions import did_you_mean
 from gradhomog.experiments.reproduce import methods, protocol

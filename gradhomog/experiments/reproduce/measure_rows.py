@@ -10,8 +10,8 @@ from gradhomog.diagnosis.row_store import COLUMNS, RowStore
 from gradhomog.errors import OptionError
 from gradhomog.experiments.data.sampler import EpisodeStream
 from gradhomog.experiments.reproduce.domain_conflict import DomainConflict, StageConflict
-from gradhomog.learners import Learner
-from gradhomog.stage_rows import encoder_pattern, stage_rows
+from gradhomog.learners.learner import Learner
+from gradhomog.learners.stage_rows import encoder_pattern, stage_rows
 
 
 def measure_rows(

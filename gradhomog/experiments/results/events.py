@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal, TypedDict
 import numpy as np
 from annotated_types import Ge, MinLen
 
-from gradhomog.annotated_values import describe_type, fits
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.regular_files import open_regular
+from gradhomog.registry.annotated_values import describe_type, fits
 
 MAX_BYTES = 2**30
 """Limit on the size of a file of events, a result or a plan: a million events of 1 KB."""

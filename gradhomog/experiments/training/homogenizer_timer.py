@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from gradhomog.experiments.results.events import Record
-from gradhomog.stage_execution.member import Member
+from gradhomog.step.member import Member
 
 
 class HomogenizerTimer:

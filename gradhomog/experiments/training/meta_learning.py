@@ -9,9 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradhomog import expression
 from gradhomog.diagnosis.learner_rows import FIRST_BATCH, independent_numbers, plain_rows
-from gradhomog.ensemble import Ensemble
 from gradhomog.errors import ConfigError
 from gradhomog.experiments import models
 from gradhomog.experiments.analysis.metrics import metric
@@ -22,12 +20,13 @@ from gradhomog.experiments.data.target_variance import normalize_scores
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.saliency import write_saliency_maps
 from gradhomog.experiments.training.trainable import BatchRows, device
-from gradhomog.learners import Learner
-from gradhomog.pipelines import pipeline
+from gradhomog.learners.ensemble import Ensemble
+from gradhomog.learners.learner import Learner
 from gradhomog.ranks.ranks import Ranks
-from gradhomog.registry import installed, options
-from gradhomog.reports import Evaluation, StageReport, StepReport
-from gradhomog.stage_execution.member import Member
+from gradhomog.registry import expression, installed, options
+from gradhomog.step.member import Member
+from gradhomog.step.pipelines import pipeline
+from gradhomog.step.reports import Evaluation, StageReport, StepReport
 
 
 def make_learner(config: Config, run: Run, source: Streams) -> Learner:

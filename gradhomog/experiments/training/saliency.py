@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gradhomog.experiments.data.sampler import EpisodeStream
 from gradhomog.experiments.results.saliency_maps import Array, SaliencyMaps
-from gradhomog.learners import Learner
-from gradhomog.tasks import Task
+from gradhomog.learners.learner import Learner
+from gradhomog.learners.tasks import Task
 
 IMAGES = 6
 """One query image from each of the first test tasks; consecutive tasks cycle through the domains. With more domains,

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.analysis.metrics import Metric
-from gradhomog.reports import Evaluation, StageReport, StepReport
-from gradhomog.stage_execution.member import Member
+from gradhomog.step.member import Member
+from gradhomog.step.reports import Evaluation, StageReport, StepReport
 
 
 class BatchRows(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 
-from gradhomog.domains import Domain, Split
-from gradhomog.tasks import Task
+from gradhomog.learners.domains import Domain, Split
+from gradhomog.learners.tasks import Task
 from gradhomog.testing.check import CheckFailure, check
 from gradhomog.testing.domains.subject import DomainSubject, draw_task, seeded_generator
 from gradhomog.testing.domains.tasks import same_task

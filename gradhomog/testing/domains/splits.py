@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from gradhomog.domains import Split
 from gradhomog.errors import DataError, OptionError
+from gradhomog.learners.domains import Split
 from gradhomog.testing.check import CheckFailure, NotApplicable, check
 from gradhomog.testing.domains.subject import (
     CANDIDATES,

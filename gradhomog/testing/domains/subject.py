@@ -8,12 +8,12 @@ from typing import Any, get_args
 
 import numpy as np
 
-from gradhomog.domains import Domain, Split, split_domain
 from gradhomog.errors import GradhomogError, OptionError, PluginRunError
+from gradhomog.learners.domains import Domain, Split, split_domain
+from gradhomog.learners.tasks import Task
 from gradhomog.registry import Registry
 from gradhomog.registry.options import bind
-from gradhomog.specs import DomainSpec
-from gradhomog.tasks import Task
+from gradhomog.registry.specs import DomainSpec
 from gradhomog.testing.check import NotApplicable, describe_error
 from gradhomog.testing.plugin_subject import PluginSubject
 

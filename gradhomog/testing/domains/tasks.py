@@ -11,9 +11,9 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradhomog.domains import Domain, Split
 from gradhomog.errors import DataError, OptionError
-from gradhomog.tasks import Task
+from gradhomog.learners.domains import Domain, Split
+from gradhomog.learners.tasks import Task
 from gradhomog.testing.check import CheckFailure, NotApplicable, check
 from gradhomog.testing.domains.subject import SIZE, DomainSubject, Numbers, draw_task, supports
 from gradhomog.testing.property_search import for_all

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gradhomog.domains import Domain
 from gradhomog.errors import DataError, OptionError
+from gradhomog.learners.domains import Domain
 from gradhomog.testing.check import CheckFailure, NotApplicable, check
 from gradhomog.testing.domains.subject import DomainSubject, draw_task, supported_numbers
 

@@ -10,7 +10,7 @@ from collections import deque
 
 import torch
 
-from gradhomog.pipelines import Pipeline
+from gradhomog.step.pipelines import Pipeline
 from gradhomog.testing import small_network
 from gradhomog.testing.check import check, full_or_fast
 from gradhomog.testing.homogenizers.subject import HomogenizerSubject

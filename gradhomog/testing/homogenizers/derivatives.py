@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from gradhomog.jacobian import Jacobian
-from gradhomog.step import StageResult
+from gradhomog.rows import Jacobian
+from gradhomog.step.step import StageResult
 from gradhomog.testing.check import CheckFailure, check
 from gradhomog.testing.comparisons import central_difference, derivatives_close
 from gradhomog.testing.homogenizers.side_effects import wrap_stages

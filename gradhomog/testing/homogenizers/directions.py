@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gradhomog.errors import GradhomogError, OptionError
-from gradhomog.learners import Learner
+from gradhomog.learners.learner import Learner
+from gradhomog.learners.tasks import TaskBatch
 from gradhomog.registry.options import option_parameters
-from gradhomog.tasks import TaskBatch
 from gradhomog.testing import small_network
 from gradhomog.testing.check import CheckFailure, NotApplicable, check, full_or_fast
 from gradhomog.testing.comparisons import require_close

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from gradhomog.errors import GradhomogError
-from gradhomog.pipelines import Pipeline
-from gradhomog.step import Step
-from gradhomog.task_key import TaskKey
+from gradhomog.step.pipelines import Pipeline
+from gradhomog.step.step import Step
+from gradhomog.step.task_key import TaskKey
 from gradhomog.testing import small_network
 from gradhomog.testing.check import CheckFailure, check
 from gradhomog.testing.comparisons import require_equal

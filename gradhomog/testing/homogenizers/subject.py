@@ -9,16 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradhomog.error_source import describe_error
-from gradhomog.errors import GradhomogError, PluginRunError
-from gradhomog.homogenizer import Homogenizer
-from gradhomog.pipelines import Pipeline, pipeline
+from gradhomog.errors import GradhomogError, PluginRunError, describe_error
+from gradhomog.learners.tasks import TaskBatch
 from gradhomog.registry import Registry
 from gradhomog.registry.options import bind, has_paper_scale, option_parameters
-from gradhomog.specs import HomogenizerSpec
-from gradhomog.stage_execution.member import Member
-from gradhomog.task_key import TaskKey
-from gradhomog.tasks import TaskBatch
+from gradhomog.registry.specs import HomogenizerSpec
+from gradhomog.step.homogenizer import Homogenizer
+from gradhomog.step.member import Member
+from gradhomog.step.pipelines import Pipeline, pipeline
+from gradhomog.step.task_key import TaskKey
 from gradhomog.testing import small_network
 from gradhomog.testing.check import NotApplicable
 from gradhomog.testing.plugin_subject import PluginSubject

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import keyed
-from gradhomog.homogenizer import Homogenizer, Part, Removable
-from gradhomog.jacobian import Jacobian
-from gradhomog.step import Step
-from gradhomog.task_key import TaskKey
+from gradhomog.rows import Jacobian
+from gradhomog.step.homogenizer import Homogenizer, Part, Removable
+from gradhomog.step.step import Step
+from gradhomog.step.task_key import TaskKey
 
 
 @dataclass(frozen=True, eq=False)

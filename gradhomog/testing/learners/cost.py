@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from gradhomog.tasks import TaskBatch
+from gradhomog.learners.tasks import TaskBatch
 from gradhomog.testing.check import check, full_or_fast
 from gradhomog.testing.learners.subject import LearnerSubject
 from gradhomog.testing.memory_growth import require_constant_memory

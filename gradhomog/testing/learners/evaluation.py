@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gradhomog.scoring import accuracy
+from gradhomog.learners.scoring import accuracy
 from gradhomog.testing.check import CheckFailure, check
 from gradhomog.testing.comparisons import central_difference, derivatives_close, require_close, require_equal
 from gradhomog.testing.learners.auxiliary_homogenizers import Recorder, ZeroEncoder, ZeroFeatures

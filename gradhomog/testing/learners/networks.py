@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog.errors import GradhomogError
-from gradhomog.learners import Learner
+from gradhomog.learners.learner import Learner
 from gradhomog.testing.check import CheckFailure, NotApplicable, check
 from gradhomog.testing.comparisons import require_equal
 from gradhomog.testing.learners.subject import LearnerSubject

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from gradhomog.errors import GradhomogError
-from gradhomog.learners import Learner
-from gradhomog.reports import TaskRow
-from gradhomog.task_key import TaskKey
-from gradhomog.tasks import TaskBatch
+from gradhomog.learners.learner import Learner
+from gradhomog.learners.tasks import TaskBatch
+from gradhomog.step.reports import TaskRow
+from gradhomog.step.task_key import TaskKey
 from gradhomog.testing.check import CheckFailure, check, describe_error
 from gradhomog.testing.comparisons import STEP, derivatives_close, require_close
 from gradhomog.testing.learners.auxiliary_homogenizers import ShiftedFeatures

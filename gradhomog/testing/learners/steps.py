@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from gradhomog.errors import GradhomogError, NonfiniteError
-from gradhomog.learners import Learner
-from gradhomog.pipelines import Pipeline, pipeline
-from gradhomog.tasks import TaskBatch
+from gradhomog.learners.learner import Learner
+from gradhomog.learners.tasks import TaskBatch
+from gradhomog.step.pipelines import Pipeline, pipeline
 from gradhomog.testing.check import CheckFailure, check
 from gradhomog.testing.comparisons import require_close
 from gradhomog.testing.learners.auxiliary_homogenizers import InputDependentWeights

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog.errors import GradhomogError, PluginRunError
-from gradhomog.learners import Learner
-from gradhomog.pipelines import pipeline
+from gradhomog.learners.learner import Learner
+from gradhomog.learners.tasks import Task, TaskBatch
 from gradhomog.registry import Registry
 from gradhomog.registry.options import bind
-from gradhomog.specs import LearnerSpec
-from gradhomog.tasks import Task, TaskBatch
+from gradhomog.registry.specs import LearnerSpec
+from gradhomog.step.pipelines import pipeline
 from gradhomog.testing.check import NotApplicable
 from gradhomog.testing.learners.auxiliary_homogenizers import InputDependentWeights
 from gradhomog.testing.plugin_subject import PluginSubject

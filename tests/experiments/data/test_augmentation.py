@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from gradhomog.domains import domain
 from gradhomog.errors import OptionError
 from gradhomog.experiments.data import augmentation
 from gradhomog.experiments.data.sampler import EpisodeStream
+from gradhomog.learners.domains import domain
 
 
 def pictures(count: int = 6, channels: int = 3, size: int = 24) -> torch.Tensor:

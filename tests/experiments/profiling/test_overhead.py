@@ -9,7 +9,7 @@ from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.data.splits import streams
 from gradhomog.experiments.profiling import overhead
 from gradhomog.experiments.profiling.timing import round_order
-from gradhomog.tasks import TaskBatch
+from gradhomog.learners.tasks import TaskBatch
 from tests.experiments.conftest import SMALL
 
 

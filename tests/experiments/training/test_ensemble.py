@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from gradhomog import ConfigError, DataError, OptionError, TaskBatch
-from gradhomog.ensemble import Ensemble
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.data.splits import streams
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.best_states import BestStates
 from gradhomog.experiments.training.meta_learning import make_learner
+from gradhomog.learners.ensemble import Ensemble
 from gradhomog_adapters.maml import MAML
 from tests.experiments.conftest import SMALL
 from tests.experiments.run_helpers import trainer

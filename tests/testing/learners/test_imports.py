@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradhomog.global_generators import restore_generators
+from gradhomog.global_state import restore_generators
 from gradhomog.testing import check_learner
 
 pytestmark = pytest.mark.slow

@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradhomog.domains import Domain, Split
 from gradhomog.errors import DataError
-from gradhomog.tasks import Task, classification_task, draw_examples
+from gradhomog.learners.domains import Domain, Split
+from gradhomog.learners.tasks import Task, classification_task, draw_examples
 
 CLASS_SPLITS = ("train", "val", "test")
 

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gradhomog.domains import Domain, Split
 from gradhomog.errors import DataError
 from gradhomog.experiments.data.domains import _options
-from gradhomog.hooks import hookimpl
-from gradhomog.specs import DomainSpec
-from gradhomog.tasks import Task
+from gradhomog.learners.domains import Domain, Split
+from gradhomog.learners.tasks import Task
+from gradhomog.registry.hooks import hookimpl
+from gradhomog.registry.specs import DomainSpec
 
 Floats = NDArray[np.float64]
 

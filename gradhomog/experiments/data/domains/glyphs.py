@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gradhomog.domains import Domain, Split
 from gradhomog.errors import DataError
 from gradhomog.experiments.data.domains import _cache, _options
 from gradhomog.experiments.data.domains.class_images import ClassImages, split_classes
-from gradhomog.hooks import hookimpl
-from gradhomog.specs import DomainSpec
-from gradhomog.tasks import Task
+from gradhomog.learners.domains import Domain, Split
+from gradhomog.learners.tasks import Task
+from gradhomog.registry.hooks import hookimpl
+from gradhomog.registry.specs import DomainSpec
 
 if TYPE_CHECKING:
     from gradhomog.experiments.data.domains import _fonts

@@ -11,8 +11,8 @@ from gradhomog.experiments.data.domains._formats import list_pictures
 from gradhomog.experiments.data.domains._read_npz import read_npz
 from gradhomog.experiments.data.domains.class_images import ClassImages
 from gradhomog.experiments.data.npz import MAX_BYTES
-from gradhomog.hooks import hookimpl
-from gradhomog.specs import DomainSpec
+from gradhomog.registry.hooks import hookimpl
+from gradhomog.registry.specs import DomainSpec
 
 
 def images(

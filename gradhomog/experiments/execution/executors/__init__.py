@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Callable
 from pathlib import Path
 
-from gradhomog import expression
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.config.suggestions import did_you_mean
 from gradhomog.experiments.execution.executors.base import Executor
@@ -18,6 +17,7 @@ from gradhomog.experiments.execution.executors.clusters import Dask, Ray
 from gradhomog.experiments.execution.executors.local import Local
 from gradhomog.experiments.execution.executors.ranks import TorchrunRanks
 from gradhomog.experiments.execution.executors.slurm import Slurm
+from gradhomog.registry import expression
 
 KINDS: dict[str, Callable[..., Executor]] = {
     "local": Local,

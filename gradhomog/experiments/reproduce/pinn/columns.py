@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradhomog.error_lists import join_errors
-from gradhomog.errors import ConfigError
+from gradhomog.errors import ConfigError, join_errors
 from gradhomog.experiments.config.overrides import apply_override
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.config.suggestions import did_you_mean

@@ -1,0 +1,156 @@
+"""The policy for tasks with NaN or infinity, and the error for a direction that is not finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from gradhomog.errors import GradhomogError, NonfiniteError, OptionError, PluginRunError
+from gradhomog.rows import Jacobian, MixedJacobian, all_finite
+from gradhomog.step.member import Member
+from gradhomog.step.step import StageResult, Step
+from gradhomog.step.step_inputs import StepInputs
+
+Nonfinite = Literal["raise", "drop"]
+
+
+@dataclass(frozen=True, eq=False)
+class StageOutcome:
+    """The outcome of one `mix` or `rows` stage: the member, its input, its result, and the rows after it."""
+
+    member: Member
+    step: Step
+    result: StageResult
+    rows: Jacobian
+
+
+def check_policy(nonfinite: str, choosing: Sequence[Member]) -> None:
+    """Raise for an unknown policy, and for `"drop"` with a member that chooses tasks.
+
+    Raises:
+        OptionError: the message contains the valid values.
+    """
+    if nonfinite not in ("raise", "drop"):
+        raise OptionError(f"`nonfinite` must be 'raise' or 'drop'; got {nonfinite!r}.")
+    if nonfinite == "drop" and choosing:
+        raise OptionError(
+            f"`nonfinite` must be 'raise' with {choosing[0].selector}: a task that is not finite would be dropped, and "
+            "chosen again in every step. Lower the learning rate if the error occurs."
+        )
+
+
+def drop_nonfinite(inputs: StepInputs, transforming: Sequence[Member]) -> StepInputs:
+    """Return the inputs without the tasks that are not finite.
+
+    Raises:
+        NonfiniteError: no task is finite.
+        PluginRunError: a `transform` stage returned features that are not finite.
+    """
+    kept = inputs.finite_tasks()
+    if len(kept) == len(inputs.keys):
+        return inputs
+    _require_finite_transforms(inputs, transforming)
+    if not kept:
+        raise NonfiniteError(f"{_describe(inputs, kept)} No task remains.")
+    return inputs.select(kept)
+
+
+def require_finite_inputs(inputs: StepInputs, transforming: Sequence[Member], cause: Exception | None = None) -> None:
+    """Raise an error that names the task if a task is not finite.
+
+    Raises:
+        NonfiniteError: a loss, a row or a gradient w.r.t. features is not finite.
+        PluginRunError: a `transform` stage returned features that are not finite.
+    """
+    _require_finite_transforms(inputs, transforming)
+    losses = [0.0] * len(inputs.keys) if inputs.losses_on_cpu is None else inputs.losses_on_cpu.tolist()
+    kept = [task for task, loss in enumerate(losses) if math.isfinite(loss)]
+    kept = inputs.finite_tasks() if len(kept) == len(inputs.keys) else kept  # if a loss is not finite, skip the rows
+    if len(kept) < len(inputs.keys):
+        raise NonfiniteError(
+            f"{_describe(inputs, kept)} To exclude such tasks from the step, create the pipeline by "
+            'gradhomog.pipeline(..., nonfinite="drop").'
+        ) from cause
+
+
+def _require_finite_transforms(inputs: StepInputs, transforming: Sequence[Member]) -> None:
+    for member, before, after in zip(transforming, inputs.features, inputs.features[1:], strict=False):
+        if all_finite([before]) and not all_finite([after]):
+            raise member.not_finite("transform")
+
+
+def require_finite_rows(
+    inputs: StepInputs, rows: Jacobian, outcomes: Sequence[StageOutcome], transforming: Sequence[Member]
+) -> None:
+    """Raise unless the rows that a `rows` stage receives are finite. Cost: one read of the rows."""
+    if not all(rows.finite_tasks()):
+        raise find_cause(inputs, outcomes, transforming)
+
+
+def find_cause(inputs: StepInputs, outcomes: Sequence[StageOutcome], transforming: Sequence[Member]) -> GradhomogError:
+    """Return the error for a direction that is not finite: its cause is a task, a member or an overflow."""
+    if inputs.losses is None or all_finite([inputs.losses]):
+        for rows, member in ((outcome.rows, outcome.member) for outcome in outcomes):
+            if isinstance(rows, MixedJacobian) and member.needs <= {"losses"} and not all_finite([rows.mixing]):
+                return member.not_finite("mix", _values(rows))  # from finite losses alone
+    require_finite_inputs(inputs, transforming)
+    before = inputs.jacobian
+    for member, after in ((outcome.member, outcome.rows) for outcome in outcomes):
+        mixes = isinstance(after, MixedJacobian)
+        if all_finite([after.mixing]) if isinstance(after, MixedJacobian) else all(after.finite_tasks()):
+            before = after
+            continue
+        return find_overflow(member, before) or member.not_finite("mix" if mixes else "rows", _values(after))
+    mixing = [
+        (float(outcome.rows.mixing.abs().max()), outcome.member)
+        for outcome in outcomes
+        if isinstance(outcome.rows, MixedJacobian)
+    ]
+    if not mixing:
+        return NonfiniteError("the mean of the rows overflows, although every row is finite. Nothing was changed.")
+    largest, member = max(mixing, key=lambda pair: pair[0])
+    return PluginRunError(
+        f"{member} returned from `mix` weights of up to {largest:.1e}, so that the direction overflows in "
+        f"{inputs.jacobian.dtype}. Nothing was changed. {member.advice}"
+    )
+
+
+def find_overflow(member: Member, rows: Jacobian) -> NonfiniteError | None:
+    """Return the error for finite rows whose inner products overflow, if a member reads them; else None."""
+    if not member.needs & {"gramian", "norms"} or all_finite([rows.gramian()]):
+        return None
+    largest = max(float(block.abs().max()) for block in rows.materialize().values() if block.numel())
+    return NonfiniteError(
+        f"inner products of the rows overflow float64: the largest entry of a row is {largest:.1e}. "
+        "Divide the losses by a constant. Nothing was changed."
+    )
+
+
+def _values(found: Jacobian) -> str:
+    return f": {found.mixing.detach().tolist()}" if isinstance(found, MixedJacobian) and found.tasks <= 8 else ""
+
+
+def _describe(inputs: StepInputs, kept: Sequence[int]) -> str:
+    infinite = [task for task in range(len(inputs.keys)) if task not in kept]
+    task, losses = infinite[0], inputs.losses_on_cpu
+    slots = [inputs.keys[index].slot for index in infinite]
+    rate = "Lower the learning rate, that of the inner loop if there is one"
+    if losses is not None and not torch.isfinite(losses[task]):
+        advice = f"Check its data. {rate}."
+        where = f"its loss is {losses[task].item()}"
+    else:
+        squares = inputs.jacobian.block_squared_norms[:, task]
+        finite = torch.isfinite(squares).tolist()
+        bad = [name for name, fine in zip(inputs.jacobian.names, finite, strict=True) if not fine]
+        if bad == [""]:  # rows in one tensor
+            where = "its row contains NaN or infinity"
+        else:
+            where = f"its gradient is not finite w.r.t. {', '.join(bad[:4]) or 'its features'}"
+        advice = f"{rate}; an inner optimizer like Adam requires `eps_root` > 0."
+    domain = f" of domain {inputs.keys[task].domain}" if inputs.keys[task].domain else ""
+    others = f" (and tasks {', '.join(map(str, slots[1:]))})" if len(slots) > 1 else ""
+    return f"task {slots[0]}{domain}{others} is not finite: {where}. {advice} Nothing was changed."

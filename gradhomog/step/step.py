@@ -1,0 +1,248 @@
+"""The input of a homogenizer's stages: tasks, losses, gradients and statistics of one step."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradhomog.errors import OptionError, PluginRunError
+from gradhomog.registry.specs import STATISTICS
+from gradhomog.rows import Jacobian
+from gradhomog.step.task_key import TaskKey
+
+if TYPE_CHECKING:
+    from gradhomog.registry.specs import HasSeed
+
+KernelTraces = Callable[[int, torch.Generator], Tensor]
+"""Called with the number of probes and a generator; returns the traces of the tangent kernels, float64 `[tasks]`."""
+
+
+class StageResult(NamedTuple):
+    """The result of `mix` or `rows` with additional information; both stages may also return the value alone.
+
+    Attributes:
+        value: weights or a mixing matrix from `mix`, a Jacobian from `rows`.
+        aux: any object, which `update`, `measured` and `paper_scale` read as `step.aux`.
+        converged: False if an iterative solver stopped before it converged; gradhomog then issues a ConvergenceWarning.
+    """
+
+    value: Any
+    aux: Any = None
+    converged: bool = True
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Step:
+    """The inputs of a stage: immutable, with statistics that are computed once, on demand.
+
+    In `mix` and `rows` it contains the rows after earlier stages, with a graph only if `create_graph=True`; in `update`
+    and `measured` the same rows, detached. Only the statistics declared in `HomogenizerSpec.needs` can be read.
+
+    Attributes:
+        keys: one `TaskKey` per task; tasks dropped by `nonfinite="drop"` have none.
+        number: the number of steps that the pipeline completed before this one.
+        aux: the `aux` that this homogenizer's `mix` or `rows` returned; None before.
+    """
+
+    keys: tuple[TaskKey, ...]
+    number: int
+    _jacobian: Jacobian
+    _losses: Tensor | None = None
+    _features: Tensor | None = None
+    _feature_grads: Tensor | None = None
+    _targets: Tensor | None = None
+    _needs: frozenset[str] = STATISTICS
+    _reader: object = "this homogenizer"
+    _seed: int = 0
+    _seed_offset: int = 0
+    aux: Any = None
+    _kernel_traces: KernelTraces | None = None
+
+    @property
+    def tasks(self) -> int:
+        """N, the number of tasks."""
+        return len(self.keys)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of rows and features. Losses, norms, Gramian and kernel traces are on the CPU."""
+        return self._jacobian.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The narrowest dtype of the rows; statistics are float64, but only as precise as this dtype allows."""
+        return self._jacobian.dtype
+
+    @property
+    def generator(self) -> torch.Generator:
+        """A new generator on the CPU, seeded by the homogenizer's `seed`, the step's number and the parameters' group.
+
+        Every access restarts the sequence: `update` can repeat the draws of `mix`, and all processes draw the same
+        numbers.
+        """
+        return seeded_generator(self._seed + self._seed_offset, self.number)
+
+    @property
+    def losses(self) -> Tensor:
+        """Losses of the tasks, float64 `[tasks]` on the CPU.
+
+        Raises:
+            OptionError: the caller passed none.
+        """
+        if "losses" not in self._needs:
+            raise self._undeclared("losses")
+        if self._losses is None:
+            raise OptionError(
+                f"{self._reader} requires the losses of the tasks; got none. Pass losses=..., a tensor [tasks], "
+                "to combine()."
+            )
+        return self._losses
+
+    def gramian(self, parameters: str = "*") -> Tensor:
+        """Inner products of the rows, float64 `[tasks, tasks]` on the CPU.
+
+        With a glob pattern, over the parameters whose name matches.
+        """
+        if "gramian" not in self._needs:
+            raise self._undeclared("gramian")
+        return self._jacobian.gramian(parameters)
+
+    def norms(self, parameters: str = "*") -> Tensor:
+        """Euclidean norms of the rows, float64 `[tasks]` on the CPU; with a glob pattern as in `gramian`."""
+        if "norms" not in self._needs:
+            raise self._undeclared("norms")
+        return self._jacobian.norms(parameters)
+
+    @property
+    def jacobian(self) -> Jacobian:
+        """The Jacobian."""
+        if "jacobian" not in self._needs:
+            raise self._undeclared("jacobian")
+        return self._jacobian
+
+    @property
+    def features(self) -> Tensor:
+        """The input of this homogenizer's `transform` (or the encoder's output), `[tasks, queries, features]`."""
+        return self._feature(self._features, "features", ", features")
+
+    @property
+    def feature_grads(self) -> Tensor:
+        """Gradient of each task's loss w.r.t. the output of `transform` (or the encoder's output), same shape."""
+        return self._feature(self._feature_grads, "feature_grads", ", features")
+
+    @property
+    def targets(self) -> Tensor:
+        """Classes of the queries, int64 `[tasks, queries]` (float `[tasks, queries, outputs]` in regression)."""
+        return self._feature(self._targets, "targets", "")
+
+    def kernel_traces(self, probes: int = 16) -> Tensor:
+        """Traces of the tasks' tangent kernels divided by their numbers of residuals, float64 `[tasks]` on the CPU.
+
+        Entry i is 1/n_i Σ_m ‖∂r_im/∂θ‖² over the residuals r_i1, …, r_in whose mean square is the loss. It is exact for
+        n_i ≤ probes or if the caller passed the traces; otherwise an unbiased estimate from `probes` random vectors
+        drawn from `generator`. Computed at each call, by up to `probes` backward passes per task.
+
+        Raises:
+            OptionError: the caller passed neither residuals nor traces.
+        """
+        if "kernel_traces" not in self._needs:
+            raise self._undeclared("kernel_traces")
+        if self._kernel_traces is None:
+            raise OptionError(
+                f"{self._reader} requires the residuals of the tasks, whose mean squares are the losses; got none. "
+                "Pass residuals=..., one tensor per task, to gradhomog.backward() or gradhomog.loss(), or "
+                "kernel_traces=..., a tensor [tasks], to combine()."
+            )
+        traces = self._kernel_traces(probes, self.generator).cpu()
+        return traces if torch.is_grad_enabled() else traces.detach()
+
+    def matches(self, parameters: str) -> bool:
+        """True if a glob pattern matches the name of any parameter."""
+        return any(fnmatch.fnmatchcase(name, parameters) for name in self._jacobian.names)
+
+    @property
+    def names(self) -> list[str]:
+        """The keys of the tasks' state: their names, or their positions, `"0"`, `"1"`, …, if they have none."""
+        return [key.by() for key in self.keys]
+
+    def view(self, homogenizer: HasSeed, aux: Any = None) -> Step:
+        """Return this step for a homogenizer that another one wraps: with the seed and `aux` of the wrapped one."""
+        return replace(self, _seed=homogenizer.seed, aux=aux)
+
+    def with_rows(
+        self, jacobian: Jacobian, keys: tuple[TaskKey, ...], losses: Tensor | None, needs: frozenset[str]
+    ) -> Step:
+        """Return a step of other rows and losses, for a wrapped homogenizer that reads the statistics in `needs`."""
+        return replace(
+            self, keys=keys, _jacobian=jacobian, _losses=losses, _features=None, _feature_grads=None, _targets=None,
+            _needs=needs,
+        )  # fmt: skip
+
+    def with_aux(self, aux: Any) -> Step:
+        """Return this step with the `aux` that the homogenizer's `mix` or `rows` returned."""
+        return self if aux is None else replace(self, aux=aux)
+
+    def detach(self) -> Step:
+        """Return the same step, detached from the graph."""
+        reads_rows = self._needs & {"norms", "gramian", "jacobian"}
+        return replace(
+            self,
+            _jacobian=self._jacobian.detach() if reads_rows else self._jacobian,
+            _losses=_detach(self._losses),
+            _features=_detach(self._features),
+            _feature_grads=_detach(self._feature_grads),
+            aux=_detach_nested(self.aux),
+        )
+
+    def _undeclared(self, statistic: str) -> PluginRunError:
+        return PluginRunError(
+            f"{self._reader} reads `{statistic}`, but its `needs` are {sorted(self._needs)}. "
+            f"Add '{statistic}' to `needs` in its HomogenizerSpec."
+        )
+
+    def _feature(self, tensor: Tensor | None, name: str, shape: str) -> Tensor:
+        if "features" not in self._needs:
+            raise self._undeclared("features")
+        if tensor is None:
+            raise OptionError(
+                f"{self._reader} requires the {name} of the tasks; got none. Pass {name}=..., "
+                f"a tensor [tasks, queries{shape}], to combine()."
+            )
+        return tensor
+
+
+def seeded_generator(*numbers: int) -> torch.Generator:
+    """Return a CPU generator seeded with 32 bits of a hash of the numbers."""
+    state = 0
+    for number in numbers:  # SplitMix64 (Steele et al. 2014): PyTorch's generator keeps 32 bits of a seed
+        state = (state ^ number) + 0x9E3779B97F4A7C15 & _MASK
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+        state = (state ^ state >> 27) * 0x94D049BB133111EB & _MASK
+        state ^= state >> 31
+    return torch.Generator().manual_seed(state >> 32)
+
+
+_MASK = 2**64 - 1
+
+
+def _detach(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach()
+
+
+def _detach_nested(value: Any) -> Any:
+    """Detach the tensors and Jacobians in nested tuples, lists and dicts."""
+    if isinstance(value, (Tensor, Jacobian)):
+        return value.detach()
+    if isinstance(value, tuple):
+        items = [_detach_nested(item) for item in value]
+        return tuple(items) if type(value) is tuple else type(value)(*items)  # a NamedTuple
+    if isinstance(value, list):
+        return [_detach_nested(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _detach_nested(item) for name, item in value.items()}
+    return value

@@ -1,0 +1,119 @@
+"""Gradients in separate tensors have the statistics of the same rows in one tensor, without large copies."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gradhomog import as_jacobian
+from gradhomog.rows import PerTaskJacobian
+from gradhomog.rows.per_task import WIDTH
+from gradhomog.testing import jacobians
+
+
+def per_task(stacked, missing=(), scale=1.0):
+    """Return rows `[tasks, *shape]` as separate tensors; `missing` are the pairs (name, task) without a gradient."""
+    parts = {
+        name: [None if (name, task) in missing else row.clone() for task, row in enumerate(rows)]
+        for name, rows in stacked.items()
+    }
+    return PerTaskJacobian(parts, {name: rows[0] for name, rows in stacked.items()}, scale)
+
+
+def assert_same(rows, stacked, gramians=1e-12, directions=1e-9):
+    """Compare statistics and directions; tolerances are relative to the longest row."""
+    weights = torch.linspace(-1, 2, rows.tasks, dtype=torch.float64)
+    dense = as_jacobian(stacked)
+    longest = float(dense.norms().max())
+    close = {"rtol": 1000 * gramians, "atol": gramians * longest**2}
+    torch.testing.assert_close(rows.block_gramians, dense.block_gramians, **close)
+    torch.testing.assert_close(rows.gramian(), dense.gramian(), **close)
+    fresh = rows.select(range(rows.tasks))  # without cached Gramians, whose diagonals are the squared norms
+    torch.testing.assert_close(fresh.squared_norms(), dense.squared_norms(), **close)
+    torch.testing.assert_close(fresh.block_squared_norms, dense.block_squared_norms, **close)
+    close = {"rtol": directions, "atol": directions * longest}
+    torch.testing.assert_close(rows.weighted_mean(weights), dense.weighted_mean(weights), **close)
+    torch.testing.assert_close(rows.mean(), dense.mean(), **close)
+    assert rows.finite_tasks() == dense.finite_tasks()
+    for name, value in rows.materialize().items():
+        assert torch.equal(value, stacked[name])
+
+
+@given(jacobians(tasks=(1, 5), params=(3, 12)), st.sets(st.tuples(st.sampled_from("ab"), st.integers(0, 4))))
+def test_small_rows_with_missing_gradients(matrix, missing):
+    stacked = {"a": matrix[:, :2].clone(), "b": matrix[:, 2:, None].clone()}
+    missing = {(name, task) for name, task in missing if task < len(matrix)}
+    for name, task in missing:
+        stacked[name][task] = 0
+    rows = per_task(stacked, missing)
+    assert_same(rows, stacked)
+    assert torch.equal(rows.select([0]).materialize()["b"], stacked["b"][:1])
+    halves = per_task(stacked, missing, scale=0.5)
+    assert_same(halves, {name: 0.5 * block for name, block in stacked.items()})
+    assert_same(rows.select_parameters(["b"]), {"b": stacked["b"]})
+
+
+@pytest.mark.parametrize(("dtype", "gramians"), [(torch.float32, 1e-6), (torch.float64, 1e-13), (torch.bfloat16, 1e-5)])
+def test_rows_wider_than_a_piece(dtype, gramians):
+    generator = torch.Generator().manual_seed(0)
+    stacked = {
+        "wide": torch.randn(3, 2 * WIDTH + 77, generator=generator).to(dtype),
+        "scalar": torch.randn(3, generator=generator).to(dtype),
+        "empty": torch.zeros(3, 0, dtype=dtype),
+    }
+    assert_same(per_task(stacked), stacked, gramians, 2 * torch.finfo(dtype).eps)
+
+
+def test_a_task_that_is_nan_or_infinite_is_found():
+    stacked = {"a": torch.ones(3, 4), "b": torch.ones(3, 2)}
+    stacked["b"][1, 0] = torch.nan
+    stacked["a"][2, 3] = torch.inf
+    assert per_task(stacked, {("a", 0), ("b", 0)}).finite_tasks() == [True, False, False]
+
+
+def test_tiny_and_huge_rows_keep_their_products():
+    stacked = {"a": torch.full((2, 5), 1e-18), "b": torch.full((2, 5), 1e-18)}
+    stacked["b"][1] = 1e18
+    gramians = per_task(stacked).block_gramians
+    torch.testing.assert_close(gramians[0], torch.full((2, 2), 5e-36, dtype=torch.float64), rtol=1e-6, atol=0)
+    torch.testing.assert_close(gramians[1].diagonal(), torch.tensor([5e-36, 5e36]).double(), rtol=1e-6, atol=0)
+
+
+def test_statistics_have_the_graph_of_the_gradients_unless_detached():
+    leaf = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    rows = PerTaskJacobian({"w": [2 * leaf, None, leaf.square()]}, {"w": leaf})
+    (gradient,) = torch.autograd.grad(rows.gramian().sum() + rows.mean()["w"].sum(), leaf)
+    torch.testing.assert_close(gradient, torch.full((3,), 2 * (2 + 1) * (2 + 2) + (2 + 2) / 3).double())
+    assert not rows.detach().gramian().requires_grad
+
+
+class Allocations(TorchDispatchMode):
+    """Records the shapes of all new tensors of `size` bytes or more."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size, self.new_tensors = size, []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        known = {arg.untyped_storage().data_ptr() for arg in torch.utils._pytree.tree_leaves((args, kwargs))
+                 if isinstance(arg, torch.Tensor)}  # fmt: skip
+        found = function(*args, **(kwargs or {}))
+        for value in torch.utils._pytree.tree_leaves(found):
+            storage = value.untyped_storage() if isinstance(value, torch.Tensor) else None
+            if storage is not None and storage.data_ptr() not in known and storage.nbytes() >= self.size:
+                self.new_tensors.append((str(function), tuple(value.shape)))
+        return found
+
+
+def test_the_only_allocation_as_long_as_a_row_is_the_direction():
+    rows = per_task({"a": torch.ones(4, 20 * WIDTH)})
+    with Allocations(4 * 20 * WIDTH) as allocations:
+        rows.gramian()
+        rows.select(range(4)).squared_norms()
+        rows.finite_tasks()
+        assert allocations.new_tensors == []
+        rows.weighted_mean(torch.ones(4, dtype=torch.float64))
+    assert [shape for _, shape in allocations.new_tensors] == [(20 * WIDTH,)]

@@ -1,0 +1,97 @@
+"""Errors name the faulty member and its stage; arguments that do not match the rows raise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import gradhomog
+from gradhomog import DataError, OptionError, PluginRunError
+from gradhomog.step.task_key import TaskKey
+from tests.step.members import ROWS, faulty
+
+
+@pytest.mark.parametrize(
+    ("stage", "function", "message"),
+    [
+        ("mix", lambda self, e: 1 / 0, r"Faulty raised in `mix`: ZeroDivisionError"),
+        ("mix", lambda self, e: torch.ones(5), r"weights of shape \[2\] or a matrix \[2, 2\]; got a tensor \(5,\)"),
+        ("mix", lambda self, e: [1.0, 1.0], r"got list"),
+        ("mix", lambda self, e: torch.tensor([1.0, float("nan")]), r"NaN or infinity from `mix`"),
+        ("mix", lambda self, e: torch.ones(2, requires_grad=True), r"with a graph"),
+        ("rows", lambda self, s: s.jacobian.select([0]), r"from `rows` a Jacobian of 2 tasks.*of 1 tasks"),
+        ("rows", lambda self, s: s.jacobian.map(torch.Tensor.double), r"dtypes.*float64"),
+        ("rows", lambda self, s: s.jacobian.materialize(), r"created by `map`, `replace` or `repeat`.*got a dict of"),
+        ("update", lambda self, e: {}["x"], r"raised in `update`: KeyError"),
+    ],
+)
+def test_an_error_names_the_member_and_its_stage(stage, function, message):
+    with pytest.raises(PluginRunError, match=message):
+        gradhomog.pipeline([faulty(stage, function)]).combine(ROWS)
+
+
+def test_a_transform_that_changes_the_shape_raises():
+    with pytest.raises(
+        PluginRunError, match=r"features of shape \(1, 4, 3\), torch.float32 on cpu; got a tensor \(1, 4\)"
+    ):
+        gradhomog.pipeline([faulty("transform", lambda self, z, keys: z[..., 0])]).transform(
+            torch.ones(1, 4, 3), [TaskKey(0)]
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"losses": torch.ones(3)}, OptionError, r"`losses` must have shape \[2\].*got \(3,\)"),
+        ({"losses": []}, OptionError, r"`losses` must .*one .*per task"),
+        ({"losses": ["a", "b"]}, OptionError, r"`losses` must contain one number per task; got \['a', 'b'\]"),
+        ({"losses": torch.ones(2, dtype=torch.complex64)}, OptionError, r"`losses` must be real.*complex64"),
+        ({"losses": [1j, 2j]}, OptionError, r"`losses` must"),
+        ({"losses": [torch.tensor(1j), torch.tensor(2j)]}, OptionError, r"`losses` must be real|one number per task"),
+        ({"losses": [[1.0], [2.0]]}, OptionError, r"`losses` must have shape \[2\].*got \(2, 1\)"),
+        ({"losses": 1.0}, OptionError, r"`losses` must contain one number per task; got 1.0"),
+        ({"domains": ["a"]}, OptionError, r"one name for each of the 2 tasks"),
+        ({"features": torch.ones(3, 1, 1), "feature_grads": torch.ones(2, 1, 1)}, DataError, r"`features` must be 2"),
+        ({"features": torch.ones(2, 1, 1), "feature_grads": torch.ones(1, 1, 1)}, DataError, r"`feature_grads` must"),
+        ({"targets": torch.ones(3, 1)}, DataError, r"first dimension of `targets` must be 2"),
+    ],
+)
+def test_arguments_that_do_not_match_the_rows_raise(arguments, error, message):
+    with pytest.raises(error, match=message):
+        gradhomog.pipeline("none").combine(ROWS, **arguments)
+
+
+def test_missing_losses_raise_with_the_name_of_the_method_that_reads_them():
+    with pytest.raises(OptionError, match=r"'gradnorm' of gradhomog .* requires the losses of the tasks"):
+        gradhomog.pipeline("gradnorm").combine(ROWS)
+
+
+def test_losses_may_be_a_list_of_tensors_with_a_graph():
+    weight = torch.tensor(2.0, requires_grad=True)
+    losses = [weight * 1, weight * 2]
+    assert torch.equal(gradhomog.pipeline("gradnorm").combine(ROWS, losses=losses), ROWS.mean(0))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        torch.ones(3),
+        torch.ones(0, 3),
+        torch.ones(2, 3, device="meta"),
+        torch.eye(2).to_sparse(),
+        torch.ones(2, 3, dtype=torch.complex64),
+        {"w": torch.ones(2, 3), "b": torch.ones(2, device="meta")},
+        {},
+    ],
+    ids=["vector", "no task", "meta", "sparse", "complex", "meta in a dict", "empty"],
+)
+@pytest.mark.parametrize("text", ["none", "gradnorm"])
+def test_rows_that_cannot_be_combined_raise(rows, text):
+    with pytest.raises(DataError, match="`jacobian`"):
+        gradhomog.pipeline(text).combine(rows, losses=[1.0, 2.0])
+
+
+def test_a_homogenizer_that_overrides_both_mix_and_rows_raises():
+    both = faulty("mix", lambda self, step: torch.ones(2), rows=lambda self, step: step.jacobian)
+    with pytest.raises(PluginRunError, match="must override `mix` or `rows`, not both"):
+        gradhomog.pipeline([both])
