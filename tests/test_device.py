@@ -55,7 +55,7 @@ def reads(pipe: Pipeline) -> set[str]:
 
 def combine_inputs(pipe: Pipeline, seed: int = 0) -> tuple[Tensor, dict[str, Any]]:
     """Return rows, and all else that the homogenizers read."""
-    stages = len(pipe.stages.transforming) + 1
+    stages = len(pipe.requirements.transforming) + 1
     inputs: dict[str, Any] = {"losses": normal(4, seed=seed + 1).abs() + 0.1}
     if "features" in reads(pipe):
         inputs["features"] = [normal(4, 6, 8, seed=seed + 2)] * stages

@@ -99,9 +99,9 @@ class HomogenizedDatasets(HomogenizedTrainer, BaseTrainer):  # type: ignore[misc
                 f"{type(self.train_dataset).__name__}. Pass {{'name': dataset, ...}}, or use Sentence Transformers' "
                 "own trainer."
             )
-        if homogenizers.stages.choosing:
+        if homogenizers.requirements.choosing:
             return
-        if found := [member.selector for member in homogenizers.stages.acting if member.needs & ROWS]:
+        if found := [member.selector for member in homogenizers.requirements.acting if member.needs & ROWS]:
             name = found[-1]
             warnings.warn(
                 f"a batch has one dataset, so {name} receives one gradient per step, which most methods return "

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from gradhomog.autograd.apply import Heads, Options, compute_step, write
-from gradhomog.autograd.backward import pipeline_reads_features, scaler_factor
-from gradhomog.autograd.batch import Batch, Features, LossLeaves, differentiate, find_leaves, shape_of
-from gradhomog.autograd.checks import check_attached, check_options
-from gradhomog.autograd.derivatives import Gradients, LossGraph, SummedDerivatives
-from gradhomog.autograd.distributed.dispatch import check_ranks, compute_across_ranks
+from gradhomog.autograd.backward import scaler_factor
+from gradhomog.autograd.derivatives import SummedDerivatives
 from gradhomog.autograd.distributed.fully_sharded import weigh_ranks
-from gradhomog.autograd.distributed.mean_losses import numbers_of_examples
+from gradhomog.autograd.homogenize import differentiate, homogenize
 from gradhomog.autograd.inputs import Losses, Parameters, TaskLosses, shared_parameters
-from gradhomog.autograd.lazy import LazyJacobian
+from gradhomog.autograd.loss_graph import Features, LossGraph, find_graph, shape_of
+from gradhomog.autograd.loss_step import Heads, LossStep, agree_on_present, check_attached, check_options
 from gradhomog.autograd.parameter_groups import Per, group_names
-from gradhomog.autograd.select_losses import agree_on_present, may_be_unused
 from gradhomog.errors import OptionError
-from gradhomog.ranks.collectives import Collectives, raise_on_all_ranks
-from gradhomog.ranks.dtensors import collectives_if_dtensors
-from gradhomog.ranks.ranks import Ranks, resolve_ranks
+from gradhomog.ranks.communicator import Communicator, GroupCommunicator, communicate
+from gradhomog.ranks.dtensors import is_dtensor
+from gradhomog.ranks.ranks import Ranks
 from gradhomog.step.pipelines import Pipeline
 from gradhomog.step.reports import StepReport
 from gradhomog.step.task_key import task_keys
@@ -47,11 +43,11 @@ class Accumulation:
 
     def __init__(
         self, pipe: Pipeline, parameters: Mapping[str, Tensor], scaler: torch.amp.GradScaler | None, heads: Heads,
-        per: Per, domains: Sequence[str] | None, inspect: bool, collectives: Collectives | None,
+        per: Per, domains: Sequence[str] | None, inspect: bool, communicator: Communicator,
     ) -> None:  # fmt: skip
         self._pipe, self._shared, self._scaler = pipe, parameters, scaler
         self._heads, self._per, self._domains, self._inspect = heads, per, domains, inspect
-        self._collectives = collectives
+        self._communicator = communicator
         self._finished = False
         self._factor = 1.0
         self._tasks = 0
@@ -86,49 +82,45 @@ class Accumulation:
         check_options(self._pipe, features)
         check_attached(self._pipe)
         self._factor = scaler_factor(self._scaler, losses)
-        reads = pipeline_reads_features(self._pipe)
-        given = find_leaves(losses, self._shared, features)
-        agree_on_present(given, bool(self._pipe.stages.choosing) and self._chosen is None, self._collectives)
-        loss_leaves = self._select_chosen(given)
-        self._use_shared |= loss_leaves.use_shared
-        if not loss_leaves.tasks.slots:
+        given = find_graph(losses, self._shared, features)
+        choosing = bool(self._pipe.requirements.choosing)
+        agree_on_present(given, choosing and self._chosen is None, self._communicator)
+        graph = self._select_chosen(given) if choosing else given
+        self._use_shared |= graph.use_shared
+        if not graph.tasks.slots:
             return
-        slots = self._slots(loss_leaves.tasks)
-        if self._collectives is not None:
-            loss_leaves = loss_leaves.without_inputs()
-        batch = differentiate(
-            loss_leaves, factor=self._factor, through_features=reads, return_features=reads,
-            loss_weights=numbers_of_examples(slots, self._collectives),
-        )  # fmt: skip
-        if self._collectives is not None and loss_leaves.sharded:
-            weigh_ranks(batch, self._collectives, {})
-        rows = batch.derivatives.rows()
+        slots = self._slots(graph.tasks)
+        if isinstance(self._communicator, GroupCommunicator):
+            graph = graph.without_inputs()
+        graph = replace(graph, factor=self._factor, loss_weights=self._communicator.examples(slots))
+        derivatives = differentiate(graph, self._pipe.requirements.reads_features)
+        if isinstance(self._communicator, GroupCommunicator) and graph.sharded:
+            weigh_ranks(derivatives, self._communicator, {})
+        features, grads = derivatives.at_stages()
+        rows = derivatives.rows()
         for index, slot in enumerate(slots):
-            loss = batch.tasks.losses[index].detach().double()
+            loss = graph.losses[index].detach().double()
             sums = self._sums.setdefault(slot, _Sums(torch.zeros_like(loss)))
             sums.loss = sums.loss + loss
-            for leaf, gradient in batch.unshared_gradients[index]:
+            for leaf, gradient in zip(graph.unshared_leaves[index], derivatives.unshared_gradients[index], strict=True):
                 if gradient is not None:
                     before = sums.unshared.get(id(leaf))
                     sums.unshared[id(leaf)] = (leaf, gradient if before is None else before[1] + gradient)
-            features = [stage[index] for stage in batch.features]
-            sums.stage_features.append((features, [stage[index] for stage in batch.feature_grads]))
+            sums.stage_features.append(([stage[index] for stage in features], [stage[index] for stage in grads]))
         for name in list(rows):  # one parameter after the other, to limit the number of copies of a row in memory
             for slot, gradient in zip(slots, rows.pop(name), strict=True):
                 if gradient is not None:
                     row = self._sums[slot].row
                     row[name] = row[name] + gradient if name in row else gradient
 
-    def _select_chosen(self, loss_leaves: LossLeaves) -> LossLeaves:
+    def _select_chosen(self, graph: LossGraph) -> LossGraph:
         """Return the losses of the tasks that homogenizers chose among those of the first batch; may be empty."""
-        if not self._pipe.stages.choosing:
-            return loss_leaves
-        slots = self._slots(loss_leaves.tasks)
+        slots = self._slots(graph.tasks)
         if self._chosen is None:
             names = self._domains or self._labels
             present = tuple(names[slot] for slot in slots) if names else ()
             self._chosen = frozenset(slots[index] for index in self._pipe.choose(task_keys(tuple(slots), present)))
-        return loss_leaves.select([index for index, slot in enumerate(slots) if slot in self._chosen])
+        return graph.select([index for index, slot in enumerate(slots) if slot in self._chosen])
 
     def _slots(self, tasks: TaskLosses) -> list[int]:
         """Return the slots of a batch's tasks among all tasks; tasks with names are matched by name."""
@@ -154,31 +146,25 @@ class Accumulation:
         sums = [self._sums[slot] for slot in slots]
         tasks = TaskLosses([one.loss for one in sums], slots, self._tasks, self._labels, False)
         heads = [sorted(one.unshared.values(), key=lambda pair: shape_of(pair[0])) for one in sums]
-        unshared = [[leaf for leaf, _ in pairs] for pairs in heads]
-        rows = {name: [one.row.get(name) for one in sums] for name in self._shared}
-        weights = numbers_of_examples(slots, self._collectives)
-        graph = LossGraph(tasks.losses, self._shared, unshared, self._factor, loss_weights=weights)
-        unshared_gradients: list[Gradients] = [[gradient for _, gradient in pairs] for pairs in heads]
-        derivatives = SummedDerivatives(graph, rows, unshared_gradients)
-        features, grads = _concatenate_features(sums, 0), _concatenate_features(sums, 1)
-        self._sums = {}
-        batch = Batch(tasks, derivatives, unshared, features, grads)
-        names = self._domains or self._labels or ()
-        domains = tasks.select_present(names, "domains")  # raises if their number differs from that of the tasks
-        if self._collectives is not None:
-            domains = tuple(names)  # of all tasks, because others may be present on other ranks
-        scaled = self._scaler is not None and self._scaler.is_enabled()
-        options = Options(
-            domains, per=self._per, heads=self._heads, inspect=self._inspect, scaled=scaled,
-            collectives=self._collectives,
+        graph = LossGraph(
+            tasks, self._shared, [[leaf for leaf, _ in pairs] for pairs in heads], use_shared=self._use_shared,
+            sharded=any(map(is_dtensor, self._shared.values())), factor=self._factor,
+            loss_weights=self._communicator.examples(slots),
         )  # fmt: skip
-        if self._collectives is not None:
-            check_ranks(self._collectives.ranks, self._pipe, options, create_graph=False)
-            self._step = write(compute_across_ranks(self._pipe, batch, options, self._collectives), self._heads)
-            return
-        unused = may_be_unused(self._pipe, self._use_shared)
-        jacobian = LazyJacobian(derivatives, eager=True, may_be_unused=unused)
-        self._step = write(compute_step(self._pipe, batch, jacobian, options), self._heads)
+        derivatives = SummedDerivatives(
+            graph,
+            {name: [one.row.get(name) for one in sums] for name in self._shared},
+            [[gradient for _, gradient in pairs] for pairs in heads],
+            (_concatenate_features(sums, 0), _concatenate_features(sums, 1)),
+        )
+        self._sums = {}
+        names = tuple(self._domains or self._labels or ())
+        tasks.select_present(names, "domains")  # raises if their number differs from that of the tasks
+        step = LossStep(
+            self._pipe, graph, self._communicator, tasks, names, per=self._per, heads=self._heads,
+            inspect=self._inspect, scaled=self._scaler is not None and self._scaler.is_enabled(),
+        )  # fmt: skip
+        self._step = homogenize(step, derivatives).write()
 
 
 @contextmanager
@@ -215,14 +201,14 @@ def accumulated(
     >>> net.weight.grad.shape, several.step.weights.shape
     (torch.Size([2, 3]), torch.Size([2]))
     """
-    ranks = resolve_ranks(group, "batch")
-    collectives = None if ranks is None else Collectives(ranks)
-    with raise_on_all_ranks(collectives):
+    communicator = communicate(group, "batch")
+    with communicator.raise_together():
         check_options(pipe, heads=heads, per=per, features_follow=True)
         shared = shared_parameters(parameters)
         group_names(list(shared), per)
-        collectives = collectives_if_dtensors(collectives, shared, group)
-        several = Accumulation(pipe, shared, scaler, heads, per, domains, inspect, collectives)
+        if communicator.size == 1 and any(map(is_dtensor, shared.values())):
+            communicator = GroupCommunicator(communicator.ranks)  # gradients are DTensors also on one rank
+        several = Accumulation(pipe, shared, scaler, heads, per, domains, inspect, communicator)
         yield several
         several.finish()
 

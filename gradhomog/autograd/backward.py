@@ -3,36 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from gradhomog.autograd.apply import (
-    ComputedStep,
-    Heads,
-    Level,
-    Options,
-    compute_step,
-    feature_jacobian,
-    write,
-)
-from gradhomog.autograd.batch import Features, LossLeaves, differentiate, find_leaves
-from gradhomog.autograd.checks import check_attached, check_discovered_parameters, check_options, check_same_domains
-from gradhomog.autograd.derivatives import FeatureDerivatives
-from gradhomog.autograd.distributed.dispatch import check_ranks, compute_across_ranks
-from gradhomog.autograd.distributed.mean_losses import numbers_of_examples
+from gradhomog.autograd.homogenize import compute_step
 from gradhomog.autograd.inputs import Losses, Parameters
-from gradhomog.autograd.kernel_traces import Residuals, kernel_trace_function
-from gradhomog.autograd.lazy import LazyJacobian, reads_rows
-from gradhomog.autograd.parameter_groups import Per, group_names
-from gradhomog.autograd.select_losses import leaves_of_the_step, may_be_unused
-from gradhomog.autograd.task_features import TaskFeatures
-from gradhomog.ranks.collectives import Collectives, raise_on_all_ranks
-from gradhomog.ranks.ranks import Ranks, resolve_ranks
+from gradhomog.autograd.kernel_traces import Residuals
+from gradhomog.autograd.loss_graph import Features
+from gradhomog.autograd.loss_step import Heads, Level, begin_step
+from gradhomog.autograd.parameter_groups import Per
+from gradhomog.ranks.communicator import communicate
+from gradhomog.ranks.ranks import Ranks
 from gradhomog.step.pipelines import Pipeline
 from gradhomog.step.reports import StepReport
-from gradhomog.step.step import KernelTraces
 from gradhomog.uncompiled import uncompiled
 
 
@@ -128,74 +114,17 @@ def backward(
     >>> step.cosines.shape, encoder.weight.grad.shape, heads[0].weight.grad.shape
     (torch.Size([2, 2]), torch.Size([4, 3]), torch.Size([1, 4]))
     """
-    ranks = resolve_ranks(group, "batch")
-    collectives = None if ranks is None else Collectives(ranks)
-    with raise_on_all_ranks(collectives):
-        check_options(pipe, features, level, per, heads, chunks, create_graph)
-        check_attached(pipe)
+    communicator = communicate(group, "batch")
+    with communicator.raise_together():
+        step = begin_step(
+            losses, pipe, communicator, parameters=parameters, features=features, level=level, per=per, heads=heads,
+            domains=domains, targets=targets, residuals=residuals, inspect=inspect, create_graph=create_graph,
+            chunks=chunks,
+        )  # fmt: skip
+        step = replace(step, scaled=scaler is not None and scaler.is_enabled())
         factor = scaler_factor(scaler, losses)
-        given = find_leaves(losses, parameters, features)
-        loss_leaves, collectives = leaves_of_the_step(pipe, given, domains, collectives, group)
-        if parameters is None:
-            check_discovered_parameters(pipe, per, collectives)
-        scaled = scaler is not None and scaler.is_enabled()
-        traces = kernel_trace_function(residuals, loss_leaves, pipe)
-        options = step_options(
-            loss_leaves, features, domains, targets, level, per, heads, inspect, factor, scaled, traces, collectives
-        )
-        step = compute(pipe, loss_leaves, options, create_graph=create_graph, retain_graph=retain_graph, chunks=chunks)
-    return write(step, heads)
-
-
-def step_options(
-    loss_leaves: LossLeaves, features: Features | None, domains: Sequence[str] | None, targets: Tensor | None,
-    level: Level, per: Per, heads: Heads, inspect: bool, factor: float, scaled: bool, traces: KernelTraces | None,
-    collectives: Collectives | None,
-) -> Options:  # fmt: skip
-    """Return the options of a step for the present tasks; `scaled`: a gradient scaler handles infinity."""
-    tasks = loss_leaves.tasks
-    if per != "model":
-        group_names(list(loss_leaves.shared), per)  # raise its errors before computing gradients
-    if isinstance(features, TaskFeatures):
-        check_same_domains(features.domains, tuple(domains or tasks.names or ()))
-    names = domains or tasks.names
-    present = tasks.select_present(names, "domains")
-    if collectives is not None and names:
-        present = tuple(names)
-    if targets is not None and len(targets) == tasks.tasks > len(tasks.slots):
-        targets = targets[list(tasks.slots)]
-    return Options(present, targets, level, per, heads, inspect, factor, scaled, traces, collectives)
-
-
-def compute(
-    pipe: Pipeline, loss_leaves: LossLeaves, options: Options, *, create_graph: bool = False,
-    retain_graph: bool = False, chunks: int = 1,
-) -> ComputedStep:  # fmt: skip
-    """Compute the step of losses whose leaves are known, without writing gradients."""
-    reads_features = pipeline_reads_features(pipe)
-    # One pass from loss to parameters is cheaper than two, so features are used only if gradients w.r.t. them are read.
-    batch = differentiate(
-        loss_leaves, factor=options.factor, create_graph=create_graph,
-        retain_graph=retain_graph or options.kernel_traces is not None,  # homogenizers may read traces after the rows
-        through_features=reads_features or options.level == "features", return_features=reads_features,
-        loss_weights=numbers_of_examples(loss_leaves.tasks.slots, options.collectives),
-    )  # fmt: skip
-    if options.collectives is not None:
-        check_ranks(options.collectives.ranks, pipe, options, create_graph)
-        return compute_across_ranks(pipe, batch, options, options.collectives)
-    if options.level == "features":
-        assert isinstance(batch.derivatives, FeatureDerivatives)  # by `through_features`
-        return compute_step(pipe, batch, feature_jacobian(batch.derivatives), options)
-    eager = reads_rows(pipe, options.per, options.scaled)
-    unused = may_be_unused(pipe, loss_leaves.use_shared)
-    jacobian = LazyJacobian(batch.derivatives, eager=eager, chunks=chunks, may_be_unused=unused)
-    return compute_step(pipe, batch, jacobian, options)
-
-
-def pipeline_reads_features(pipe: Pipeline) -> bool:
-    """True if a homogenizer declares that it reads features, or transforms them and declares nothing."""
-    reading = [member for member in pipe.members if "features" in member.needs]
-    return any(member.declares_needs or member.homogenizer.overrides("transform") for member in reading)
+        computed = compute_step(step, factor=factor, create_graph=create_graph, retain_graph=retain_graph)
+    return computed.write()
 
 
 def scaler_factor(scaler: torch.amp.GradScaler | None, losses: Losses) -> float:

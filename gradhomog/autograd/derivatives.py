@@ -3,78 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from gradhomog.autograd.backward_pass import backward_pass
-from gradhomog.ranks.dtensors import check_not_gathered
+from gradhomog.autograd.loss_graph import Gradients, LossGraph
+from gradhomog.errors import OptionError
 
 SMALLEST_SHARE = 1e-2
 """The smallest weight by which a head's gradient is divided again; with smaller ones half precision underflows."""
 
-Gradients = list[Tensor | None]
 TaskGradients = dict[str, Gradients]
 """For each shared parameter one gradient per task, None if the loss does not depend on it."""
-
-
-@dataclass
-class LossGraph:
-    """The losses to differentiate, with the leaves that they depend on.
-
-    Attributes:
-        losses: one scalar per task.
-        shared: the shared parameters by name.
-        unshared_leaves: for each task the other leaves that its loss depends on.
-        factor: factor of every gradient, against underflow in half precision.
-        create_graph, retain_graph: as in `torch.autograd.grad`.
-        compiled: the nodes of compiled functions in the graph.
-        loss_weights: factor of each loss, 1 by default; across ranks the number of its examples on this rank. They
-            multiply the losses, not their gradients, because a backward pass through a layer that all ranks compute
-            together, such as SyncBatchNorm, adds up gradients of other ranks' losses.
-    """
-
-    losses: Sequence[Tensor]
-    shared: Mapping[str, Tensor]
-    unshared_leaves: Sequence[Sequence[Tensor]]
-    factor: float = 1.0
-    create_graph: bool = False
-    retain_graph: bool = False
-    compiled: Sequence[Any] = ()
-    loss_weights: Sequence[float] = ()
-
-    def __post_init__(self) -> None:
-        self.loss_weights = self.loss_weights or [1.0] * len(self.losses)
-
-    def gradients(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], output_grads: Sequence[Tensor], last: bool
-    ) -> Gradients:
-        """Return Σ over outputs of output_grad · ∂output/∂input; the last call frees the graph."""
-        if not inputs or not outputs:
-            return [None] * len(inputs)
-        found = backward_pass(
-            outputs, inputs, output_grads, retain_graph=self.retain_graph or self.create_graph or not last,
-            create_graph=self.create_graph, compiled=self.compiled,
-        )  # fmt: skip
-        check_not_gathered(inputs)
-        plain = [_as_type_of(leaf, gradient) for leaf, gradient in zip(inputs, found, strict=True)]
-        if all(gradient is None or gradient.layout == torch.strided for gradient in plain):
-            return plain
-        return [as_dense(gradient) for gradient in plain]  # gradients of a sparse embedding
-
-    def task_gradients(self, task: int, inputs: Sequence[Tensor], last: bool) -> Gradients:
-        """Return the gradients of one task's loss; the last call frees the graph."""
-        loss = self.losses[task]
-        initial = torch.full_like(loss, self.loss_weights[task] * self.factor)
-        found = self.gradients([loss], inputs, [initial], last)
-        return found if self.counts(task) else [None] * len(found)
-
-    def counts(self, task: int) -> bool:
-        """False for a loss with a weight of 0 that is not finite, such as a mean over no labels: 0 · NaN is not 0."""
-        return self.loss_weights[task] != 0 or bool(self.losses[task].isfinite())
 
 
 @dataclass
@@ -88,6 +31,16 @@ class Derivatives(ABC):
 
     graph: LossGraph
     unshared_gradients: list[Gradients] = field(default_factory=list, init=False)
+
+    def at_stages(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the features before and after each `transform` stage, and the gradients w.r.t. them, for homogenizers.
+
+        Both are `[tasks, batch, features]`; several feature tensors are concatenated. Empty if they are not computed.
+
+        Raises:
+            OptionError: feature tensors have different first dimensions.
+        """
+        return [], []
 
     @abstractmethod
     def iterate(self) -> Iterator[Gradients]:
@@ -157,7 +110,7 @@ class DirectDerivatives(Derivatives):
             shares = [weights[task].to(loss) for task, loss in zip(active, losses, strict=True)]
             output_grads = [share * graph.factor for share in shares]
         else:
-            scales = [graph.factor * graph.loss_weights[task] * factors[task] for task in active]
+            scales = [graph.factor * graph.weight(task) * factors[task] for task in active]
             output_grads = [torch.full_like(loss, scale) for loss, scale in zip(losses, scales, strict=True)]
         leaves = [leaf for task in active if together[task] for leaf in graph.unshared_leaves[task]]
         found = graph.gradients(losses, [*shared, *leaves], output_grads, True)
@@ -182,21 +135,54 @@ class FeatureDerivatives(Derivatives):
         stage_feature_grads: for each task the gradients w.r.t. the tensors between features and head.
     """
 
-    def __init__(
-        self, graph: LossGraph, features: Sequence[Tensor], stage_features: Sequence[Sequence[Tensor]] = ()
-    ) -> None:
+    def __init__(self, graph: LossGraph) -> None:
         super().__init__(graph)
-        self.features = list(features)
-        self.feature_grads: list[Gradients] = []
-        self.stage_feature_grads: list[Gradients] = []
+        self.features, self.feature_grads, self.stage_feature_grads = (
+            graph.features,
+            list[Gradients](),
+            list[Gradients](),
+        )
         for task, unshared in enumerate(graph.unshared_leaves):
-            between = list(stage_features[task]) if stage_features else []
-            last = task == len(graph.losses) - 1 and not stage_features
+            between = list(graph.stage_features[task]) if graph.stage_features else []
+            last = task == len(graph.losses) - 1 and not between
             found = graph.task_gradients(task, [*self.features, *between, *unshared], last)
             at, after = len(self.features), len(self.features) + len(between)
             self.feature_grads.append(found[:at])
             self.stage_feature_grads.append(found[at:after])
             self.unshared_gradients.append(found[after:])
+
+    def at_stages(self) -> tuple[list[Tensor], list[Tensor]]:
+        factor, stages = self.graph.factor, self.graph.stage_features
+        with torch.set_grad_enabled(self.graph.create_graph):
+            if stages:
+                columns = list(zip(*stages, strict=True))
+                grad_columns = zip(*self.stage_feature_grads, strict=True)
+                return [torch.cat(column) for column in columns], [
+                    torch.cat([without_factor(grad, like, factor) for grad, like in zip(grads, column, strict=True)])
+                    for grads, column in zip(grad_columns, columns, strict=True)
+                ]
+            if len({feature.shape[0] for feature in self.features if feature.dim()}) != 1:
+                raise OptionError(
+                    "a homogenizer reads features, so all of them must have the same first dimension, the batch; got "
+                    f"{', '.join(str(tuple(feature.shape)) for feature in self.features)}."
+                )
+            flat = [feature.flatten(1) if feature.dim() > 1 else feature[:, None] for feature in self.features]
+            combined = flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
+            rows = [
+                torch.cat([without_factor(grad, feature, factor).reshape(like.shape) for grad, feature, like in
+                           zip(grads, self.features, flat, strict=True)], dim=1)
+                for grads in self.feature_grads
+            ]  # fmt: skip
+            return [combined.expand(len(rows), *combined.shape)], [torch.stack(rows)]
+
+    def feature_rows(self) -> dict[str, Tensor]:
+        """Return the rows ∂L_i/∂z, `[tasks, *shape]`, float32 or wider, named by the index of the feature tensor."""
+        columns, factor = list(zip(*self.feature_grads, strict=True)), self.graph.factor
+        names = ["features"] if len(columns) == 1 else [f"features.{index}" for index in range(len(columns))]
+        return {
+            name: torch.stack([without_factor(grad, feature, factor) for grad in column])
+            for name, column, feature in zip(names, columns, self.features, strict=True)
+        }
 
     def iterate(self) -> Iterator[Gradients]:
         tasks, shared = len(self.feature_grads), self.graph.shared.values()
@@ -239,9 +225,15 @@ class FeatureDerivatives(Derivatives):
 class SummedDerivatives(Derivatives):
     """Sums of the gradients of several batches, computed before."""
 
-    def __init__(self, graph: LossGraph, rows: TaskGradients, unshared_gradients: list[Gradients]) -> None:
+    def __init__(
+        self, graph: LossGraph, rows: TaskGradients, unshared_gradients: list[Gradients],
+        at_stages: tuple[list[Tensor], list[Tensor]],
+    ) -> None:  # fmt: skip
         super().__init__(graph)
-        self._rows, self.unshared_gradients = rows, unshared_gradients
+        self._rows, self.unshared_gradients, self._at_stages = rows, unshared_gradients, at_stages
+
+    def at_stages(self) -> tuple[list[Tensor], list[Tensor]]:
+        return self._at_stages
 
     def iterate(self) -> Iterator[Gradients]:
         for row in zip(*self._rows.values(), strict=True):
@@ -261,17 +253,8 @@ class SummedDerivatives(Derivatives):
         return None
 
 
-def as_dense(gradient: Tensor | None) -> Tensor | None:
-    """Convert the sparse gradient of an embedding to a dense tensor; return other gradients unchanged."""
-    return gradient.to_dense() if gradient is not None and gradient.layout != torch.strided else gradient
-
-
-def _as_type_of(leaf: Tensor, gradient: Tensor | None) -> Tensor | None:
-    """Return the gradient of a plain tensor or parameter as a plain tensor.
-
-    If one leaf belongs to a subclass of Tensor, such as labelled collocation points, `torch.autograd.grad` returns the
-    gradients of all leaves in that subclass.
-    """
-    if gradient is None or type(gradient) is Tensor or type(leaf) not in (Tensor, nn.Parameter):
-        return gradient
-    return gradient.as_subclass(Tensor)
+def without_factor(grad: Tensor | None, like: Tensor, factor: float) -> Tensor:
+    """Divide a gradient w.r.t. features by the scaler's factor, in float32 or wider, as half precision underflows."""
+    if grad is None:
+        return torch.zeros_like(like, requires_grad=False, dtype=torch.promote_types(like.dtype, torch.float32))
+    return grad.to(torch.promote_types(grad.dtype, torch.float32)) / factor

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gradhomog.autograd.backward_pass import backward_pass
-from gradhomog.autograd.batch import LossLeaves
 from gradhomog.autograd.inputs import TaskLosses
+from gradhomog.autograd.loss_graph import LossGraph
 from gradhomog.errors import OptionError
 from gradhomog.step.pipelines import Pipeline
 from gradhomog.step.step import KernelTraces
@@ -20,19 +20,19 @@ Residuals = Sequence[Tensor | None] | Mapping[str, Tensor | None]
 
 
 def kernel_trace_function(
-    residuals: Residuals | None, loss_leaves: LossLeaves, pipe: Pipeline, graph: bool = True
+    residuals: Residuals | None, loss_graph: LossGraph, pipe: Pipeline, graph: bool = True
 ) -> KernelTraces | None:
     """Return a function that computes the traces when a homogenizer reads them; None if no homogenizer reads them.
 
     Raises:
         OptionError: the residuals do not match the losses.
     """
-    if residuals is None or "kernel_traces" not in pipe.stages.needs:
+    if residuals is None or "kernel_traces" not in pipe.requirements.statistics:
         return None
-    present = _residuals_of_present_tasks(residuals, loss_leaves.tasks, graph)
-    parameters = list(loss_leaves.shared.values())
+    present = _residuals_of_present_tasks(residuals, loss_graph.tasks, graph)
+    parameters = list(loss_graph.shared.values())
     return lambda probes, generator: torch.stack([
-        kernel_trace(residual, parameters, probes, generator, loss_leaves.compiled) for residual in present
+        kernel_trace(residual, parameters, probes, generator, loss_graph.compiled) for residual in present
     ])  # fmt: skip
 
 

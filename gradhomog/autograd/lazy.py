@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import final
 
 import torch
 from torch import Tensor
 
 from gradhomog.autograd.derivatives import Derivatives
-from gradhomog.autograd.parameter_groups import Per
 from gradhomog.errors import NonfiniteError, OptionError
 from gradhomog.rows import Direction, Jacobian, PerTaskJacobian
-from gradhomog.step.pipelines import Pipeline
 
 
 @final
@@ -141,14 +139,7 @@ def error_of_one_pass() -> NonfiniteError:
     )
 
 
-def reads_rows(pipe: Pipeline, per: Per, scaled: bool) -> bool:
-    """True if a step requires the rows themselves, not only norms, inner products or a weighted mean."""
-    drop = pipe.nonfinite == "drop" and not scaled
-    stages = (*pipe.stages.acting, *pipe.stages.updating, *pipe.stages.measuring)
-    return drop or per != "model" or pipe.debug or any("jacobian" in member.needs for member in stages)
-
-
-def require_used(shared: Mapping[str, Tensor], unused: frozenset[str]) -> None:
+def require_used(shared: Mapping[str, Tensor], unused: Collection[str]) -> None:
     """Raise if no loss depends on any of the shared parameters.
 
     Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -10,17 +11,16 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from gradhomog.autograd.apply import Gradients, Heads, Level, Options
-from gradhomog.autograd.backward import compute, step_options
-from gradhomog.autograd.batch import Features, LossLeaves, find_leaves
-from gradhomog.autograd.checks import check_attached, check_discovered_parameters, check_options
+from gradhomog.autograd.homogenize import compute_step
 from gradhomog.autograd.inputs import Losses, Parameters
-from gradhomog.autograd.kernel_traces import Residuals, kernel_trace_function
+from gradhomog.autograd.kernel_traces import Residuals
+from gradhomog.autograd.loss_graph import Features
+from gradhomog.autograd.loss_step import Heads, Level, LossStep, begin_step
 from gradhomog.autograd.parameter_groups import Per
-from gradhomog.autograd.select_losses import leaves_of_the_step
+from gradhomog.autograd.row_source import Gradients
 from gradhomog.errors import OptionError
-from gradhomog.ranks.collectives import Collectives, raise_on_all_ranks
-from gradhomog.ranks.ranks import Ranks, resolve_ranks
+from gradhomog.ranks.communicator import Communicator, communicate
+from gradhomog.ranks.ranks import Ranks
 from gradhomog.step.pipelines import Pipeline
 from gradhomog.step.reports import StepReport
 from gradhomog.uncompiled import uncompiled
@@ -95,77 +95,64 @@ def loss(
     >>> encoder.weight.grad.shape, heads[0].weight.grad.shape
     (torch.Size([4, 3]), torch.Size([1, 4]))
     """
-    check_options(pipe, features, level, per, heads)
     if reduction not in ("mean", "sum"):
         raise OptionError(f"`reduction` must be 'mean' or 'sum'; got {reduction!r}.")
-    reduce = torch.mean if reduction == "mean" else torch.sum
     graph = torch.is_grad_enabled()
     # Without gradients nothing is exchanged: one rank may evaluate alone, also without `group`.
-    ranks = resolve_ranks(group, "batch") if graph or group is not None else None
-    collectives = None if ranks is None else Collectives(ranks)
-    with raise_on_all_ranks(collectives if graph else None):
-        loss_leaves = given = find_leaves(losses, parameters, features, graph)
-        if graph:
-            check_attached(pipe)
-            loss_leaves, collectives = leaves_of_the_step(pipe, given, domains, collectives, group)
-        if parameters is None:
-            check_discovered_parameters(pipe, per, collectives)
-        traces = kernel_trace_function(residuals, loss_leaves, pipe, graph)
-        options = step_options(
-            loss_leaves, features, domains, targets, level, per, heads, inspect, 1.0, False, traces, collectives
-        )
-    value = reduce(torch.stack([entry.detach() for entry in given.tasks.losses]))
+    communicator = communicate(group, "batch") if graph or group is not None else Communicator(Ranks())
+    with communicator.raise_together() if graph else nullcontext():
+        step = begin_step(
+            losses, pipe, communicator, parameters=parameters, features=features, level=level, per=per, heads=heads,
+            domains=domains, targets=targets, residuals=residuals, inspect=inspect, graph=graph,
+        )  # fmt: skip
+    reduce = torch.mean if reduction == "mean" else torch.sum
+    value = reduce(torch.stack([entry.detach() for entry in step.given.losses]))
     if not graph:
         return value
-    leaves = {id(leaf): leaf for unshared in loss_leaves.unshared_leaves for leaf in unshared}
-    summed = len(given.tasks.losses) if reduction == "sum" else None
-    step = _StepOnBackward(pipe, loss_leaves, options, report, summed, [*loss_leaves.shared.values(), *leaves.values()])
-    result: Tensor = _HomogenizedLoss.apply(step, value, *step.leaves)  # type: ignore[no-untyped-call]
+    leaves = {id(leaf): leaf for unshared in step.graph.unshared_leaves for leaf in unshared}
+    taken = _StepOnBackward(step, report, reduction, [*step.graph.shared.values(), *leaves.values()])
+    result: Tensor = _HomogenizedLoss.apply(taken, value, *taken.leaves)  # type: ignore[no-untyped-call]
     return result
 
 
 class _StepOnBackward:
-    """The step that the backward pass of one `loss` takes; `summed`: the number of losses in a sum, None for a mean."""
+    """The step that the backward pass of one `loss` takes."""
 
     def __init__(
-        self, pipe: Pipeline, loss_leaves: LossLeaves, options: Options,
-        report: Callable[[StepReport], None] | None, summed: int | None, leaves: Sequence[Tensor],
-    ) -> None:  # fmt: skip
-        self._pipe, self._options, self._report, self._summed = pipe, options, report, summed
-        self.leaves = leaves
-        self._loss_leaves: LossLeaves | None = loss_leaves
+        self, step: LossStep, report: Callable[[StepReport], None] | None, reduction: str, leaves: Sequence[Tensor]
+    ) -> None:
+        self._step: LossStep | None = step
+        self._report, self._reduction, self.leaves = report, reduction, leaves
 
     @uncompiled
     def gradients(self, factor: float) -> list[Tensor | None]:
         """Return `factor` times the homogenized gradient of each leaf, and assign the states."""
-        if self._loss_leaves is None:
+        step = self._step
+        if step is None:
             raise OptionError(
                 "backward() of gradhomog.loss must be called once; it was called twice. Call gradhomog.loss again."
             )
-        with raise_on_all_ranks(self._options.collectives):
-            options = replace(self._options, factor=factor, scaled=factor > 1)
-            step = compute(
-                self._pipe, self._loss_leaves, options, retain_graph=_is_graph_used_later(self._loss_leaves.nodes)
-            )
-        self._loss_leaves = None  # frees the graph of the losses
-        self._options = replace(self._options, kernel_traces=None)
+        with step.communicator.raise_together():
+            used_later = _is_graph_used_later(step.graph.nodes)
+            computed = compute_step(replace(step, scaled=factor > 1), factor=factor, retain_graph=used_later)
+        self._step = None  # frees the graph of the losses
         found: dict[int, Tensor] = {}
         # Not part of `factor`, because an incoming gradient above 1 is interpreted as that of a gradient scaler.
-        scale = self._scale_of_the_sum(step.result)
-        unshared = _times(scale, step.unshared) if self._options.heads == "weighted" else step.unshared
-        for leaf, gradient in (*_times(scale, step.shared), *unshared):
+        scale = self._scale_of_the_sum(step, computed.result) if self._reduction == "sum" else 1
+        unshared = _times(scale, computed.unshared) if step.heads == "weighted" else computed.unshared
+        for leaf, gradient in (*_times(scale, computed.shared), *unshared):
             found[id(leaf)] = found[id(leaf)] + gradient if id(leaf) in found else gradient
         if self._report is not None:
-            self._report(step.result)
-        step.commit()
+            self._report(computed.result)
+        computed.commit()
         return [found.get(id(leaf)) for leaf in self.leaves]
 
-    def _scale_of_the_sum(self, result: StepReport) -> int:
-        """Return the number of rows whose mean is the direction; 1 for a mean."""
-        if self._summed is None or not result.tasks:  # no tasks: infinite gradients, for a gradient scaler
+    def _scale_of_the_sum(self, step: LossStep, result: StepReport) -> int:
+        """Return the number of rows whose mean is the direction."""
+        if not result.tasks:  # infinite gradients, for a gradient scaler
             return 1
         # A homogenizer that chooses tasks returns the mean of the kept rows of all of them.
-        return self._summed if self._pipe.stages.choosing else len(result.tasks)
+        return len(step.given.losses) if step.pipe.requirements.choosing else len(result.tasks)
 
 
 def _is_graph_used_later(nodes: Iterable[Any]) -> bool:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from gradhomog.autograd.batch import LossLeaves, find_leaves
-from gradhomog.autograd.derivatives import DirectDerivatives, LossGraph
+from gradhomog.autograd.derivatives import DirectDerivatives
 from gradhomog.autograd.inputs import Losses, Parameters
 from gradhomog.autograd.lazy import require_used
+from gradhomog.autograd.loss_graph import LossGraph, find_graph
 
 
-def loss_rows(losses: Losses, parameters: Parameters | None = None) -> tuple[dict[str, Tensor], LossLeaves]:
+def loss_rows(losses: Losses, parameters: Parameters | None = None) -> tuple[dict[str, Tensor], LossGraph]:
     """Return the rows `[tasks, *shape]` of the present tasks by parameter, and these tasks with the parameters.
 
     The graph of the losses is kept, so that a training step can follow.
@@ -24,11 +25,11 @@ def loss_rows(losses: Losses, parameters: Parameters | None = None) -> tuple[dic
     Raises:
         OptionError: as in `gradhomog.backward`.
     """
-    found = find_leaves(losses, parameters, None)
+    found = find_graph(losses, parameters, None)
     heads: Sequence[Sequence[Tensor]] = [()] * len(found.tasks.losses)
-    rows = DirectDerivatives(LossGraph(found.tasks.losses, found.shared, heads, retain_graph=True)).rows()
+    rows = DirectDerivatives(replace(found, unshared_leaves=heads, retain_graph=True)).rows()
     unused = [name for name, gradients in rows.items() if all(gradient is None for gradient in gradients)]
-    require_used(found.shared, frozenset(unused))
+    require_used(found.shared, unused)
     stacked = {
         name: torch.stack([torch.zeros_like(like, requires_grad=False) if row is None else row for row in rows[name]])
         for name, like in found.shared.items()

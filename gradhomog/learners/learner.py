@@ -6,7 +6,6 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,11 +18,11 @@ from gradhomog.errors import ConfigError, DataError, OptionError, PluginRunError
 from gradhomog.learners.outer_optimizer import OuterOptimizer, check_holds_parameters, warn_of_momentum
 from gradhomog.learners.scoring import Loss, accuracies, accuracy, check_classes, default_loss, explain_head_errors
 from gradhomog.learners.stage_rows import encoder_pattern, stage_rows
-from gradhomog.learners.step_rows import homogenize_across_ranks, rows_of_one_process
+from gradhomog.learners.step_rows import compute_meta_step
 from gradhomog.learners.tasks import Task, TaskBatch
 from gradhomog.learners.training_mode import training_mode
-from gradhomog.ranks.collectives import Collectives, raise_on_all_ranks
-from gradhomog.ranks.ranks import Ranks, resolve_ranks
+from gradhomog.ranks.communicator import communicate
+from gradhomog.ranks.ranks import Ranks
 from gradhomog.registry import Registry, expression, installed
 from gradhomog.registry.annotated_values import ValidatedConstructor
 from gradhomog.step.assembly import Entry
@@ -196,27 +195,23 @@ class Learner(ValidatedConstructor, ABC):
                 of several ranks, and `group` is None.
             RankError: another rank raised an error, or has another pipeline, number of steps or initial values.
         """
-        named, ranks = self.named_parameters(), resolve_ranks(group, "tasks")
+        named, communicator = self.named_parameters(), communicate(group, "tasks")
         check_holds_parameters(outer, named.values())
-        with raise_on_all_ranks(None if ranks is None else Collectives(ranks)):
+        with communicator.raise_together():
             batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
-        if self.homogenizers.stages.choosing:
+        if self.homogenizers.requirements.choosing:
             warn_of_momentum(outer, self.homogenizers)
             batch = batch.select(self.homogenizers.choose(batch.keys))
-        if ranks is None:
-            rows = self.rows(batch)
-            pending, unused = rows_of_one_process(rows, batch).compute(self.homogenizers), rows.unused
-        else:
-            pending, unused = homogenize_across_ranks(self.rows, batch, named, self.homogenizers, ranks)
-        pending.commit()
+        step = compute_meta_step(self.rows, batch, named, self.homogenizers, communicator)
+        step.commit()
         outer.zero_grad()
         for name, parameter in named.items():
-            gradient = pending.result.direction[name]
-            is_unused = name in unused and (pending.result.weights is not None or not gradient.any())  # replaced rows
+            gradient = step.direction[name]
+            is_unused = name in step.unused and (step.report.weights is not None or not gradient.any())  # replaced rows
             parameter.grad = None if is_unused else gradient
         outer.step()
         self.on_step_end()
-        return replace(pending.result, direction={})
+        return step.report
 
     def probe(self, batch: TaskBatch | Sequence[Task]) -> list[StageReport]:
         """Report the encoder's rows of one batch without homogenizers, with the first, with the first two, and so on.

@@ -49,7 +49,7 @@ def warn_of_momentum(outer: OuterOptimizer, pipe: Pipeline) -> None:
     >>> optimizer = torch.optim.Adam([torch.zeros(1, requires_grad=True)], betas=(0.0, 0.999))
     >>> gradhomog.warn_of_momentum(optimizer, gradhomog.pipeline("tracked"))
     """
-    averaging = [member for member in pipe.stages.choosing if getattr(member.homogenizer, "average", 1) != 0]
+    averaging = [member for member in pipe.requirements.choosing if getattr(member.homogenizer, "average", 1) != 0]
     if not averaging or not isinstance(outer, torch.optim.Optimizer):
         return
     if factor := max(group.get("momentum", group.get("betas", (0.0,))[0]) for group in outer.param_groups):

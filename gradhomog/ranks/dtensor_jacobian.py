@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor
 
-from gradhomog.ranks.collectives import Collectives
+from gradhomog.ranks.communicator import GroupCommunicator
 from gradhomog.ranks.dtensors import local_part
 from gradhomog.ranks.unexchanged import UnexchangedJacobian
 from gradhomog.rows import Direction, Jacobian, all_finite
@@ -30,9 +30,9 @@ class DTensorJacobian(UnexchangedJacobian):
     """
 
     def __init__(
-        self, columns: Jacobian, parameters: Mapping[str, Tensor], replicas: int, collectives: Collectives
+        self, columns: Jacobian, parameters: Mapping[str, Tensor], replicas: int, communicator: GroupCommunicator
     ) -> None:
-        super().__init__(columns, collectives, replicas)
+        super().__init__(columns, communicator, replicas)
         self._parameters = parameters
 
     def weighted_mean(self, weights: Tensor) -> Direction:
@@ -50,11 +50,11 @@ class DTensorJacobian(UnexchangedJacobian):
         return {name: one.expand(self._parameters[name].shape) for name, one in scalars.items()}  # without memory
 
     def select(self, tasks: Sequence[int]) -> Jacobian:
-        return DTensorJacobian(self._columns.select(tasks), self._parameters, self._replicas, self._collectives)
+        return DTensorJacobian(self._columns.select(tasks), self._parameters, self._replicas, self._communicator)
 
     def select_parameters(self, names: Sequence[str]) -> Jacobian:
         parameters = {name: self._parameters[name] for name in names}
-        return DTensorJacobian(self._columns.select_parameters(names), parameters, self._replicas, self._collectives)
+        return DTensorJacobian(self._columns.select_parameters(names), parameters, self._replicas, self._communicator)
 
     def all_finite(self, tensors: Iterable[Tensor]) -> bool:
         return self.finite_on_all_ranks(all_finite(local_part(tensor) for tensor in tensors))

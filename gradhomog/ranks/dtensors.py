@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradhomog.errors import OptionError
-from gradhomog.ranks.collectives import Collectives
-from gradhomog.ranks.ranks import Ranks
+from gradhomog.ranks.communicator import GroupCommunicator
 from gradhomog.rows import Direction
 
 LIST_PARAMETERS_BEFORE_FORWARD = (
@@ -73,16 +72,7 @@ def leaves_not_sharded(leaves: Sequence[Tensor]) -> list[Tensor]:
     return [leaf for leaf in leaves if id(leaf) not in averaged and isinstance(leaf, nn.Parameter)]
 
 
-def collectives_if_dtensors(
-    collectives: Collectives | None, parameters: Mapping[str, Tensor], group: Ranks | dist.ProcessGroup | None
-) -> Collectives | None:
-    """Return collectives also for one rank if the parameters are sharded, because their gradients are DTensors then."""
-    if collectives is None and any(map(is_dtensor, parameters.values())):
-        return Collectives(group if isinstance(group, Ranks) else Ranks("batch", group))
-    return collectives
-
-
-def count_replicas(parameters: Mapping[str, Tensor], collectives: Collectives) -> int:
+def count_replicas(parameters: Mapping[str, Tensor], communicator: GroupCommunicator) -> int:
     """Return the number of ranks that store the same elements: 1, or with hybrid sharding the number of replicas.
 
     Validate that `fully_shard` splits the parameters over the ranks of the process group.
@@ -92,7 +82,7 @@ def count_replicas(parameters: Mapping[str, Tensor], collectives: Collectives) -
             several dimensions of its mesh (tensor parallelism).
     """
     replicas: set[int] = set()
-    members = dist.get_process_group_ranks(collectives.group or dist.group.WORLD)
+    members = dist.get_process_group_ranks(communicator.group or dist.group.WORLD)
     for name, parameter in parameters.items():
         if not is_dtensor(parameter):
             raise OptionError(
@@ -105,11 +95,11 @@ def count_replicas(parameters: Mapping[str, Tensor], collectives: Collectives) -
         known = all(place.is_shard() or place.is_replicate() for place in places)
         if sorted(mesh.mesh.flatten().tolist()) != sorted(members) or len(sizes) != 1 or not known:
             raise OptionError(
-                f"parameters must be sharded by fully_shard over the {collectives.size} ranks of `group`; {name!r} has "
-                f"a mesh of shape {tuple(mesh.shape)} and the placements {tuple(places)}. Tensor parallelism is not "
-                "supported."
+                f"parameters must be sharded by fully_shard over the {communicator.size} ranks of `group`; {name!r} "
+                f"has a mesh of shape {tuple(mesh.shape)} and the placements {tuple(places)}. Tensor parallelism is "
+                "not supported."
             )
-        replicas.add(collectives.size // sizes[0])
+        replicas.add(communicator.size // sizes[0])
     if len(replicas) > 1:
         raise OptionError("all parameters must be sharded over the same number of ranks; these are not.")
     return replicas.pop()

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gradhomog.ranks.collectives import Collectives, Pending
 from gradhomog.ranks.column_split import ColumnSplit
+from gradhomog.ranks.communicator import GroupCommunicator, Pending
 from gradhomog.ranks.exchanged import ExchangedJacobian
 from gradhomog.rows import Direction
 
@@ -19,7 +19,9 @@ PartialRow = tuple[Mapping[str, Tensor | None], float]
 """The gradient of one task on this rank, None for zero, and its weight in the sum over the ranks."""
 
 
-def collect_tasks(row: Row, counts: Sequence[int], split: ColumnSplit, collectives: Collectives) -> ExchangedJacobian:
+def collect_tasks(
+    row: Row, counts: Sequence[int], split: ColumnSplit, communicator: GroupCommunicator
+) -> ExchangedJacobian:
     """Return the rows of all ranks, in the order of the ranks.
 
     Args:
@@ -28,18 +30,18 @@ def collect_tasks(row: Row, counts: Sequence[int], split: ColumnSplit, collectiv
 
     Cost: each rank sends n rows less its own part; memory: a copy of its rows, and N rows over K.
     """
-    rows = [row(task) for task in range(counts[collectives.rank])]
+    rows = [row(task) for task in range(counts[communicator.rank])]
     columns = []
     for part in split.ranges:
         flat = torch.stack([split.flatten(part, one) for one in rows])
-        sent = flat.view(len(rows), collectives.size, part.width).transpose(0, 1).reshape(-1)
-        received = collectives.all_to_all(sent, [count * part.width for count in counts])
+        sent = flat.view(len(rows), communicator.size, part.width).transpose(0, 1).reshape(-1)
+        received = communicator.all_to_all(sent, [count * part.width for count in counts])
         columns.append(received.view(sum(counts), part.width))
-    return ExchangedJacobian(columns, split, collectives)
+    return ExchangedJacobian(columns, split, communicator)
 
 
 def sum_tensors(
-    tensors: Mapping[str, Tensor | None], like: Mapping[str, Tensor], collectives: Collectives
+    tensors: Mapping[str, Tensor | None], like: Mapping[str, Tensor], communicator: GroupCommunicator
 ) -> Direction:
     """Return the sums of tensors over the ranks, by name; tensors of one dtype are sent together.
 
@@ -50,15 +52,19 @@ def sum_tensors(
     if not like:
         return {}
     whole = ColumnSplit(like, 1, 0)
-    return whole.unflatten([collectives.sum(whole.flatten(part, tensors)) for part in whole.ranges])
+    return whole.unflatten([communicator.sum(whole.flatten(part, tensors)) for part in whole.ranges])
 
 
-def average(tensors: Mapping[str, Tensor | None], like: Mapping[str, Tensor], collectives: Collectives) -> Direction:
+def average(
+    tensors: Mapping[str, Tensor | None], like: Mapping[str, Tensor], communicator: GroupCommunicator
+) -> Direction:
     """Return the means of tensors over the ranks, by name; arguments as in `sum_tensors`."""
-    return {name: total / collectives.size for name, total in sum_tensors(tensors, like, collectives).items()}
+    return {name: total / communicator.size for name, total in sum_tensors(tensors, like, communicator).items()}
 
 
-def sum_batches(rows: Iterable[PartialRow | None], split: ColumnSplit, collectives: Collectives) -> ExchangedJacobian:
+def sum_batches(
+    rows: Iterable[PartialRow | None], split: ColumnSplit, communicator: GroupCommunicator
+) -> ExchangedJacobian:
     """Return the rows Σ_r w_ri J_ri, from the row and the weight of each task on this rank; None for a zero row.
 
     Each row is sent while the next one is computed, if `rows` computes it on demand.
@@ -69,11 +75,11 @@ def sum_batches(rows: Iterable[PartialRow | None], split: ColumnSplit, collectiv
     sending: list[Pending] = []
     for entry in rows:
         row, weight = entry or ({}, 1.0)
-        started = [collectives.start_reduce_scatter(split.flatten(part, row).mul_(weight)) for part in split.ranges]
+        started = [communicator.start_reduce_scatter(split.flatten(part, row).mul_(weight)) for part in split.ranges]
         _receive(sending, columns)
         sending = started
     _receive(sending, columns)
-    return ExchangedJacobian([torch.stack(parts) for parts in columns], split, collectives)
+    return ExchangedJacobian([torch.stack(parts) for parts in columns], split, communicator)
 
 
 def _receive(sending: Sequence[Pending], columns: Sequence[list[Tensor]]) -> None:

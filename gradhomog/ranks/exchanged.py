@@ -8,8 +8,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from gradhomog.ranks.collectives import Collectives
 from gradhomog.ranks.column_split import ColumnSplit
+from gradhomog.ranks.communicator import GroupCommunicator
 from gradhomog.rows import Direction, Jacobian
 from gradhomog.rows.arithmetic import (
     Product,
@@ -34,8 +34,8 @@ class ExchangedJacobian(Jacobian):
         columns: for each of `split.ranges` the columns of this rank, `[tasks, width]`.
     """
 
-    def __init__(self, columns: Sequence[Tensor], split: ColumnSplit, collectives: Collectives) -> None:
-        self._columns, self._split, self._collectives = list(columns), split, collectives
+    def __init__(self, columns: Sequence[Tensor], split: ColumnSplit, communicator: GroupCommunicator) -> None:
+        self._columns, self._split, self._communicator = list(columns), split, communicator
         self.names = tuple(split.like)
         self.tasks, self.device, self.requires_grad = len(columns[0]), columns[0].device, False
         self.dtype = min((part.dtype for part in columns), key=lambda dtype: dtype.itemsize)
@@ -56,20 +56,20 @@ class ExchangedJacobian(Jacobian):
 
     def select(self, tasks: Sequence[int]) -> Jacobian:
         index = task_index(tasks, self.device)
-        return ExchangedJacobian([part[index] for part in self._columns], self._split, self._collectives)
+        return ExchangedJacobian([part[index] for part in self._columns], self._split, self._communicator)
 
     def select_parameters(self, names: Sequence[str]) -> Jacobian:
         """Return the blocks of one of the groups by which the rows were exchanged; nothing is sent."""
         split = self._split.select(names)
         columns = dict(zip(self._split.ranges, self._columns, strict=True))
-        return ExchangedJacobian([columns[part] for part in split.ranges], split, self._collectives)
+        return ExchangedJacobian([columns[part] for part in split.ranges], split, self._communicator)
 
     def detach(self) -> Jacobian:
         return self
 
     def finite_tasks(self) -> list[bool]:
         nonfinite = [not finite for finite in finite_rows(self._columns)]
-        counts = self._collectives.sum_on_cpu(torch.tensor(nonfinite, dtype=torch.float64))
+        counts = self._communicator.sum_on_cpu(torch.tensor(nonfinite, dtype=torch.float64))
         return [count == 0 for count in counts.tolist()]
 
     def compute_gramians(self) -> Tensor:
@@ -93,7 +93,7 @@ class ExchangedJacobian(Jacobian):
         return torch.stack(block_products([blocks[name] for name in self.names], product))
 
     def _sum(self, statistic: Tensor) -> Tensor:
-        return self._collectives.sum_on_cpu(statistic)
+        return self._communicator.sum_on_cpu(statistic)
 
     def _gather(self, vectors: Sequence[Tensor]) -> Direction:
-        return self._split.unflatten([self._collectives.all_gather(vector) for vector in vectors])
+        return self._split.unflatten([self._communicator.all_gather(vector) for vector in vectors])

@@ -29,10 +29,10 @@ class LocalColumns(UnexchangedJacobian):
         return self._columns.row_like()
 
     def select(self, tasks: Sequence[int]) -> Jacobian:
-        return LocalColumns(self._columns.select(tasks), self._collectives, self._replicas)
+        return LocalColumns(self._columns.select(tasks), self._communicator, self._replicas)
 
     def select_parameters(self, names: Sequence[str]) -> Jacobian:
-        return LocalColumns(self._columns.select_parameters(names), self._collectives, self._replicas)
+        return LocalColumns(self._columns.select_parameters(names), self._communicator, self._replicas)
 
     def all_finite(self, tensors: Iterable[Tensor]) -> bool:
         return self.finite_on_all_ranks(all_finite(tensors))

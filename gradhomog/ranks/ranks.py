@@ -9,7 +9,6 @@ from typing import Any, Literal
 import torch.distributed as dist
 
 from gradhomog.errors import OptionError
-from gradhomog.step.member import Member
 from gradhomog.step.pipelines import Pipeline
 
 Over = Literal["batch", "tasks"]
@@ -93,11 +92,12 @@ class Ranks:
         """
         if self.local:
             return
-        if self.over == "tasks" and pipe.stages.choosing:
+        if self.over == "tasks" and pipe.requirements.choosing:
             raise OptionError(
-                f"{pipe.stages.choosing[0].selector} chooses tasks, which requires over='batch'; got over='tasks'."
+                f"{pipe.requirements.choosing[0].selector} chooses tasks, which requires over='batch'; got "
+                f"over='tasks'."
             )
-        reading = self.reading_rows(pipe)
+        reading = pipe.requirements.readers["jacobian"]
         if reading and not self.gather:
             raise OptionError(
                 f"{' and '.join(reading)} reads rows, which are distributed over {self.size} ranks. Pass "
@@ -105,14 +105,9 @@ class Ranks:
                 "rank's rows separately."
             )
 
-    @staticmethod
-    def reading_rows(pipe: Pipeline) -> list[str]:
-        """Return the homogenizers that read rows, not only norms and inner products."""
-        return [str(member.selector) for member in pipe.members if _reads_rows(member)]
-
 
 def pipeline_values(pipe: Pipeline) -> dict[str, object]:
-    """Return what must be the same of the pipelines of all ranks, for `Collectives.agree`."""
+    """Return what must be the same of the pipelines of all ranks, for `GroupCommunicator.agree`."""
     return {
         "pipeline": {"homogenizers": str(pipe), "nonfinite": pipe.nonfinite, "debug": pipe.debug},
         "number of steps": pipe.steps,
@@ -127,31 +122,3 @@ def is_first_step(pipe: Pipeline) -> bool:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int | float) and 0 <= value < float("inf")
-
-
-def _reads_rows(member: Member) -> bool:
-    return "jacobian" in member.needs and (member.declares_needs or member.stage == "rows")
-
-
-def resolve_ranks(group: Ranks | dist.ProcessGroup | None, over: Over) -> Ranks | None:
-    """Return how a step is distributed; None for one rank.
-
-    `over`: what a plain process group distributes.
-
-    Raises:
-        OptionError: this process is one of several ranks and `group` is None: each rank would compute another
-            direction, and the replicas would diverge; or `group` has another type.
-    """
-    ranks = group if isinstance(group, Ranks) else Ranks(over, group)
-    if not isinstance(ranks.group, dist.ProcessGroup | None):
-        raise OptionError(
-            f"`group` must be a process group with this process, gradhomog.Ranks or None; got {group!r}. Processes "
-            "that are not members of the group must not take its steps."
-        )
-    if group is None and ranks.size > 1:
-        raise OptionError(
-            f"this process is one of {ranks.size} ranks, and each would compute another direction, so that the "
-            f"replicas would diverge. Nothing was written. Pass group=gradhomog.Ranks('{over}') to homogenize the rows "
-            "of all ranks."
-        )
-    return ranks if ranks.size > 1 else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gradhomog.ranks.collectives import Collectives
+from gradhomog.ranks.communicator import GroupCommunicator
 from gradhomog.rows import Jacobian
 
 
@@ -17,12 +17,12 @@ class UnexchangedJacobian(Jacobian):
 
     Args:
         columns: the columns of this rank.
-        collectives: the ranks over which statistics are summed.
+        communicator: the ranks over which statistics are summed.
         replicas: the number of ranks that keep the same columns.
     """
 
-    def __init__(self, columns: Jacobian, collectives: Collectives, replicas: int = 1) -> None:
-        self._columns, self._collectives, self._replicas = columns, collectives, replicas
+    def __init__(self, columns: Jacobian, communicator: GroupCommunicator, replicas: int = 1) -> None:
+        self._columns, self._communicator, self._replicas = columns, communicator, replicas
         self.names, self.tasks, self.device = columns.names, columns.tasks, columns.device
         self.dtype, self.requires_grad = columns.dtype, False
 
@@ -31,7 +31,7 @@ class UnexchangedJacobian(Jacobian):
 
     def finite_tasks(self) -> list[bool]:
         nonfinite = [float(not finite) for finite in self._columns.finite_tasks()]
-        return [count == 0 for count in self._collectives.all_gather_numbers(nonfinite).sum(0).tolist()]
+        return [count == 0 for count in self._communicator.all_gather_numbers(nonfinite).sum(0).tolist()]
 
     def compute_gramians(self) -> Tensor:
         return self._sum(self._columns.compute_gramians())
@@ -47,7 +47,7 @@ class UnexchangedJacobian(Jacobian):
 
     def finite_on_all_ranks(self, finite: bool) -> bool:
         """True if `finite` is true on all ranks; each checks only its part of the direction."""
-        return bool(self._collectives.all_gather_numbers([float(finite)]).all())
+        return bool(self._communicator.all_gather_numbers([float(finite)]).all())
 
     def _sum(self, statistic: Tensor) -> Tensor:
-        return self._collectives.sum_on_cpu(statistic / self._replicas)
+        return self._communicator.sum_on_cpu(statistic / self._replicas)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -17,7 +17,6 @@ from gradhomog.global_state import READ_SETTINGS, restore_settings
 from gradhomog.registry import PluginInfo
 from gradhomog.registry.specs import STATISTICS, HomogenizerSpec
 from gradhomog.step import validate
-from gradhomog.step.attachment import Hooks
 from gradhomog.step.homogenizer import Homogenizer, Part, Removable
 from gradhomog.step.step import StageResult, Step
 from gradhomog.step.task_key import TaskKey
@@ -65,10 +64,6 @@ class Member:
         return self.spec is not None or self.homogenizer.needs is not None
 
     @property
-    def must_be_last(self) -> bool:
-        return self.spec is not None and self.spec.last
-
-    @property
     def advice(self) -> str:
         return self.info.advice if self.info else "Correct it, or remove it from the pipeline."
 
@@ -84,7 +79,7 @@ class Member:
 
     def attach(self, encoder: nn.Module) -> Callable[[], None]:
         """Attach to the encoder; return a function that detaches."""
-        before, handles = Hooks(encoder), list[Removable]()
+        before, handles = _hooks(encoder), list[Removable]()
 
         def attach() -> None:
             found: Any = self.homogenizer.attach(encoder)
@@ -99,7 +94,7 @@ class Member:
                     for handle in handles:
                         stack.callback(self._call, "`remove` of a handle from `attach`", handle.remove)
             finally:
-                remaining = before.remove_new()
+                remaining = _remove_new_hooks(encoder, before)
             if remaining:
                 raise PluginRunError(
                     f"{self} must return from `attach` a handle for every hook; {remaining} "
@@ -113,7 +108,7 @@ class Member:
             for handle in reversed(handles):
                 with suppress(Exception):  # the error of `attach` is the one to report
                     handle.remove()
-            before.remove_new()
+            _remove_new_hooks(encoder, before)
             raise
         return detach
 
@@ -135,31 +130,21 @@ class Member:
 
     # -- stages on the rows ------------------------------------------------------------------------------------------
 
-    def mix(self, step: Step) -> StageResult:
-        """Return the validated result of `mix`: weights or matrix in float64 on the CPU, at `scale`."""
-        found = self._call("`mix`", self.homogenizer.mix, step)
-        result = found if type(found) is StageResult else StageResult(found)
-        if violated := validate.mixing(result.value, len(step.keys)):
-            raise self.invalid("mix", violated, result.value)
-        mixing = result.value.to("cpu", torch.float64)
+    def act(self, step: Step) -> StageResult:
+        """Return the validated result of `mix`, in float64 on the CPU, or of `rows`; at `scale`."""
+        stage = self.stage or ""
+        found = self._call(f"`{stage}`", getattr(self.homogenizer, stage), step)
+        value, aux, converged = found if type(found) is StageResult else StageResult(found)
+        mixes = stage == "mix"
+        if violated := validate.mixing(value, len(step.keys)) if mixes else validate.rows(value, step.jacobian):
+            raise self.invalid(stage, violated, value)
+        if mixes:
+            value = value.to("cpu", torch.float64)
         if self.scale == "paper":
-            mixing = self._paper_scale(step, result.aux) * mixing
-        return StageResult(mixing, result.aux, result.converged)
-
-    def rows(self, step: Step) -> StageResult:
-        """Return the validated result of `rows`, at `scale`."""
-        found = self._call("`rows`", self.homogenizer.rows, step)
-        result = found if type(found) is StageResult else StageResult(found)
-        if violated := validate.rows(result.value, step.jacobian):
-            raise self.invalid("rows", violated, result.value)
-        if self.scale == "mean":
-            return result
-        factor = torch.as_tensor(self._paper_scale(step, result.aux), dtype=torch.float64, device="cpu")
-        return StageResult(result.value.mix(factor.expand(step.tasks)), result.aux, result.converged)
-
-    def _paper_scale(self, step: Step, aux: Any) -> Tensor | float:
-        factor: Tensor | float = self._call("`paper_scale`", self.homogenizer.paper_scale, step.with_aux(aux))
-        return factor
+            factor = self._call("`paper_scale`", self.homogenizer.paper_scale, step.with_aux(aux))
+            factor = torch.as_tensor(factor, dtype=torch.float64, device="cpu")
+            value = factor * value if mixes else value.mix(factor.expand(step.tasks))
+        return StageResult(value, aux, converged)
 
     def update(self, step: Step) -> Mapping[str, Any]:
         """Return the validated result of `update`, without assigning it."""
@@ -225,3 +210,21 @@ class Member:
                 f"{self.advice}"
             )
         return result
+
+
+_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+# nn.Module has no public list of its hooks; the names of these four dicts are unchanged since PyTorch 2.0.
+
+
+def _hooks(network: nn.Module) -> dict[tuple[int, int], dict[int, Any]]:
+    """Return the table of each hook on a network and its submodules, by table and handle."""
+    tables: list[dict[int, Any]] = [getattr(module, name) for module in network.modules() for name in _TABLES]
+    return {(id(table), handle): table for table in tables for handle in table}
+
+
+def _remove_new_hooks(network: nn.Module, known: Container[tuple[int, int]]) -> int:
+    """Remove the hooks that are not among the known ones; return their number."""
+    new = [(table, handle) for (place, handle), table in _hooks(network).items() if (place, handle) not in known]
+    for table, handle in new:
+        del table[handle]
+    return len(new)

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
 from gradhomog.errors import GradhomogError, NonfiniteError, OptionError, PluginRunError
 from gradhomog.rows import Jacobian, MixedJacobian, all_finite
+from gradhomog.rows.device_copies import task_index, to_cpu
 from gradhomog.step.member import Member
 from gradhomog.step.step import StageResult, Step
-from gradhomog.step.step_inputs import StepInputs
 
 Nonfinite = Literal["raise", "drop"]
 
 
 @dataclass(frozen=True, eq=False)
 class StageOutcome:
-    """The outcome of one `mix` or `rows` stage: the member, its input, its result, and the rows after it."""
+    """The outcome of one `mix` or `rows` stage: the member, its view of the step, its result, and the rows after it."""
 
     member: Member
     step: Step
@@ -43,68 +43,88 @@ def check_policy(nonfinite: str, choosing: Sequence[Member]) -> None:
         )
 
 
-def drop_nonfinite(inputs: StepInputs, transforming: Sequence[Member]) -> StepInputs:
-    """Return the inputs without the tasks that are not finite.
+def drop_nonfinite(step: Step, transforming: Sequence[Member]) -> Step:
+    """Return the step without the tasks that are not finite.
 
     Raises:
         NonfiniteError: no task is finite.
         PluginRunError: a `transform` stage returned features that are not finite.
     """
-    kept = inputs.finite_tasks()
-    if len(kept) == len(inputs.keys):
-        return inputs
-    _require_finite_transforms(inputs, transforming)
+    kept = _finite_tasks(step)
+    if len(kept) == step.tasks:
+        return step
+    _require_finite_transforms(step, transforming)
     if not kept:
-        raise NonfiniteError(f"{_describe(inputs, kept)} No task remains.")
-    return inputs.select(kept)
+        raise NonfiniteError(f"{_describe(step, kept)} No task remains.")
+    return _select(step, kept)
 
 
-def require_finite_inputs(inputs: StepInputs, transforming: Sequence[Member], cause: Exception | None = None) -> None:
+def require_finite_inputs(step: Step, transforming: Sequence[Member], cause: Exception | None = None) -> None:
     """Raise an error that names the task if a task is not finite.
 
     Raises:
         NonfiniteError: a loss, a row or a gradient w.r.t. features is not finite.
         PluginRunError: a `transform` stage returned features that are not finite.
     """
-    _require_finite_transforms(inputs, transforming)
-    losses = [0.0] * len(inputs.keys) if inputs.losses_on_cpu is None else inputs.losses_on_cpu.tolist()
+    _require_finite_transforms(step, transforming)
+    losses = [0.0] * step.tasks if step._losses is None else step._losses.tolist()
     kept = [task for task, loss in enumerate(losses) if math.isfinite(loss)]
-    kept = inputs.finite_tasks() if len(kept) == len(inputs.keys) else kept  # if a loss is not finite, skip the rows
-    if len(kept) < len(inputs.keys):
+    kept = _finite_tasks(step) if len(kept) == step.tasks else kept  # if a loss is not finite, skip the rows
+    if len(kept) < step.tasks:
         raise NonfiniteError(
-            f"{_describe(inputs, kept)} To exclude such tasks from the step, create the pipeline by "
+            f"{_describe(step, kept)} To exclude such tasks from the step, create the pipeline by "
             'gradhomog.pipeline(..., nonfinite="drop").'
         ) from cause
 
 
-def _require_finite_transforms(inputs: StepInputs, transforming: Sequence[Member]) -> None:
-    for member, before, after in zip(transforming, inputs.features, inputs.features[1:], strict=False):
+def _select(step: Step, tasks: Sequence[int]) -> Step:
+    """Return the step of some of the tasks."""
+    index, traces = list(tasks), step._kernel_traces
+    losses, targets = step._losses, step._targets
+    return replace(
+        step,
+        keys=tuple(step.keys[task] for task in index),
+        _jacobian=step._jacobian.select(index),
+        _losses=None if losses is None else losses[task_index(index, losses.device)],
+        _features=[tensor[task_index(index, tensor.device)] for tensor in step._features],
+        _feature_grads=[tensor[task_index(index, tensor.device)] for tensor in step._feature_grads],
+        _targets=None if targets is None else targets[task_index(index, targets.device)],
+        _kernel_traces=None if traces is None else lambda probes, generator: traces(probes, generator)[index],
+    )
+
+
+def _finite_tasks(step: Step) -> list[int]:
+    """Return the indices of the tasks whose loss, gradients w.r.t. features and row are finite."""
+    columns = to_cpu([tensor.detach().flatten(1).sum(1, dtype=torch.float64) for tensor in step._feature_grads])
+    if step._losses is not None:
+        columns.append(step._losses.detach())
+    flags = [[math.isfinite(number) for number in column.tolist()] for column in columns]
+    rows = [math.isfinite(square) for square in step._jacobian.squared_norms().tolist()]
+    if not all(rows):  # a norm may overflow although the row is finite
+        rows = step._jacobian.finite_tasks()
+    return [task for task in range(step.tasks) if rows[task] and all(column[task] for column in flags)]
+
+
+def _require_finite_transforms(step: Step, transforming: Sequence[Member]) -> None:
+    for member, before, after in zip(transforming, step._features, step._features[1:], strict=False):
         if all_finite([before]) and not all_finite([after]):
             raise member.not_finite("transform")
 
 
-def require_finite_rows(
-    inputs: StepInputs, rows: Jacobian, outcomes: Sequence[StageOutcome], transforming: Sequence[Member]
-) -> None:
-    """Raise unless the rows that a `rows` stage receives are finite. Cost: one read of the rows."""
-    if not all(rows.finite_tasks()):
-        raise find_cause(inputs, outcomes, transforming)
-
-
-def find_cause(inputs: StepInputs, outcomes: Sequence[StageOutcome], transforming: Sequence[Member]) -> GradhomogError:
+def find_cause(step: Step, outcomes: Sequence[StageOutcome], transforming: Sequence[Member]) -> GradhomogError:
     """Return the error for a direction that is not finite: its cause is a task, a member or an overflow."""
-    if inputs.losses is None or all_finite([inputs.losses]):
-        for rows, member in ((outcome.rows, outcome.member) for outcome in outcomes):
+    if step._losses is None or all_finite([step._losses]):
+        for outcome in outcomes:
+            rows, member = outcome.rows, outcome.member
             if isinstance(rows, MixedJacobian) and member.needs <= {"losses"} and not all_finite([rows.mixing]):
                 return member.not_finite("mix", _values(rows))  # from finite losses alone
-    require_finite_inputs(inputs, transforming)
-    before = inputs.jacobian
+    require_finite_inputs(step, transforming)
+    before = step._jacobian
     for member, after in ((outcome.member, outcome.rows) for outcome in outcomes):
-        mixes = isinstance(after, MixedJacobian)
         if all_finite([after.mixing]) if isinstance(after, MixedJacobian) else all(after.finite_tasks()):
             before = after
             continue
-        return find_overflow(member, before) or member.not_finite("mix" if mixes else "rows", _values(after))
+        return find_overflow(member, before) or member.not_finite(member.stage or "", _values(after))
     mixing = [
         (float(outcome.rows.mixing.abs().max()), outcome.member)
         for outcome in outcomes
@@ -115,7 +135,7 @@ def find_cause(inputs: StepInputs, outcomes: Sequence[StageOutcome], transformin
     largest, member = max(mixing, key=lambda pair: pair[0])
     return PluginRunError(
         f"{member} returned from `mix` weights of up to {largest:.1e}, so that the direction overflows in "
-        f"{inputs.jacobian.dtype}. Nothing was changed. {member.advice}"
+        f"{step.dtype}. Nothing was changed. {member.advice}"
     )
 
 
@@ -134,23 +154,23 @@ def _values(found: Jacobian) -> str:
     return f": {found.mixing.detach().tolist()}" if isinstance(found, MixedJacobian) and found.tasks <= 8 else ""
 
 
-def _describe(inputs: StepInputs, kept: Sequence[int]) -> str:
-    infinite = [task for task in range(len(inputs.keys)) if task not in kept]
-    task, losses = infinite[0], inputs.losses_on_cpu
-    slots = [inputs.keys[index].slot for index in infinite]
+def _describe(step: Step, kept: Sequence[int]) -> str:
+    infinite = [task for task in range(step.tasks) if task not in kept]
+    task, losses = infinite[0], step._losses
+    slots = [step.keys[index].slot for index in infinite]
     rate = "Lower the learning rate, that of the inner loop if there is one"
     if losses is not None and not torch.isfinite(losses[task]):
         advice = f"Check its data. {rate}."
         where = f"its loss is {losses[task].item()}"
     else:
-        squares = inputs.jacobian.block_squared_norms[:, task]
+        squares = step._jacobian.block_squared_norms[:, task]
         finite = torch.isfinite(squares).tolist()
-        bad = [name for name, fine in zip(inputs.jacobian.names, finite, strict=True) if not fine]
+        bad = [name for name, fine in zip(step._jacobian.names, finite, strict=True) if not fine]
         if bad == [""]:  # rows in one tensor
             where = "its row contains NaN or infinity"
         else:
             where = f"its gradient is not finite w.r.t. {', '.join(bad[:4]) or 'its features'}"
         advice = f"{rate}; an inner optimizer like Adam requires `eps_root` > 0."
-    domain = f" of domain {inputs.keys[task].domain}" if inputs.keys[task].domain else ""
+    domain = f" of domain {step.keys[task].domain}" if step.keys[task].domain else ""
     others = f" (and tasks {', '.join(map(str, slots[1:]))})" if len(slots) > 1 else ""
     return f"task {slots[0]}{domain}{others} is not finite: {where}. {advice} Nothing was changed."

@@ -3,29 +3,49 @@
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gradhomog.errors import ConvergenceWarning, OptionError
+from gradhomog.errors import ConfigError, ConvergenceWarning, GradhomogError, OptionError
 from gradhomog.registry import Registry, expression, installed
-from gradhomog.rows import Direction, Jacobian
-from gradhomog.step import choice, saved_state
+from gradhomog.rows import Direction, Jacobian, MixedJacobian
 from gradhomog.step.assembly import Entry, assemble
 from gradhomog.step.homogenizer import Homogenizer, Part
+from gradhomog.step.inputs import Rows, features_at_stages, make_step
 from gradhomog.step.member import Member
-from gradhomog.step.nonfinite import Nonfinite, check_policy, drop_nonfinite, find_cause
-from gradhomog.step.reports import StepReport
-from gradhomog.step.stages import Stages, attached, report
-from gradhomog.step.step import KernelTraces
-from gradhomog.step.step_inputs import Rows, features_at_stages, make_step_inputs
-from gradhomog.step.task_key import TaskKey
+from gradhomog.step.nonfinite import (
+    Nonfinite,
+    StageOutcome,
+    check_policy,
+    drop_nonfinite,
+    find_cause,
+    find_overflow,
+    require_finite_inputs,
+)
+from gradhomog.step.reports import StageReport, StepReport
+from gradhomog.step.requirements import Requirements
+from gradhomog.step.step import Step, seeded_generator
+from gradhomog.step.task_key import TaskKey, task_keys
+from gradhomog.step.validate import InputCopies, numbers_finite
 from gradhomog.uncompiled import uncompiled
+
+SMALLEST_SQUARE = 1e-280
+"""Below, squares lose digits to underflow (at 1e-308), first those of shorter rows."""
+
+PART_NUMBERS: Mapping[Part, int] = {"support": 1, "query": 2}
+
+PART = "part "
+"""Prefix of the name of a group of parameters in a saved state."""
+
+Measurements = dict[str, Mapping[str, float | Sequence[float]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,12 +53,44 @@ class PendingStep:
     """A computed step whose new homogenizer states are not assigned yet.
 
     Attributes:
-        result: the report of the step.
-        commit: assigns the new state of every homogenizer and increments the step count.
+        direction: the mean of the homogenized rows.
+        rows: the homogenized rows.
+        named: True if the tasks have names, None for a pipeline without state.
     """
 
-    result: StepReport
-    commit: Callable[[], None]
+    pipe: Pipeline
+    step: Step
+    direction: Direction
+    rows: Jacobian
+    outcomes: Sequence[StageOutcome]
+    measured: Measurements
+    states: Sequence[tuple[Member, Mapping[str, Any]]]
+    named: bool | None
+    inspect: bool
+
+    def commit(self) -> None:
+        """Assign the new state of every homogenizer, and increment the step count."""
+        for member, state in self.states:
+            member.homogenizer.assign_state(state)
+        self.pipe.steps, self.pipe.named = self.pipe.steps + 1, self.named
+
+    @functools.cached_property
+    def result(self) -> StepReport:
+        """The report of the step."""
+        before, rows, losses = self.step._jacobian, self.rows, self.step._losses
+        weights: Tensor | None = None
+        if rows is before:
+            weights = torch.ones(rows.tasks, dtype=torch.float64)
+        elif isinstance(rows, MixedJacobian) and rows.source is before:
+            weights = rows.weights().detach()
+        known = self.inspect or "total_gramian" in before.__dict__
+        reported = self.outcomes if self.inspect else ()
+        return StepReport(
+            self.direction, self.step.keys, None if losses is None else losses.detach(), weights,
+            before.total_gramian.detach().clone() if known else None,  # a copy: the cache is shared
+            [StageReport(one.member.selector, one.rows.gramian().detach()) for one in reported],
+            self.measured, tuple(str(one.member) for one in self.outcomes if not one.result.converged),
+        )  # fmt: skip
 
 
 def pipeline(
@@ -89,6 +141,7 @@ class Pipeline:
         group: the name of a group of parameters, see `part`; its random numbers differ from those of other groups.
 
     Attributes:
+        requirements: what the members require of a step, and the members that act at each stage.
         steps: the number of completed steps; random numbers are a function of it.
         resumed_at: `steps` when the pipeline was created or its state was loaded.
         named: True if the state is kept under the names of tasks, False if under their positions, None without state.
@@ -105,8 +158,14 @@ class Pipeline:
         self.named: bool | None = None
         self.parts: dict[str, Pipeline] = {}
         self.is_attached = False
-        self.stages = Stages(self.members, group)
-        check_policy(nonfinite, self.stages.choosing)
+        self.requirements = Requirements(self.members)
+        check_policy(nonfinite, self.requirements.choosing)
+        seeds = [member.homogenizer.seed for member in members]
+        # The draws of a member differ from those of an earlier one with the same seed, and in each group of parameters.
+        self._seed_offsets = {
+            member: (seeds[:index].count(seeds[index]) << 40) + zlib.crc32(group.encode())  # 0 without a group
+            for index, member in enumerate(members)
+        }
 
     def __str__(self) -> str:
         if self._text is not None:
@@ -122,20 +181,32 @@ class Pipeline:
     def __iter__(self) -> Iterator[Homogenizer]:
         return (member.homogenizer for member in self.members)
 
+    # -- before there are rows ---------------------------------------------------------------------------------------
+
     @contextmanager
     def attached(self, encoder: nn.Module) -> Iterator[None]:
         """Apply the `attach` stages to the encoder within the context; afterwards, or after an error, restore it."""
         before, self.is_attached = self.is_attached, True
         try:
-            with attached(self.stages.attaching, encoder):
+            with ExitStack() as stack:
+                for member in self.requirements.attaching:
+                    stack.callback(member.attach(encoder))
                 yield
+        except GradhomogError:
+            raise
+        except Exception as cause:
+            for member in self.requirements.attaching:
+                if member.caused(cause):
+                    raise member.failure("a hook that its `attach` registered", cause) from cause
+            raise
         finally:
             self.is_attached = before
 
     def begin(self, key: TaskKey, part: Part) -> None:
         """Call `begin` of the homogenizers, before the encoder runs on the support or query inputs of a task."""
-        if self.stages.beginning:
-            self.stages.begin(key, part, self.steps)
+        for member in self.requirements.beginning:
+            seed = member.homogenizer.seed + self._seed_offsets[member]
+            member.begin(key, part, seeded_generator(seed, self.steps, key.slot, PART_NUMBERS[part]))
 
     def transform(self, features: Tensor, keys: Sequence[TaskKey]) -> list[Tensor]:
         """Apply the `transform` stages to query features `[tasks, queries, features]`.
@@ -144,7 +215,7 @@ class Pipeline:
         gradients of the losses w.r.t. all of them are the `feature_grads` of `homogenize`.
         """
         stage_features = [features]
-        for member in self.stages.transforming:
+        for member in self.requirements.transforming:
             stage_features.append(member.transform(stage_features[-1], keys))
         return stage_features
 
@@ -159,10 +230,14 @@ class Pipeline:
         ('equation',)
         """
         first = next(iter(self.parts.values()), self)  # groups of parameters receive rows of the same tasks
-        keys, names = choice.keys_of(tasks)
+        keys, names = _keys_of(tasks)
         first._check_named(keys)
-        positions = choice.choose(first.stages.choosing, keys)
+        positions = list(range(len(keys)))
+        for member in first.requirements.choosing:
+            positions = [positions[index] for index in member.choose([keys[position] for position in positions])]
         return tuple(names[position] for position in positions) if names else tuple(positions)
+
+    # -- the step ----------------------------------------------------------------------------------------------------
 
     def combine(
         self,
@@ -207,83 +282,153 @@ class Pipeline:
         tensor([0.2500, 0.7500])
         """
         if len(features) or len(feature_grads):
-            transforms = len(self.stages.transforming)
+            transforms = len(self.requirements.transforming)
             features = features_at_stages("features", features, transforms)
             feature_grads = features_at_stages("feature_grads", feature_grads, transforms)
-        step = self.compute(
+        step = make_step(
             jacobian, losses, domains=domains, features=list(features), feature_grads=list(feature_grads),
-            targets=targets, kernel_traces=kernel_traces, create_graph=create_graph,
+            targets=targets, kernel_traces=kernel_traces,
         )  # fmt: skip
-        step.commit()
-        return step.result.direction[""] if isinstance(jacobian, Tensor) else step.result.direction
+        pending = self.compute(step, create_graph=create_graph)
+        pending.commit()
+        return pending.direction[""] if isinstance(jacobian, Tensor) else pending.direction
 
-    def homogenize(self, jacobian: Rows, losses: Tensor | Sequence[float] | None = None, **options: Any) -> StepReport:
-        """Like `combine`, but return a report of the step, for learners and trainers. Options as in `compute`."""
-        pending = self.compute(jacobian, losses, **options)
+    def homogenize(
+        self, jacobian: Rows, losses: Tensor | Sequence[float] | None = None, *, create_graph: bool = False,
+        inspect: bool = False, nonfinite: Nonfinite | None = None, **inputs: Any,
+    ) -> StepReport:  # fmt: skip
+        """Like `combine`, but return a report of the step, for custom learners and trainers.
+
+        Args:
+            inspect, nonfinite: as in `compute`.
+            inputs: `domains`, `targets`, `kernel_traces` as in `combine`; `slots`: positions of the tasks in the full
+                batch, if some tasks are absent from this step; `features`, `feature_grads`: sequences of tensors
+                `[tasks, queries, features]` before and after each `transform` stage.
+        """
+        step = make_step(jacobian, losses, **inputs)
+        pending = self.compute(step, create_graph=create_graph, inspect=inspect, nonfinite=nonfinite)
         pending.commit()
         return pending.result
 
     @uncompiled
     def compute(
-        self, jacobian: Rows, losses: Tensor | Sequence[float] | None = None, *,
-        domains: Sequence[str] | None = None, slots: Sequence[int] | None = None,
-        features: Sequence[Tensor] = (), feature_grads: Sequence[Tensor] = (), targets: Tensor | None = None,
-        kernel_traces: Tensor | Sequence[float] | KernelTraces | None = None,
-        create_graph: bool = False, inspect: bool = False, nonfinite: Nonfinite | None = None,
-    ) -> PendingStep:  # fmt: skip
+        self, step: Step, *, create_graph: bool = False, inspect: bool = False, nonfinite: Nonfinite | None = None
+    ) -> PendingStep:
         """Compute the step without changing any state; `commit` of the result assigns the new states.
 
         Args:
-            domains, targets, create_graph: as in `combine`.
-            slots: positions of the tasks in the full batch, if some tasks are absent from this step.
-            features, feature_grads: `[tasks, queries, features]` before and after each `transform` stage.
-            kernel_traces: as in `combine`, or a function that is called when a homogenizer reads the traces.
+            create_graph: as in `combine`.
             inspect: compute the Gramian of the rows, also after every stage, even if no stage reads it.
             nonfinite: the policy for this step only.
         """
-        inputs = make_step_inputs(
-            self.members, jacobian, losses, domains=domains, slots=slots, features=features,
-            feature_grads=feature_grads, targets=targets, kernel_traces=kernel_traces, create_graph=create_graph,
-        )  # fmt: skip
-        named = self._check_named(inputs.keys) if self.stages.updating else None
+        requirements, statistics = self.requirements, self.requirements.statistics
+        if len(step.keys) > requirements.max_tasks or (create_graph and not requirements.differentiable):
+            requirements.raise_unsupported(step.tasks, create_graph)
+        named = self._check_named(step.keys) if requirements.updating else None
+        step = self._prepare(step, create_graph)
+        jacobian, factor = step._jacobian, 1.0
         with torch.set_grad_enabled(create_graph):
-            if inspect or "gramian" in self.stages.needs:
-                _ = inputs.jacobian.total_gramian  # norms are then its diagonal
-            elif "norms" in self.stages.needs:
-                _ = inputs.jacobian.total_squared_norms  # before `mean`, which frees the graph of a lazy Jacobian
+            if inspect or "gramian" in statistics:
+                _ = jacobian.total_gramian  # norms are then its diagonal
+            elif "norms" in statistics:
+                _ = jacobian.total_squared_norms  # before `mean`, which frees the graph of a lazy Jacobian
             if (nonfinite or self.nonfinite) == "drop":
-                inputs = drop_nonfinite(inputs, self.stages.transforming)
-            factor = 1.0
-            # Squares of narrower dtypes stay within the range of float64. Kept rows have one unit for all steps.
-            keeps_rows = bool(self.stages.updating) and "jacobian" in self.stages.needs
-            if inputs.jacobian.dtype == torch.float64 and self.stages.needs & {"gramian", "norms"} and not keeps_rows:
-                inputs, factor = inputs.in_range()
-            rows, outcomes = self.stages.run(inputs, self.steps, self.debug)
+                step = drop_nonfinite(step, requirements.transforming)
+            if jacobian.dtype == torch.float64 and requirements.compares_rows_of_a_step:
+                step, factor = _into_range(step)
+            rows, outcomes = self._run(step)
             direction = rows.mean()
             if factor != 1:
                 direction = {name: value / factor for name, value in direction.items()}
-        others = [*inputs.feature_grads] if inputs.losses is None else [inputs.losses, *inputs.feature_grads]
-        if not inputs.jacobian.all_finite([*direction.values(), *others]):
-            raise find_cause(inputs, outcomes, self.stages.transforming)
-        measured, states = self.stages.new_states(inputs, outcomes, self.steps, create_graph, self.debug)
+        others = step._feature_grads if step._losses is None else (step._losses, *step._feature_grads)
+        if not step._jacobian.all_finite([*direction.values(), *others]):
+            raise find_cause(step, outcomes, requirements.transforming)
+        acting_last = requirements.updating or requirements.measuring
+        measured, states = self._new_states(step, outcomes, create_graph) if acting_last else ({}, [])
+        for outcome in outcomes:
+            if not outcome.result.converged:
+                warnings.warn(f"the solver of {outcome.member} did not converge", ConvergenceWarning, 4)
+        return PendingStep(self, step, direction, rows, outcomes, measured, states, named, inspect)
 
-        def commit() -> None:
-            for member, state in states:
-                member.homogenizer.assign_state(state)
-            self.steps, self.named = self.steps + 1, named
-
-        result = report(inputs, direction, rows, outcomes, measured, inspect)
-        if result.unconverged:
-            warnings.warn(f"the solver of {' and '.join(result.unconverged)} did not converge", ConvergenceWarning, 4)
-        return PendingStep(result, commit)
-
-    def rows_after(self, jacobian: Rows, losses: Tensor, **options: Any) -> Jacobian:
-        """Return the rows after all `mix` and `rows` stages, for inspection. `options` as in `make_step_inputs`."""
-        inputs = make_step_inputs(self.members, jacobian, losses, **options)
+    def rows_after(self, step: Step) -> Jacobian:
+        """Return the rows after all `mix` and `rows` stages, for inspection."""
         with torch.no_grad():
+            step = self._prepare(step, create_graph=False)
             if self.nonfinite == "drop":
-                inputs = drop_nonfinite(inputs, self.stages.transforming)
-            return self.stages.run(inputs, self.steps, self.debug)[0]
+                step = drop_nonfinite(step, self.requirements.transforming)
+            return self._run(step)[0]
+
+    def _prepare(self, step: Step, create_graph: bool) -> Step:
+        """Return the step with its number; detached without `create_graph`; with losses on the CPU if they are read.
+
+        Otherwise they stay on their device, because the CPU would wait for it.
+        """
+        losses = step._losses
+        has_graph = step._jacobian.requires_grad or step._features or (losses is not None and losses.requires_grad)
+        if has_graph and not create_graph:
+            step = step.detach()
+        if losses is not None and not losses.is_cpu and "losses" in self.requirements.statistics:
+            step = replace(step, _losses=losses.cpu())
+        return step if step.number == self.steps else replace(step, number=self.steps)
+
+    def _run(self, step: Step) -> tuple[Jacobian, list[StageOutcome]]:
+        """Return the rows after all `mix` and `rows` stages, and a record of each of these stages."""
+        rows, outcomes, transforming = step._jacobian, list[StageOutcome](), self.requirements.transforming
+        for member in self.requirements.acting:
+            view = self._view(step, member, rows)
+            copies = InputCopies(view) if self.debug else None
+            if member.stage == "rows" and not all(rows.finite_tasks()):
+                # The result may be finite although a row is not, for example a median.
+                raise find_cause(step, outcomes, transforming)
+            try:
+                result = member.act(view)
+            except GradhomogError as error:
+                require_finite_inputs(step, transforming, error)
+                raise (find_overflow(member, rows) or error) from error.__cause__
+            if copies is not None:
+                copies.require_unmodified(member, member.stage)
+            rows = rows.mix(result.value) if member.stage == "mix" else result.value
+            view = view if result.aux is None else view.with_aux(result.aux)
+            outcomes.append(StageOutcome(member, view, result, rows))
+        return rows, outcomes
+
+    def _view(self, step: Step, member: Member, rows: Jacobian) -> Step:
+        """Return a member's view of the step: features are those of its `transform`, or the encoder's output."""
+        transforming = self.requirements.transforming
+        return Step(
+            step.keys, rows, step._losses, step._features, step._feature_grads, step._targets, step._kernel_traces,
+            step.number, None, member.needs, member,
+            transforming.index(member) if member in transforming else -1,
+            member.homogenizer.seed, self._seed_offsets[member],
+        )  # fmt: skip
+
+    def _new_states(
+        self, step: Step, outcomes: Sequence[StageOutcome], create_graph: bool
+    ) -> tuple[Measurements, list[tuple[Member, Mapping[str, Any]]]]:
+        """Return measurements by name (the second of one name is `name#2`) and new states, without assigning them."""
+        measured: Measurements = {}
+        states: list[tuple[Member, Mapping[str, Any]]] = []
+        requirements = self.requirements
+        views = {outcome.member: outcome.step for outcome in outcomes}
+        with torch.no_grad():
+            for member in self.members:
+                if not (member in requirements.updating or member in requirements.measuring):
+                    continue
+                view = views.get(member) or self._view(step, member, step._jacobian)
+                view = view.detach() if create_graph else view
+                if member in requirements.measuring and (values := member.measured(view)):
+                    again = sum(name.split("#")[0] == member.selector for name in measured)
+                    measured[f"{member.selector}#{again + 1}" if again else member.selector] = values
+                if member in requirements.updating:
+                    copies = InputCopies(view) if self.debug else None
+                    states.append((member, member.update(view)))
+                    if not numbers_finite(states[-1][1]):
+                        raise find_overflow(member, step._jacobian) or member.not_finite("update")
+                    if copies is not None:
+                        copies.require_unmodified(member, "update")
+        return measured, states
+
+    # -- state -------------------------------------------------------------------------------------------------------
 
     def _check_named(self, keys: Sequence[TaskKey]) -> bool:
         """Return True if the tasks have names.
@@ -311,19 +456,16 @@ class Pipeline:
             OptionError: a homogenizer acts before the rows exist, therefore on all parameters together.
         """
         if name not in self.parts:
-            self.stages.require_rows_only()
+            self.requirements.require_rows_only()
             copies = [replace(member, homogenizer=copy.deepcopy(member.homogenizer)) for member in self.members]
             self.parts[name] = Pipeline(copies, self.nonfinite, self._text, debug=self.debug, group=name)
         return self.parts[name]
 
-    def count_step(self) -> None:
-        """Count a step in which groups of parameters were homogenized separately."""
-        self.steps += 1
-
     def state_dict(self) -> dict[str, Any]:
         """Return the number of steps and the state of every homogenizer and group, for `torch.save`."""
-        parts = {f"{saved_state.PART}{name}": part.state_dict() for name, part in self.parts.items()}
-        return {"steps": self.steps, "named": self.named, **saved_state.save(self.members), **parts}
+        parts = {f"{PART}{name}": part.state_dict() for name, part in self.parts.items()}
+        states = {name: member.state_dict() for name, member in self._saved_members().items()}
+        return {"steps": self.steps, "named": self.named, **states, **parts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the state by a saved state; the pipeline must have the same homogenizers in the same order.
@@ -331,16 +473,62 @@ class Pipeline:
         Raises:
             ConfigError: the state was saved by another pipeline; nothing has changed.
         """
-        parts = saved_state.validate_and_list_parts(self.members, state)
-        before, parts_before = self.state_dict(), self.parts
+        members = self._saved_members()
+        names = ["steps", "named", *members]
+        parts = [name for name in state if name.startswith(PART)]
+        typed = type(state.get("steps")) is int and isinstance(state.get("named"), bool | None)
+        if set(state) != {*names, *parts} or not typed:
+            raise ConfigError(
+                f"the saved state must be of the same pipeline, with the keys {names}; got {list(state)}."
+            )
+        before, parts_before = {name: member.state_dict() for name, member in members.items()}, self.parts
         try:
-            saved_state.load(self.members, state)
             self.parts = {}
+            for name, member in members.items():
+                member.load_state_dict(state[name])
             for name in parts:
-                self.part(name).load_state_dict(state[f"{saved_state.PART}{name}"])
+                self.part(name.removeprefix(PART)).load_state_dict(state[name])
         except Exception:
             self.parts = parts_before
-            saved_state.load(self.members, before)  # all or nothing
+            for name, member in members.items():
+                member.load_state_dict(before[name])  # all or nothing
             raise
         self.steps = self.resumed_at = state["steps"]
         self.named = state["named"]
+
+    def _saved_members(self) -> dict[str, Member]:
+        """Return the members by their names in a saved state."""
+        return {f"{index}:{member.selector}": member for index, member in enumerate(self.members)}
+
+
+def _into_range(step: Step) -> tuple[Step, float]:
+    """Return the step with rows whose squares do not underflow float64, and the factor of these rows.
+
+    The factor is 2³⁰⁰ if all rows are shorter than 1e-140, otherwise 1: rows that were scaled stay shorter than others,
+    so that state of both remains comparable. Squares of narrower dtypes stay within the range of float64.
+    """
+    if float(step._jacobian.total_squared_norms.detach().max()) >= SMALLEST_SQUARE:
+        return step, 1.0
+    factor = 2.0**300
+    rows, gradients = step._jacobian.map(lambda rows: rows * factor), [grad * factor for grad in step._feature_grads]
+    return replace(step, _jacobian=rows, _feature_grads=gradients), factor
+
+
+def _keys_of(tasks: int | Sequence[str] | Sequence[TaskKey]) -> tuple[tuple[TaskKey, ...], tuple[str, ...]]:
+    """Return the keys of tasks, and their names if `tasks` are names; see `Pipeline.choose`.
+
+    Raises:
+        OptionError: `tasks` has another form, or a name occurs twice.
+    """
+    if isinstance(tasks, int) and not isinstance(tasks, bool) and tasks > 0:
+        return task_keys(range(tasks)), ()
+    entries = tuple(tasks) if isinstance(tasks, Sequence) and not isinstance(tasks, str) else ()
+    keys = tuple(entry for entry in entries if isinstance(entry, TaskKey))
+    names = tuple(entry for entry in entries if isinstance(entry, str))
+    if keys and len(keys) == len(entries):
+        return keys, ()
+    if not names or len(names) < len(entries):
+        raise OptionError(f"`tasks` must be the number of tasks or their names; got {tasks!r}.")
+    if len(set(names)) < len(names):
+        raise OptionError(f"`tasks` must be different names; got {list(names)}. Pass the number of tasks instead.")
+    return task_keys(range(len(names)), names), names

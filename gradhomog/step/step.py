@@ -1,9 +1,9 @@
-"""The input of a homogenizer's stages: tasks, losses, gradients and statistics of one step."""
+"""The record of one step: tasks, losses, gradients and statistics, of which a homogenizer's stages receive views."""
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,8 +40,9 @@ class StageResult(NamedTuple):
 class Step:
     """The inputs of a stage: immutable, with statistics that are computed once, on demand.
 
-    In `mix` and `rows` it contains the rows after earlier stages, with a graph only if `create_graph=True`; in `update`
-    and `measured` the same rows, detached. Only the statistics declared in `HomogenizerSpec.needs` can be read.
+    Made once by the caller of the pipeline; each stage receives a view of it. In `mix` and `rows` the view contains the
+    rows after earlier stages, with a graph only if `create_graph=True`; in `update` and `measured` the same rows,
+    detached. Only the statistics declared in `HomogenizerSpec.needs` can be read.
 
     Attributes:
         keys: one `TaskKey` per task; tasks dropped by `nonfinite="drop"` have none.
@@ -49,19 +50,22 @@ class Step:
         aux: the `aux` that this homogenizer's `mix` or `rows` returned; None before.
     """
 
+    # Features and the gradients w.r.t. them are those before the first `transform` stage and after each; `_transform`
+    # is the index of the reader's own stage, -1 without one.
     keys: tuple[TaskKey, ...]
-    number: int
     _jacobian: Jacobian
     _losses: Tensor | None = None
-    _features: Tensor | None = None
-    _feature_grads: Tensor | None = None
+    _features: Sequence[Tensor] = ()
+    _feature_grads: Sequence[Tensor] = ()
     _targets: Tensor | None = None
+    _kernel_traces: KernelTraces | None = None
+    number: int = 0
+    aux: Any = None
     _needs: frozenset[str] = STATISTICS
     _reader: object = "this homogenizer"
+    _transform: int = -1
     _seed: int = 0
     _seed_offset: int = 0
-    aux: Any = None
-    _kernel_traces: KernelTraces | None = None
 
     @property
     def tasks(self) -> int:
@@ -128,12 +132,14 @@ class Step:
     @property
     def features(self) -> Tensor:
         """The input of this homogenizer's `transform` (or the encoder's output), `[tasks, queries, features]`."""
-        return self._feature(self._features, "features", ", features")
+        value = self._features[max(self._transform, 0)] if self._features else None
+        return self._feature(value, "features", ", features")
 
     @property
     def feature_grads(self) -> Tensor:
         """Gradient of each task's loss w.r.t. the output of `transform` (or the encoder's output), same shape."""
-        return self._feature(self._feature_grads, "feature_grads", ", features")
+        value = self._feature_grads[self._transform + 1] if self._feature_grads else None
+        return self._feature(value, "feature_grads", ", features")
 
     @property
     def targets(self) -> Tensor:
@@ -179,7 +185,7 @@ class Step:
     ) -> Step:
         """Return a step of other rows and losses, for a wrapped homogenizer that reads the statistics in `needs`."""
         return replace(
-            self, keys=keys, _jacobian=jacobian, _losses=losses, _features=None, _feature_grads=None, _targets=None,
+            self, keys=keys, _jacobian=jacobian, _losses=losses, _features=(), _feature_grads=(), _targets=None,
             _needs=needs,
         )  # fmt: skip
 
@@ -189,14 +195,14 @@ class Step:
 
     def detach(self) -> Step:
         """Return the same step, detached from the graph."""
-        reads_rows = self._needs & {"norms", "gramian", "jacobian"}
+        reads_rows = self._needs & {"norms", "gramian", "jacobian"}  # otherwise they need not be computed
         return replace(
             self,
             _jacobian=self._jacobian.detach() if reads_rows else self._jacobian,
-            _losses=_detach(self._losses),
-            _features=_detach(self._features),
-            _feature_grads=_detach(self._feature_grads),
-            aux=_detach_nested(self.aux),
+            _losses=detach_nested(self._losses),
+            _features=[tensor.detach() for tensor in self._features],
+            _feature_grads=[tensor.detach() for tensor in self._feature_grads],
+            aux=detach_nested(self.aux),
         )
 
     def _undeclared(self, statistic: str) -> PluginRunError:
@@ -230,19 +236,15 @@ def seeded_generator(*numbers: int) -> torch.Generator:
 _MASK = 2**64 - 1
 
 
-def _detach(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach()
-
-
-def _detach_nested(value: Any) -> Any:
+def detach_nested(value: Any) -> Any:
     """Detach the tensors and Jacobians in nested tuples, lists and dicts."""
     if isinstance(value, (Tensor, Jacobian)):
         return value.detach()
     if isinstance(value, tuple):
-        items = [_detach_nested(item) for item in value]
+        items = [detach_nested(item) for item in value]
         return tuple(items) if type(value) is tuple else type(value)(*items)  # a NamedTuple
     if isinstance(value, list):
-        return [_detach_nested(item) for item in value]
+        return [detach_nested(item) for item in value]
     if isinstance(value, dict):
-        return {name: _detach_nested(item) for name, item in value.items()}
+        return {name: detach_nested(item) for name, item in value.items()}
     return value

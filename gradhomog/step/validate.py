@@ -1,16 +1,19 @@
-"""Validate the results of a plugin's stages: each function returns the violated requirement, or ""."""
+"""Validate the results of a plugin's stages, by functions that return the violated requirement, or ""; copies of its
+inputs for the debug check that it does not modify them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
+from gradhomog.errors import PluginRunError
 from gradhomog.rows import DenseJacobian, Jacobian
+from gradhomog.step.step import Step
 
 NO_GRAPH = "outside the graph, since create_graph=False"
 
@@ -117,3 +120,32 @@ def _numbers(value: object) -> bool:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return all(isinstance(item, Real) for item in value)
     return isinstance(value, Real)
+
+
+class InputCopies:
+    """Copies of a stage's inputs, compared after the stage; also detects writes through `.data` and NumPy."""
+
+    def __init__(self, step: Step) -> None:
+        rows = step._jacobian
+        found: dict[str, Tensor | None] = {
+            **{f"jacobian {name}".strip(): value for name, value in rows.materialize().items()},
+            "gramian": rows.total_gramian, "norms": rows.total_squared_norms, "losses": step._losses,
+            **{f"features {index}": tensor for index, tensor in enumerate(step._features)},
+            **{f"feature_grads {index}": tensor for index, tensor in enumerate(step._feature_grads)},
+            "targets": step._targets,
+        }  # fmt: skip
+        self._read = {name: tensor for name, tensor in found.items() if tensor is not None}
+        self._copies = {name: tensor.detach().clone() for name, tensor in self._read.items()}
+
+    def require_unmodified(self, member: Any, stage: str | None) -> None:
+        """Raise if a tensor has changed.
+
+        Raises:
+            PluginRunError: the message names the member, its stage and the tensor.
+        """
+        for name, copy in self._copies.items():
+            if not torch.allclose(self._read[name].detach(), copy, rtol=0, atol=0, equal_nan=True):
+                raise PluginRunError(
+                    f"{member} modified `{name}` in place in `{stage}`, but other stages and the caller read the same "
+                    f"memory. It must modify a copy, made by `clone()`. {member.advice}"
+                )

@@ -82,7 +82,7 @@ class CRMOGM(Homogenizer):
         self.averages: dict[str, float] = {}
         member = members[0]
         self.inner, self.needs = member.homogenizer, member.needs
-        self._mix = member.mix  # validated, in the scale of the option `scale` in `method`
+        self._mix = member.act  # validated, in the scale of the option `scale` in `method`
         self._differentiable = member.spec is not None and "differentiable" in member.spec.traits
         others = [stage for stage in ("attach", "begin", "transform", "rows") if self.inner.overrides(stage)]
         if others or not self.inner.overrides("mix"):

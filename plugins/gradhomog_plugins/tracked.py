@@ -138,7 +138,7 @@ class Tracked(Homogenizer):
         self.per_step, self.dtype, self.forget = rows, dtype, forget
         [member] = inner_pipeline(method).members
         self.inner, self._inner_needs, self._replaces_rows = member.homogenizer, member.needs, member.stage == "rows"
-        self._act = member.rows if self._replaces_rows else member.mix  # validated, in the scale of `method`
+        self._act = member.act  # validated, in the scale of `method`
         self._max_tasks = member.spec.max_tasks if member.spec is not None else None
         self.needs = {"jacobian"} | ({"losses"} & member.needs)
         if every > 1 and self._replaces_rows:

@@ -7,6 +7,7 @@ import torch
 
 import gradhomog
 from gradhomog import DataError, MomentumWarning, TaskBatch
+from gradhomog.step.inputs import make_step
 from gradhomog.testing import small_network
 from gradhomog_adapters.maml import MAML
 
@@ -25,7 +26,7 @@ def test_a_step_computes_the_row_of_one_task_in_turn(engine):
         rows = learner(None, engine=engine)
         rows.load_state_dict({**trained.state_dict(), "homogenizers": rows.homogenizers.state_dict()})
         found = rows.rows([batch[slot]])
-        pending = by_hand.compute(found.jacobian, found.losses, slots=[slot])
+        pending = by_hand.compute(make_step(found.jacobian, found.losses, slots=[slot]))
         pending.commit()
         report = trained.step(batch, optimizer)
         assert report.tasks == (slot,)

@@ -9,6 +9,7 @@ import torch
 
 import gradhomog
 from gradhomog import OptionError, TaskKey
+from gradhomog.step.inputs import make_step
 
 from .networks import Model, gradients, inputs
 
@@ -43,7 +44,7 @@ def by_hand(model, steps, choose=lambda number: number % 3, text=TEXT):
         slot = choose(number)
         loss = counted_losses(model, [], number)[slot]
         row = torch.cat([part.flatten() for part in torch.autograd.grad(loss, shared)])
-        pending = pipe.compute(row[None], slots=[slot])
+        pending = pipe.compute(make_step(row[None], slots=[slot]))
         pending.commit()
         found.append(pending.result.direction[""])
     return found
@@ -123,7 +124,7 @@ def test_each_group_of_parameters_keeps_averages_of_the_same_tasks():
             row = torch.cat(
                 [g.flatten() for g in torch.autograd.grad(loss, list(layer.parameters()), retain_graph=True)]
             )
-            pending = part.compute(row[None], slots=[number % 3])
+            pending = part.compute(make_step(row[None], slots=[number % 3]))
             pending.commit()
             found = torch.cat([parameter.grad.flatten() for parameter in layer.parameters()])
             torch.testing.assert_close(found, pending.result.direction[""])

@@ -38,7 +38,7 @@ def acts_on_rows(name: str) -> bool:
     """False for homogenizers that act in the network, or that read more than losses and rows."""
     pipe = gradhomog.pipeline(name)
     needs = {need for member in pipe.members for need in member.needs}
-    return not needs & {"features", "kernel_traces", "targets"} and not pipe.stages.attaching
+    return not needs & {"features", "kernel_traces", "targets"} and not pipe.requirements.attaching
 
 
 def workloads(texts: Sequence[str], setting: Setting) -> dict[str, Workload]:

@@ -79,7 +79,7 @@ def one_step(pipe, rows, losses):
     """Return the direction of one step with all inputs that any method reads; `tracked` chooses its tasks."""
     chosen = list(pipe.choose(len(rows)))
     rows = rows[chosen]
-    features = [rows[:, None]] * (1 + len(pipe.stages.transforming))
+    features = [rows[:, None]] * (1 + len(pipe.requirements.transforming))
     return pipe.homogenize(
         rows, losses[chosen], slots=chosen, features=features, feature_grads=features,
         kernel_traces=torch.arange(1.0, 1 + len(rows)),

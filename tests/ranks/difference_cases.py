@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import gradhomog
 from gradhomog import GradhomogError, Ranks
-from gradhomog.ranks.collectives import Collectives
+from gradhomog.ranks.communicator import GroupCommunicator
 from tests.adapters import few_shot
 from tests.ranks.cases import Model, data, losses_of, part_of
 
@@ -86,7 +86,7 @@ def diverges_after_one_step(what: str, compare_every: int | None) -> tuple[int, 
 
 def reduce_scatter(backend: str) -> tuple[bool, list[float]]:
     """Return whether a reduce-scatter is a sum of parts that were exchanged, and this rank's part of [0, 1] + rank."""
-    collectives = Collectives(Ranks("batch", dist.new_group(backend=backend)))
+    collectives = GroupCommunicator(Ranks("batch", dist.new_group(backend=backend)))
     pending = collectives.start_reduce_scatter(torch.arange(2.0) + collectives.rank)
     return pending.summed, pending.wait().tolist()
 

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.nn import functional
 from torch.nn.modules._functions import SyncBatchNorm
 
-from gradhomog.autograd.select_losses import COLLECTIVE
+from gradhomog.autograd.loss_step import COLLECTIVE
 from tests.ranks import synchronized_cases as cases
 
 

@@ -85,11 +85,11 @@ def test_scalars_are_the_numbers_of_the_step_by_name():
 
 def test_scalars_of_tasks_with_one_name_are_means_and_do_not_depend_on_the_order_of_tasks():
     names, order = ["a", "b", "a"], [2, 1, 0]
-    one = gradhomog.pipeline(None).compute(ROWS, LOSSES, domains=names, inspect=True).result.scalars()
-    other = gradhomog.pipeline(None).compute(
+    one = gradhomog.pipeline(None).homogenize(ROWS, LOSSES, domains=names, inspect=True).scalars()
+    other = gradhomog.pipeline(None).homogenize(
         ROWS[order], [LOSSES[i] for i in order], domains=[names[i] for i in order], inspect=True
     )
-    assert one == pytest.approx(other.result.scalars())
+    assert one == pytest.approx(other.scalars())
     assert one["loss/a"] == pytest.approx((0.5 + 4) / 2)
     assert one["cosine/a-b"] == pytest.approx(0, abs=1e-15)  # of -√½ and √½
     assert one["cosine/min"] == pytest.approx(-(0.5**0.5))

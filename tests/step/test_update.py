@@ -9,6 +9,7 @@ import torch
 
 import gradhomog
 from gradhomog import Homogenizer, NonfiniteError, PluginRunError
+from gradhomog.step.inputs import make_step
 from tests.step.members import ROWS, Counter, faulty
 
 STAGES = {
@@ -79,7 +80,7 @@ def test_the_state_of_a_wrapped_homogenizer_is_assigned_with_its_wrappers():
 def test_a_pending_step_changes_nothing_until_it_is_committed():
     pipe = gradhomog.pipeline([Counter(), "gradnorm"])
     before = str(pipe.state_dict())
-    pending = pipe.compute(ROWS, [1.0, 2.0])
+    pending = pipe.compute(make_step(ROWS, [1.0, 2.0]))
     assert str(pipe.state_dict()) == before
     pending.commit()
     assert pipe.steps == 1

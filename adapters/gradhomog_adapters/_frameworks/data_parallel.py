@@ -44,7 +44,7 @@ class ZeroLosses:
         loss on a rank, the ranks exchange their names in each call. Homogenizers that choose among the tasks with
         labels receive None.
         """
-        if ranks is None or ranks.size == 1 or ranks.local or pipe.stages.choosing or isinstance(losses, Tensor):
+        if ranks is None or ranks.size == 1 or ranks.local or pipe.requirements.choosing or isinstance(losses, Tensor):
             return losses, ranks
         if parameters is None or not torch.is_grad_enabled():
             return losses, ranks

@@ -1,81 +1,114 @@
-"""A step of tasks whose examples are distributed over ranks: each rank has all tasks, on its part of the batch."""
+"""Rows of tasks whose examples are distributed over ranks: each rank has all tasks, on its part of the batch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from gradhomog.autograd.apply import ComputedStep, Options
-from gradhomog.autograd.batch import Batch
+from gradhomog.autograd.derivatives import FeatureDerivatives
 from gradhomog.autograd.distributed.agreement import head_shapes, replicas_to_compare, values_to_compare
-from gradhomog.autograd.distributed.features import FeatureRows, gather_features
+from gradhomog.autograd.distributed.exchanged_rows import ExchangedRows
+from gradhomog.autograd.distributed.features import GatheredFeatures, gather_batch, gather_features
 from gradhomog.autograd.distributed.lazy_exchange import LazyExchangedJacobian
 from gradhomog.autograd.distributed.mean_losses import mean_losses
-from gradhomog.autograd.distributed.rows import HeadGradients, RowsOfRanks
-from gradhomog.autograd.lazy import reads_rows
 from gradhomog.autograd.parameter_groups import group_names
-from gradhomog.ranks.collectives import Collectives
+from gradhomog.autograd.row_source import Gradients, backpropagate, finite_direction
 from gradhomog.ranks.exchange import sum_tensors
-from gradhomog.ranks.ranks import Ranks
-from gradhomog.step.pipelines import Pipeline
-from gradhomog.step.step import KernelTraces
+from gradhomog.ranks.local_columns import LocalColumns
+from gradhomog.rows import DenseJacobian, Direction, Jacobian
+from gradhomog.step.step import KernelTraces, Step
+from gradhomog.step.task_key import task_keys
 
 
-def batch_step(pipe: Pipeline, batch: Batch, options: Options, collectives: Collectives) -> ComputedStep:
-    """Homogenize the rows Σ_r w_ri J_ri."""
-    tasks = batch.tasks
-    collectives.agree(tasks.tasks, {
-        **values_to_compare(pipe, batch, options, collectives.ranks, "step"),
-        "tasks": (tasks.tasks, options.domains), "heads": head_shapes(batch),
-    })  # fmt: skip
-    means = mean_losses(batch, collectives, replicas_to_compare(pipe, batch, collectives.ranks))
-    slots = list(means.totals)
-    domains = [options.domains[slot] for slot in slots] if options.domains else None
-    heads = partial(sum_of_heads, batch, means.totals, collectives)
-    inputs = gather_features(batch, options, means.totals, collectives) if batch.features else {}
-    if options.kernel_traces is not None:
-        inputs["kernel_traces"] = partial(_mean_traces, options.kernel_traces, batch, means.totals, collectives)
-    if options.level == "features":
-        gather = collectives.ranks.gather and bool(Ranks.reading_rows(pipe))
-        rows = FeatureRows(batch, means.totals, collectives, gather)
-        return RowsOfRanks(
-            rows.jacobian, means.losses, slots, domains, rows.used, heads, inputs, rows.to_parameters
-        ).homogenize(pipe, batch, options)
-    eager = reads_rows(pipe, options.per, options.scaled)
-    groups = group_names(list(batch.derivatives.graph.shared), options.per).values()
-    jacobian = LazyExchangedJacobian(batch, means.totals, means.one_pass, groups, collectives, eager)
-    found = RowsOfRanks(jacobian, means.losses, slots, domains, lambda: jacobian.used, heads, inputs)
-    return found.homogenize(pipe, batch, options)
+class BatchRows(ExchangedRows):
+    """The rows Σ_r w_ri J_ri."""
 
+    def make_step(self) -> Step:
+        step, graph, communicator = self._step, self._graph, self._communicator
+        tasks = graph.tasks
+        communicator.agree(tasks.tasks, {
+            **values_to_compare(step, graph, communicator.ranks),
+            "tasks": (tasks.tasks, step.names), "heads": head_shapes(graph),
+        })  # fmt: skip
+        means = mean_losses(self._derivatives, communicator, replicas_to_compare(step, graph, communicator.ranks))
+        self._totals = means.totals
+        slots = tuple(means.totals)
+        names = tuple(step.names[slot] for slot in slots) if step.names else ()
+        gathered = GatheredFeatures()
+        if step.pipe.requirements.reads_features:
+            gathered = gather_features(self._derivatives, step.targets, self._totals, communicator)
+        jacobian = self._feature_rows() if step.level == "features" else self._lazy_rows(means.one_pass)
+        return Step(
+            task_keys(slots, names), jacobian, means.losses, gathered.features, gathered.feature_grads,
+            gathered.targets, None if step.kernel_traces is None else self._mean_traces,
+        )  # fmt: skip
 
-def _mean_traces(
-    own: KernelTraces, batch: Batch, totals: Mapping[int, float], collectives: Collectives, probes: int,
-    generator: torch.Generator,
-) -> Tensor:  # fmt: skip
-    """Return the mean over the ranks of the traces tr K_i / n_i, which are means over residuals, like the losses."""
-    parts = dict.fromkeys(totals, 0.0)
-    failure: Exception | None = None
-    try:
-        traces, weights = own(probes, generator).tolist(), batch.derivatives.graph.loss_weights
-        for slot, weight, trace in zip(batch.tasks.slots, weights, traces, strict=True):
-            if weight > 0:
-                parts[slot] = weight * trace / totals[slot]
-    except Exception as error:  # raised after the sum, because the other ranks wait in it
-        failure = error
-    return collectives.settle(failure, list(parts.values())).sum(0)
+    def _lazy_rows(self, one_pass: bool) -> Jacobian:
+        groups = group_names(list(self._graph.shared), self._step.per).values()
+        self._rows = LazyExchangedJacobian(
+            self._derivatives, self._totals, one_pass, groups, self._communicator, self._step.reads_rows
+        )
+        return self._rows
 
+    def used(self) -> Tensor:
+        return self._used if self._step.level == "features" else self._rows.used
 
-def sum_of_heads(batch: Batch, totals: Mapping[int, float], collectives: Collectives) -> HeadGradients:
-    """Return the gradients of the heads: sums over the ranks, divided by the numbers of examples of their tasks."""
-    pairs = [
-        (slot, leaf, None if gradient is None else gradient / totals[slot])
-        for slot, gradients in zip(batch.tasks.slots, batch.unshared_gradients, strict=True)
-        for leaf, gradient in gradients
-        if slot in totals
-    ]
-    gradients = {str(index): gradient for index, (*_, gradient) in enumerate(pairs)}
-    sums = sum_tensors(gradients, {str(index): leaf for index, (_, leaf, _) in enumerate(pairs)}, collectives)
-    return [(slot, leaf, total) for (slot, leaf, _), total in zip(pairs, sums.values(), strict=True)]
+    def head_gradients(self, factors: Mapping[int, float]) -> Gradients:
+        return self.sum_heads(factors, self._totals)
+
+    def _mean_traces(self, probes: int, generator: torch.Generator) -> Tensor:
+        """Return the means over the ranks of the traces tr K_i / n_i, which are means over residuals."""
+        own: KernelTraces | None = self._step.kernel_traces
+        assert own is not None  # by `make_step`
+        parts = dict.fromkeys(self._totals, 0.0)
+        failure: Exception | None = None
+        try:
+            traces, weights = own(probes, generator).tolist(), self._graph.loss_weights
+            for slot, weight, trace in zip(self._graph.tasks.slots, weights, traces, strict=True):
+                if weight > 0:
+                    parts[slot] = weight * trace / self._totals[slot]
+        except Exception as error:  # raised after the sum, because the other ranks wait in it
+            failure = error
+        return self._communicator.settle(failure, list(parts.values())).sum(0)
+
+    # -- level="features" --------------------------------------------------------------------------------------------
+
+    def _feature_rows(self) -> Jacobian:
+        """Return the rows e_ri / Σ_s e_si ∂L_ri/∂z_r, whose columns are the features of all ranks.
+
+        The features of different ranks belong to different examples, so norms and Gramians are sums over the ranks. The
+        direction is backpropagated on each rank, and the gradients of the parameters are summed. All rows are sent to
+        every rank only for homogenizers that read rows.
+        """
+        assert isinstance(self._derivatives, FeatureDerivatives)  # of level="features"
+        index = {slot: row for row, slot in enumerate(self._graph.tasks.slots)}
+        blocks = {
+            name: torch.stack([
+                rows[index[slot]] / total if slot in index else torch.zeros_like(rows[0])
+                for slot, total in self._totals.items()
+            ])
+            for name, rows in self._derivatives.feature_rows().items()
+        }  # fmt: skip
+        self._own: dict[str, slice] = {}  # of gathered rows the examples of this rank
+        if not (self._communicator.ranks.gather and self._step.pipe.requirements.readers["jacobian"]):
+            return LocalColumns(DenseJacobian(blocks), self._communicator)
+        gathered = {name: gather_batch(name, rows, self._communicator) for name, rows in blocks.items()}
+        self._own = {name: own for name, (_, own) in gathered.items()}
+        return DenseJacobian({name: whole for name, (whole, _) in gathered.items()})
+
+    def to_parameters(self, direction: Direction) -> Direction:
+        if self._step.level != "features":
+            return direction
+        shared = self._graph.shared
+        found: dict[str, Tensor | None] = {}
+        failure: Exception | None = None
+        try:
+            own = {name: part[self._own[name]] if name in self._own else part for name, part in direction.items()}
+            found = backpropagate(self._derivatives, own)
+        except Exception as error:  # raised after the sum, because the other ranks wait in it
+            failure = error
+        total = sum_tensors(found, shared, self._communicator)
+        self._used = self._communicator.settle(failure, [found.get(name) is not None for name in shared])
+        return finite_direction(total, self._graph.factor)  # the same numbers on all ranks

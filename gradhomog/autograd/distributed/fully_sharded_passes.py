@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from gradhomog.autograd.backward_pass import explain_errors
-from gradhomog.autograd.derivatives import Derivatives, Gradients, TaskGradients
+from gradhomog.autograd.derivatives import Derivatives, TaskGradients
+from gradhomog.autograd.loss_graph import Gradients
 from gradhomog.errors import OptionError
 from gradhomog.ranks.dtensors import local_part
 
@@ -27,12 +28,14 @@ class FullyShardedDerivatives(Derivatives):
         before = [leaf.grad for leaf in leaves]
         self.unshared_gradients = []
         try:
-            for task, (loss, weight) in enumerate(zip(graph.losses, graph.loss_weights, strict=True)):
+            for task, loss in enumerate(graph.losses):
                 for leaf in leaves:
                     leaf.grad = None
                 retain = graph.retain_graph or task < len(graph.losses) - 1
                 with explain_errors(graph.compiled if retain else ()):
-                    torch.autograd.backward([loss], [torch.full_like(loss, weight * graph.factor)], retain_graph=retain)
+                    torch.autograd.backward(
+                        [loss], [torch.full_like(loss, graph.weight(task) * graph.factor)], retain_graph=retain
+                    )
                 self.unshared_gradients.append([leaf.grad for leaf in graph.unshared_leaves[task]])
                 yield [None if parameter.grad is None else local_part(parameter.grad) for parameter in shared]
         finally:

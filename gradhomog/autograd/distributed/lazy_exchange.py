@@ -9,10 +9,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from gradhomog.autograd.batch import Batch
+from gradhomog.autograd.derivatives import Derivatives
 from gradhomog.autograd.lazy import error_of_one_pass
-from gradhomog.ranks.collectives import Collectives
 from gradhomog.ranks.column_split import ColumnSplit
+from gradhomog.ranks.communicator import GroupCommunicator
 from gradhomog.ranks.exchange import PartialRow, sum_batches, sum_tensors
 from gradhomog.ranks.exchanged import ExchangedJacobian
 from gradhomog.rows import Direction, Jacobian
@@ -25,7 +25,7 @@ class LazyExchangedJacobian(Jacobian):
     Every method must be called on all ranks in the same order.
 
     Args:
-        batch: the losses of this rank.
+        derivatives: the derivatives of the losses of this rank.
         totals: for each task that is present on at least one rank, by slot, the number of examples on all ranks.
         one_pass: True if on every rank a weighted sum takes one backward pass.
         groups: the names of the parameters that are homogenized together.
@@ -33,11 +33,16 @@ class LazyExchangedJacobian(Jacobian):
     """
 
     def __init__(
-        self, batch: Batch, totals: Mapping[int, float], one_pass: bool, groups: Iterable[Sequence[str]],
-        collectives: Collectives, eager: bool = False,
+        self, derivatives: Derivatives, totals: Mapping[int, float], one_pass: bool, groups: Iterable[Sequence[str]],
+        communicator: GroupCommunicator, eager: bool = False,
     ) -> None:  # fmt: skip
-        self._batch, self._totals, self._one_pass, self._collectives = batch, totals, one_pass, collectives
-        self._shared, self._groups = batch.derivatives.graph.shared, groups
+        self._derivatives, self._totals, self._one_pass, self._communicator = (
+            derivatives,
+            totals,
+            one_pass,
+            communicator,
+        )
+        self._shared, self._groups = derivatives.graph.shared, groups
         self._used: Tensor | None = None
         self.names, self.tasks, self.requires_grad = tuple(self._shared), len(totals), False
         self.device = next(iter(self._shared.values())).device
@@ -56,19 +61,19 @@ class LazyExchangedJacobian(Jacobian):
     @functools.cached_property
     def rows(self) -> ExchangedJacobian:
         """The rows: one backward pass per task, and one reduce-scatter, during the next pass."""
-        if self._used is not None and not self._batch.derivatives.graph.retain_graph:
+        if self._used is not None and not self._derivatives.graph.retain_graph:
             raise error_of_one_pass()  # the pass of a weighted mean, which is not finite, has freed the graph
         used: set[str] = set()
         failure: list[Exception] = []
-        split = ColumnSplit(self._shared, self._collectives.size, self._collectives.rank, self._groups)
-        rows = sum_batches(self._partial_rows(used, failure), split, self._collectives)
-        self._used = self._collectives.settle(failure[0] if failure else None, [name in used for name in self.names])
+        split = ColumnSplit(self._shared, self._communicator.size, self._communicator.rank, self._groups)
+        rows = sum_batches(self._partial_rows(used, failure), split, self._communicator)
+        self._used = self._communicator.settle(failure[0] if failure else None, [name in used for name in self.names])
         return rows
 
     def weighted_mean(self, weights: Tensor) -> Direction:
         if "rows" in self.__dict__ or not self._one_pass:
             return self.rows.weighted_mean(weights)
-        graph, slots = self._batch.derivatives.graph, self._batch.tasks.slots
+        graph, slots = self._derivatives.graph, self._derivatives.graph.tasks.slots
         # Relative to the largest, because `weighted_sum` regards small weights as a loss of digits.
         largest = max(self._totals.values())
         by_slot = dict(zip(self._totals, weights.tolist(), strict=True))
@@ -79,15 +84,15 @@ class LazyExchangedJacobian(Jacobian):
         found: dict[str, Tensor | None] = {}
         failure: Exception | None = None
         try:
-            total = self._batch.derivatives.weighted_sum(torch.tensor(relative, dtype=torch.float64))
+            total = self._derivatives.weighted_sum(torch.tensor(relative, dtype=torch.float64))
             assert total is not None  # by `one_pass`
             if any(relative):  # otherwise zeros, also for parameters that no loss depends on
                 found = dict(zip(self._shared, total, strict=True))
         except Exception as error:  # raised after the sum, because the other ranks wait in it
             failure = error
         parts = {name: found.get(name) for name in self._shared}
-        sums = sum_tensors(parts, self._shared, self._collectives)
-        self._used = self._collectives.settle(failure, [part is not None for part in parts.values()])
+        sums = sum_tensors(parts, self._shared, self._communicator)
+        self._used = self._communicator.settle(failure, [part is not None for part in parts.values()])
         scale = 1 / (self.tasks * graph.factor * largest)
         return {name: part.mul_(scale) for name, part in sums.items()}
 
@@ -96,7 +101,7 @@ class LazyExchangedJacobian(Jacobian):
 
         `used`, `failure`: receive the names of the parameters that a loss depends on, and the error.
         """
-        tasks, derivatives = self._batch.tasks, self._batch.derivatives
+        tasks, derivatives = self._derivatives.graph.tasks, self._derivatives
         computed = derivatives.iterate()
         for slot in range(tasks.tasks):
             row: dict[str, Tensor | None] = {}

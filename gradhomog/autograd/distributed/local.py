@@ -1,52 +1,71 @@
-"""A step of `Ranks(local=True)`: each rank homogenizes its own rows, and directions are averaged."""
+"""`Ranks(local=True)`: each rank homogenizes its own rows, and directions are averaged."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Collection, Mapping
 
 import torch
 
-from gradhomog.autograd.apply import ComputedStep, Options, compute_step, head_factors, infinite_step
-from gradhomog.autograd.batch import Batch
 from gradhomog.autograd.distributed.agreement import (
+    flags_of_used,
     head_shapes,
     replicas_to_compare,
-    used_by_this_rank,
     values_to_compare,
 )
-from gradhomog.autograd.distributed.rows import shared_gradients
-from gradhomog.autograd.lazy import LazyJacobian
-from gradhomog.ranks.collectives import Collectives
+from gradhomog.autograd.row_source import Gradients, OwnRows
+from gradhomog.errors import NonfiniteError
+from gradhomog.ranks.communicator import GroupCommunicator
 from gradhomog.ranks.exchange import average
 from gradhomog.ranks.replicas import check_replicas, digests
-from gradhomog.step.pipelines import Pipeline
+from gradhomog.rows import Direction
 
 
-def local_step(
-    pipe: Pipeline, batch: Batch, jacobian: LazyJacobian, options: Options, collectives: Collectives
-) -> ComputedStep:
-    """Homogenize the rows of this rank, and average directions and gradients of heads over the ranks."""
-    domains = tuple(options.domains[slot] for slot in batch.tasks.slots) if options.domains else ()
-    step = compute_step(pipe, batch, jacobian, replace(options, domains=domains))
-    same = values_to_compare(pipe, batch, options, collectives.ranks, "step")
-    counts = collectives.agree(len(step.result.tasks), {**same, "heads": head_shapes(batch)})
-    if not all(counts):
-        return infinite_step(batch)  # of a gradient scaler, on at least one rank
-    graph = batch.derivatives.graph
-    direction = average(step.result.direction, step.result.direction, collectives)
-    compared = replicas_to_compare(pipe, batch, collectives.ranks)
-    gathered = collectives.all_gather_numbers([*used_by_this_rank(jacobian), *digests(compared.values())])
-    used, elements_of_all = torch.split(gathered, [len(jacobian.names), len(compared)], dim=1)
-    check_replicas(compared, elements_of_all)
-    result = replace(step.result, direction=direction, exchanged="directions")
-    factors = head_factors(step.result, options.heads)
-    # All leaves, because ranks may have dropped different tasks.
-    own = [
-        (leaf, factors[slot] * gradient if gradient is not None and slot in factors else None)
-        for slot, pairs in zip(batch.tasks.slots, batch.unshared_gradients, strict=True)
-        for leaf, gradient in pairs
-    ]
-    leaves = {str(index): leaf for index, (leaf, _) in enumerate(own)}
-    means = average({str(index): gradient for index, (_, gradient) in enumerate(own)}, leaves, collectives)
-    heads = [(leaf, mean) for leaf, mean in zip(leaves.values(), means.values(), strict=True)]
-    return ComputedStep(result, shared_gradients(graph.shared, graph.factor, direction, used), heads, step.pending)
+class LocalRows(OwnRows[GroupCommunicator]):
+    """The rows of this rank; directions and gradients of heads are averaged over the ranks."""
+
+    exchanged = "directions"
+    _agreed = False
+
+    def to_parameters(self, direction: Direction) -> Direction:
+        communicator, graph = self._communicator, self._graph
+        if not all(self._agree(len(graph.tasks.slots))):
+            raise NonfiniteError(
+                "the rows of another rank overflow."
+            )  # the gradient scalers of all ranks skip the step
+        total = average(direction, direction, communicator)
+        compared = replicas_to_compare(self._step, graph, communicator.ranks)
+        own = [*flags_of_used(graph.shared, self._rows.unused), *digests(compared.values())]
+        used, elements_of_all = torch.split(
+            communicator.all_gather_numbers(own), [len(graph.shared), len(compared)], dim=1
+        )
+        check_replicas(compared, elements_of_all)
+        flags = used.any(0).tolist()
+        self._unused_everywhere = {name for name, used in zip(graph.shared, flags, strict=True) if not used}
+        return total
+
+    def unused(self) -> Collection[str]:
+        return self._unused_everywhere
+
+    def head_gradients(self, factors: Mapping[int, float]) -> Gradients:
+        # All leaves, because ranks may have dropped different tasks.
+        graph = self._graph
+        leaves = {
+            str(index): leaf for index, leaf in enumerate(leaf for part in graph.unshared_leaves for leaf in part)
+        }
+        own = [
+            None if gradient is None or slot not in factors else factors[slot] * gradient
+            for slot, gradients in zip(graph.tasks.slots, self._derivatives.unshared_gradients, strict=True)
+            for gradient in gradients
+        ]
+        means = average(dict(zip(leaves, own, strict=True)), leaves, self._communicator)
+        return list(zip(leaves.values(), means.values(), strict=True))
+
+    def overflow(self) -> None:
+        if not self._agreed:
+            self._agree(0)
+
+    def _agree(self, count: int) -> list[int]:
+        """Exchange the number of tasks, 0 after an overflow."""
+        self._agreed = True
+        same = values_to_compare(self._step, self._graph, self._communicator.ranks)
+        return self._communicator.agree(count, {**same, "heads": head_shapes(self._graph)})

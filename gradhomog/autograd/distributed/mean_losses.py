@@ -1,16 +1,16 @@
-"""The numbers of examples by which each rank multiplies its losses, and the means of the losses over ranks."""
+"""The means of the losses over ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gradhomog.autograd.batch import Batch
+from gradhomog.autograd.derivatives import Derivatives
 from gradhomog.errors import OptionError
-from gradhomog.ranks.collectives import Collectives
+from gradhomog.ranks.communicator import GroupCommunicator
 from gradhomog.ranks.replicas import check_replicas, digests
 
 
@@ -29,14 +29,16 @@ class MeanLosses:
     one_pass: bool
 
 
-def mean_losses(batch: Batch, collectives: Collectives, compared: Mapping[str, Tensor]) -> MeanLosses:
+def mean_losses(
+    derivatives: Derivatives, communicator: GroupCommunicator, compared: Mapping[str, Tensor]
+) -> MeanLosses:
     """Return the means; `compared`: tensors that must have the same values on all ranks."""
-    tasks, weights = batch.tasks, batch.derivatives.graph.loss_weights
+    tasks, weights = derivatives.graph.tasks, derivatives.graph.loss_weights
     own_counts, own_losses = [0.0] * tasks.tasks, [0.0] * tasks.tasks
     for slot, weight, loss in zip(tasks.slots, weights, tasks.losses, strict=True):
         own_counts[slot], own_losses[slot] = weight, loss.item()
-    own = [*own_counts, *own_losses, batch.derivatives.one_pass, *digests(compared.values())]
-    gathered = collectives.all_gather_numbers(own)
+    own = [*own_counts, *own_losses, derivatives.one_pass, *digests(compared.values())]
+    gathered = communicator.all_gather_numbers(own)
     counts, losses, one_pass, elements_of_all = torch.split(gathered, [tasks.tasks] * 2 + [1, len(compared)], dim=1)
     check_replicas(compared, elements_of_all)
     totals = {slot: total for slot, total in enumerate(counts.sum(0).tolist()) if total > 0}
@@ -44,14 +46,3 @@ def mean_losses(batch: Batch, collectives: Collectives, compared: Mapping[str, T
         raise OptionError("`examples` must be positive for at least one task on one rank; got 0 everywhere.")
     sums = torch.where(counts > 0, counts * losses, 0.0).sum(0)
     return MeanLosses(torch.stack([sums[slot] / total for slot, total in totals.items()]), totals, bool(one_pass.all()))
-
-
-def numbers_of_examples(slots: Sequence[int], collectives: Collectives | None) -> list[float]:
-    """Return the number of examples of each task on this rank, 1 in one process; it multiplies the loss.
-
-    A list that is too short raises at the end of the step, when the names of all tasks are known.
-    """
-    given = 1.0 if collectives is None or collectives.ranks.examples is None else collectives.ranks.examples
-    if isinstance(given, int | float):
-        return [float(given)] * len(slots)
-    return [float(given[slot]) if slot < len(given) else 0.0 for slot in slots]

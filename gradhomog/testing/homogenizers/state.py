@@ -135,7 +135,7 @@ def nonfinite_policy(subject: HomogenizerSubject) -> None:
             raise CheckFailure(f"a row with {value} gives a direction; expected a NonfiniteError", jacobian=broken)
         one, two = (subject.vector(rows, pipe=after, steps=2) for after in (pipe, reference))
         require_equal(one, two, f"the direction after a step that raised because of {value}: the state has changed")
-        if pipe.stages.choosing:
+        if pipe.requirements.choosing:
             continue  # such a pipeline requires nonfinite="raise"
         dropping = subject.pipeline(nonfinite="drop")
         for jacobian in (broken, rows, broken, rows):

@@ -1,4 +1,7 @@
-"""The collective operations of a step, and the agreement that keeps ranks from waiting for one that raised."""
+"""The ranks of a step: their collective operations, and the agreement that keeps them from waiting for one that raised.
+
+One process is a group of one rank, whose communicator exchanges nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradhomog.errors import RankError
-from gradhomog.ranks.ranks import Ranks
+from gradhomog.errors import OptionError, RankError
+from gradhomog.ranks.ranks import Over, Ranks
 
 REMEDIES = {
     "calls": "Call the same functions of gradhomog on every rank, and `add` of `accumulated` equally often with "
@@ -60,28 +63,22 @@ class Pending:
         return self.received.sum(0) if self.summed else self.received
 
 
-class Collectives:
-    """The collective operations of one step: those on vectors, and one agreement before rows are exchanged."""
+class Communicator:
+    """One process: a group of one rank, whose operations exchange nothing.
+
+    Attributes:
+        ranks: how a step is distributed.
+        size, rank: K, the number of ranks, and the number of this one.
+    """
+
+    size, rank = 1, 0
 
     def __init__(self, ranks: Ranks) -> None:
-        self.ranks, self.group = ranks, ranks.group
-        self.size: int = dist.get_world_size(self.group)
-        self.rank: int = dist.get_rank(self.group)
-        self._agreed = False
-        cuda = "nccl" in str(dist.get_backend(self.group))
-        # For each type of device, such as "cpu:gloo,cuda:nccl"; the backend itself can be "undefined".
-        self._backends = str(dist.get_backend_config(self.group)).split(",")
-        self._device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+        self.ranks = ranks
 
-    @contextmanager
-    def raise_together(self) -> Iterator[None]:
+    def raise_together(self) -> AbstractContextManager[None]:
         """If this rank raises within the block before it calls `agree`, the other ranks raise in `agree`."""
-        try:
-            yield
-        except Exception:
-            if not self._agreed:
-                self._gather_header(0, {})
-            raise
+        return nullcontext()
 
     def agree(self, count: int, same: Mapping[str, object], *, last: bool = True) -> list[int]:
         """Exchange the number of tasks on each rank; return all of them.
@@ -94,6 +91,43 @@ class Collectives:
         Raises:
             RankError: another rank raised an error, or has other values. Raised on all ranks.
         """
+        return [count]
+
+    def examples(self, slots: Sequence[int]) -> list[float]:
+        """Return the number of examples of each task on this rank, which multiplies its loss; 1 by default.
+
+        0 for a task beyond the end of the list; that error is raised later, when the names of all tasks are known.
+        """
+        given = 1.0 if self.ranks.examples is None else self.ranks.examples
+        if isinstance(given, int | float):
+            return [float(given)] * len(slots)
+        return [float(given[slot]) if slot < len(given) else 0.0 for slot in slots]
+
+
+class GroupCommunicator(Communicator):
+    """The collective operations of one step: those on vectors, and one agreement before rows are exchanged."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        super().__init__(ranks)
+        self.group = ranks.group
+        self.size: int = dist.get_world_size(self.group)
+        self.rank: int = dist.get_rank(self.group)
+        self._agreed = False
+        cuda = "nccl" in str(dist.get_backend(self.group))
+        # For each type of device, such as "cpu:gloo,cuda:nccl"; the backend itself can be "undefined".
+        self._backends = str(dist.get_backend_config(self.group)).split(",")
+        self._device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+
+    @contextmanager
+    def raise_together(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            if not self._agreed:
+                self._gather_header(0, {})
+            raise
+
+    def agree(self, count: int, same: Mapping[str, object], *, last: bool = True) -> list[int]:
         self._agreed = True  # also if this fails below, because the other ranks then do not agree once more
         headers = self._gather_header(1 + count, same)
         failed = [rank for rank, (status, *_) in enumerate(headers) if status == 0]
@@ -180,9 +214,29 @@ class Collectives:
         return [name for part in found for name in part]
 
 
-def raise_on_all_ranks(collectives: Collectives | None) -> AbstractContextManager[None]:
-    """Return `collectives.raise_together()`, or a context without effect for one rank."""
-    return nullcontext() if collectives is None else collectives.raise_together()
+def communicate(group: Ranks | dist.ProcessGroup | None, over: Over) -> Communicator:
+    """Return the communicator of a step.
+
+    `over`: what a plain process group distributes.
+
+    Raises:
+        OptionError: this process is one of several ranks and `group` is None: each rank would compute another
+            direction, and the replicas would diverge; or `group` has another type.
+    """
+    ranks = group if isinstance(group, Ranks) else Ranks(over, group)
+    if not isinstance(ranks.group, dist.ProcessGroup | None):
+        raise OptionError(
+            f"`group` must be a process group with this process, gradhomog.Ranks or None; got {group!r}. Processes "
+            "that are not members of the group must not take its steps."
+        )
+    size = ranks.size
+    if group is None and size > 1:
+        raise OptionError(
+            f"this process is one of {size} ranks, and each would compute another direction, so that the "
+            f"replicas would diverge. Nothing was written. Pass group=gradhomog.Ranks('{over}') to homogenize the rows "
+            "of all ranks."
+        )
+    return GroupCommunicator(ranks) if size > 1 else Communicator(ranks)
 
 
 def _shorten(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Find the leaves that the losses of one batch depend on; compute gradients w.r.t. parameters and features."""
+"""The losses of one step with the leaves that they depend on, found by traversing the autograd graph."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradhomog.autograd.backward_pass import backward_pass
 from gradhomog.autograd.custom_functions import check_outputs_apart, compiled_functions
-from gradhomog.autograd.derivatives import Derivatives, DirectDerivatives, FeatureDerivatives, LossGraph
-from gradhomog.autograd.distributed.fully_sharded_passes import FullyShardedDerivatives
 from gradhomog.autograd.inputs import (
     Losses,
     Parameters,
@@ -23,39 +22,16 @@ from gradhomog.autograd.inputs import (
 from gradhomog.autograd.reachability import Reachability, bits_in_several
 from gradhomog.autograd.task_features import TaskFeatures
 from gradhomog.errors import OptionError
-from gradhomog.ranks.dtensors import is_dtensor, leaves_not_sharded
+from gradhomog.ranks.dtensors import check_not_gathered, is_dtensor, leaves_not_sharded
 
 Features = Tensor | Sequence[Tensor] | TaskFeatures
 
-
-@dataclass
-class Batch:
-    """The losses of one batch, whose gradients are computed on demand.
-
-    Attributes:
-        tasks: the present tasks with their losses.
-        derivatives: the derivatives of these losses.
-        unshared_leaves: for each present task the leaves that are not shared.
-        features, feature_grads: `[tasks, batch, features]` before the first `transform` stage and after each, as in
-            `Pipeline.homogenize`, or empty.
-    """
-
-    tasks: TaskLosses
-    derivatives: Derivatives
-    unshared_leaves: list[list[Tensor]]
-    features: list[Tensor]
-    feature_grads: list[Tensor]
-
-    @property
-    def unshared_gradients(self) -> list[list[tuple[Tensor, Tensor | None]]]:
-        """For each task the unshared leaves with their gradients; available after the rows or their sum."""
-        pairs = zip(self.unshared_leaves, self.derivatives.unshared_gradients, strict=True)
-        return [list(zip(leaves, gradients, strict=True)) for leaves, gradients in pairs]
+Gradients = list[Tensor | None]
 
 
 @dataclass(frozen=True)
-class LossLeaves:
-    """Losses with the leaves that they depend on.
+class LossGraph:
+    """The losses of one step, with the leaves that they depend on; its methods differentiate them.
 
     Attributes:
         tasks: the present tasks with their losses.
@@ -68,19 +44,32 @@ class LossLeaves:
         compiled: the nodes of compiled functions in the graph.
         nodes: all nodes of the graph.
         sharded: True if `fully_shard` splits the parameters over ranks. The graph then has other leaves.
+        factor: factor of every gradient, against underflow in half precision.
+        create_graph, retain_graph: as in `torch.autograd.grad`.
+        loss_weights: factor of each loss, 1 by default; across ranks the number of its examples on this rank. They
+            multiply the losses, not their gradients, because a backward pass through a layer that all ranks compute
+            together, such as SyncBatchNorm, adds up gradients of other ranks' losses.
     """
 
     tasks: TaskLosses
-    shared: dict[str, Tensor]
-    unshared_leaves: list[list[Tensor]]
-    features: list[Tensor]
-    stage_features: list[Sequence[Tensor]]
-    use_shared: bool
-    compiled: list[Any]
-    nodes: list[Any]
+    shared: Mapping[str, Tensor]
+    unshared_leaves: Sequence[Sequence[Tensor]]
+    features: Sequence[Tensor] = ()
+    stage_features: Sequence[Sequence[Tensor]] = ()
+    use_shared: bool = True
+    compiled: Sequence[Any] = ()
+    nodes: Sequence[Any] = ()
     sharded: bool = False
+    factor: float = 1.0
+    create_graph: bool = False
+    retain_graph: bool = False
+    loss_weights: Sequence[float] = ()
 
-    def select(self, indices: Sequence[int]) -> LossLeaves:
+    @property
+    def losses(self) -> Sequence[Tensor]:
+        return self.tasks.losses
+
+    def select(self, indices: Sequence[int]) -> LossGraph:
         """Return the losses of some of the present tasks."""
         tasks = self.tasks
         losses, slots = [tasks.losses[index] for index in indices], tuple(tasks.slots[index] for index in indices)
@@ -91,7 +80,7 @@ class LossLeaves:
             stage_features=[self.stage_features[index] for index in indices] if self.stage_features else [],
         )
 
-    def without_inputs(self) -> LossLeaves:
+    def without_inputs(self) -> LossGraph:
         """Return the losses without leaves that are inputs of the model, if it has parameters.
 
         Across ranks, collocation points and other inputs that require grad belong to the examples of one rank, but
@@ -100,15 +89,45 @@ class LossLeaves:
         leaves = [leaf for leaves in (self.shared.values(), *self.unshared_leaves) for leaf in leaves]
         if not any(isinstance(leaf, nn.Parameter) for leaf in leaves):
             return self
-        heads: list[list[Tensor]] = [
-            [leaf for leaf in leaves if isinstance(leaf, nn.Parameter)] for leaves in self.unshared_leaves
-        ]
-        return replace(self, unshared_leaves=heads)
+        return replace(
+            self,
+            unshared_leaves=[
+                [leaf for leaf in leaves if isinstance(leaf, nn.Parameter)] for leaves in self.unshared_leaves
+            ],
+        )
+
+    def gradients(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], output_grads: Sequence[Tensor], last: bool
+    ) -> Gradients:
+        """Return Σ over outputs of output_grad · ∂output/∂input; the last call frees the graph."""
+        if not inputs or not outputs:
+            return [None] * len(inputs)
+        found = backward_pass(
+            outputs, inputs, output_grads, retain_graph=self.retain_graph or self.create_graph or not last,
+            create_graph=self.create_graph, compiled=self.compiled,
+        )  # fmt: skip
+        check_not_gathered(inputs)
+        return [_plain(leaf, gradient) for leaf, gradient in zip(inputs, found, strict=True)]
+
+    def task_gradients(self, task: int, inputs: Sequence[Tensor], last: bool) -> Gradients:
+        """Return the gradients of one task's loss; the last call frees the graph."""
+        loss = self.losses[task]
+        initial = torch.full_like(loss, self.weight(task) * self.factor)
+        found = self.gradients([loss], inputs, [initial], last)
+        return found if self.counts(task) else [None] * len(found)
+
+    def counts(self, task: int) -> bool:
+        """False for a loss with a weight of 0 that is not finite, such as a mean over no labels: 0 · NaN is not 0."""
+        return self.weight(task) != 0 or bool(self.losses[task].isfinite())
+
+    def weight(self, task: int) -> float:
+        """Return the factor of a loss."""
+        return self.loss_weights[task] if self.loss_weights else 1.0
 
 
-def find_leaves(
+def find_graph(
     losses: Losses, parameters: Parameters | None, features: Features | None, graph: bool = True
-) -> LossLeaves:
+) -> LossGraph:
     """Find the leaves that each loss depends on; none without `graph`, for losses that are only evaluated.
 
     Raises:
@@ -126,7 +145,7 @@ def find_leaves(
         _check_not_flattened(_graph_of(tasks.losses))  # FSDP1 can leave a module without parameters
         raise
     if not graph:
-        return LossLeaves(tasks, shared, [], tensors, [], False, [], [])
+        return LossGraph(tasks, shared, [], tensors, [], False, [], [])
     if any(is_dtensor(parameter) for parameter in shared.values()):
         return _sharded_leaves(tasks, shared, tensors)
     reached = Reachability(until=tensors, leaves=shared.values())
@@ -147,7 +166,7 @@ def find_leaves(
     unshared = [sorted(reached.tensors(loss_bits & ~shared_bits), key=shape_of) for loss_bits in bits]
     stage_features = [views[slot] for slot in tasks.slots] if views else []
     use_shared = bool(tensors) or any(loss_bits & shared_bits for loss_bits in bits)
-    return LossLeaves(tasks, shared, unshared, tensors, stage_features, use_shared, compiled, nodes)
+    return LossGraph(tasks, shared, unshared, tensors, stage_features, use_shared, compiled, nodes)
 
 
 def shape_of(leaf: Tensor) -> tuple[int, ...]:
@@ -156,38 +175,6 @@ def shape_of(leaf: Tensor) -> tuple[int, ...]:
     Their order in the graph can differ between ranks: `Linear` adds its bias in another place for some input shapes.
     """
     return tuple(leaf.shape)
-
-
-def differentiate(
-    loss_leaves: LossLeaves, *, factor: float = 1.0, create_graph: bool = False, retain_graph: bool = False,
-    through_features: bool = False, return_features: bool = False, loss_weights: Sequence[float] = (),
-) -> Batch:  # fmt: skip
-    """Return a batch whose gradients are computed on demand.
-
-    `through_features`: compute the gradients w.r.t. the features immediately, and the others from them.
-    `return_features`: include the features and the gradients w.r.t. them in the batch, for homogenizers.
-    `loss_weights`: see `LossGraph`; across ranks only.
-    """
-    tasks, unshared = loss_leaves.tasks, loss_leaves.unshared_leaves
-    if create_graph and loss_leaves.compiled:
-        raise OptionError(
-            "create_graph=True requires second derivatives, but a part of the graph was computed by a torch.compile'd "
-            "function, which has none. Compute the losses by the original module."
-        )
-    graph = LossGraph(
-        tasks.losses, loss_leaves.shared, unshared, factor, create_graph, retain_graph, loss_leaves.compiled,
-        loss_weights,
-    )  # fmt: skip
-    if loss_leaves.sharded:
-        return Batch(tasks, FullyShardedDerivatives(graph), unshared, [], [])
-    if not (loss_leaves.features and through_features):
-        return Batch(tasks, DirectDerivatives(graph), unshared, [], [])
-    derivatives = FeatureDerivatives(graph, loss_leaves.features, loss_leaves.stage_features)
-    features, grads = list[Tensor](), list[Tensor]()
-    if return_features:
-        with torch.set_grad_enabled(create_graph):
-            features, grads = _features_of_stages(derivatives, loss_leaves.stage_features, factor)
-    return Batch(tasks, derivatives, unshared, features, grads)
 
 
 def _find_shared(
@@ -212,7 +199,7 @@ def _find_shared(
     return {str(index): leaf for index, leaf in enumerate(parameters or leaves)}
 
 
-def _sharded_leaves(tasks: TaskLosses, shared: dict[str, Tensor], features: Sequence[Tensor]) -> LossLeaves:
+def _sharded_leaves(tasks: TaskLosses, shared: dict[str, Tensor], features: Sequence[Tensor]) -> LossGraph:
     """Return losses of a fully sharded model, whose graph has the gathered parameters as leaves, and heads that are not
     sharded."""
     if features:
@@ -221,7 +208,7 @@ def _sharded_leaves(tasks: TaskLosses, shared: dict[str, Tensor], features: Sequ
     bits = [graph.leaf_bits(loss) for loss in tasks.losses]
     heads = graph.bits_of(leaves_not_sharded(graph.leaves))
     unshared = [sorted(graph.tensors(loss_bits & heads), key=shape_of) for loss_bits in bits]
-    return LossLeaves(tasks, shared, unshared, [], [], True, compiled_functions(graph), graph.nodes, sharded=True)
+    return LossGraph(tasks, shared, unshared, [], [], True, compiled_functions(graph), graph.nodes, sharded=True)
 
 
 def _check_not_flattened(graph: Reachability) -> None:
@@ -275,38 +262,19 @@ def _check_independent(features: Sequence[Tensor]) -> None:
             )
 
 
-def _features_of_stages(
-    derivatives: FeatureDerivatives, stage_features: Sequence[Sequence[Tensor]], factor: float
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the features before and after each `transform` stage, and the gradients w.r.t. them.
+def as_dense(gradient: Tensor | None) -> Tensor | None:
+    """Convert the sparse gradient of an embedding to a dense tensor; return other gradients unchanged."""
+    return gradient.to_dense() if gradient is not None and gradient.layout != torch.strided else gradient
 
-    Both are `[tasks, batch, features]`; several feature tensors are concatenated.
+
+def _plain(leaf: Tensor, gradient: Tensor | None) -> Tensor | None:
+    """Return the gradient of a plain tensor or parameter as a plain, dense tensor.
+
+    If one leaf belongs to a subclass of Tensor, such as labelled collocation points, `torch.autograd.grad` returns the
+    gradients of all leaves in that subclass.
     """
-    if stage_features:
-        columns = list(zip(*stage_features, strict=True))
-        grad_columns = zip(*derivatives.stage_feature_grads, strict=True)
-        return [torch.cat(column) for column in columns], [
-            torch.cat([without_factor(grad, like, factor) for grad, like in zip(grads, column, strict=True)])
-            for grads, column in zip(grad_columns, columns, strict=True)
-        ]
-    features = derivatives.features
-    if len({feature.shape[0] for feature in features if feature.dim()}) != 1:
-        raise OptionError(
-            "a homogenizer reads features, so all of them must have the same first dimension, the batch; got "
-            f"{', '.join(str(tuple(feature.shape)) for feature in features)}."
-        )
-    flat = [feature.flatten(1) if feature.dim() > 1 else feature[:, None] for feature in features]
-    combined = flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
-    rows = [
-        torch.cat([without_factor(grad, feature, factor).reshape(like.shape) for grad, feature, like in
-                   zip(grads, features, flat, strict=True)], dim=1)
-        for grads in derivatives.feature_grads
-    ]  # fmt: skip
-    return [combined.expand(len(rows), *combined.shape)], [torch.stack(rows)]
-
-
-def without_factor(grad: Tensor | None, like: Tensor, factor: float) -> Tensor:
-    """Divide a gradient w.r.t. features by the scaler's factor, in float32 or wider, as half precision underflows."""
-    if grad is None:
-        return torch.zeros_like(like, requires_grad=False, dtype=torch.promote_types(like.dtype, torch.float32))
-    return grad.to(torch.promote_types(grad.dtype, torch.float32)) / factor
+    if gradient is None:
+        return None
+    if type(gradient) is not Tensor and type(leaf) in (Tensor, nn.Parameter):
+        gradient = gradient.as_subclass(Tensor)
+    return as_dense(gradient) if gradient.layout != torch.strided else gradient
