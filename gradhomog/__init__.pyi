@@ -3,7 +3,7 @@
 from . import keyed as keyed
 from .autograd.accumulation import accumulated as accumulated
 from .autograd.backward import backward as backward
-from .autograd.donated_buffers import disable_donated_buffers as disable_donated_buffers
+from .autograd.backward_pass import disable_donated_buffers as disable_donated_buffers
 from .autograd.loss import loss as loss
 from .autograd.task_features import TaskFeatures as TaskFeatures
 from .autograd.task_features import task_features as task_features
@@ -70,6 +70,6 @@ from .step.reports import TaskRow as TaskRow
 from .step.reports import TaskRows as TaskRows
 from .step.step import StageResult as StageResult
 from .step.step import Step as Step
-from .step.task_key import TaskKey as TaskKey
+from .step.step import TaskKey as TaskKey
 
 __version__: str

@@ -2,13 +2,10 @@
 
 Each public call has a module: `backward`, `loss`, `accumulated` (in `accumulation`), `task_features`. A step then is:
 
-1. Validation: `checks` for options; `inputs` for losses, parameters and features; `parameter_groups` for `per`.
-2. The leaves of each loss: `find_leaves` of `batch`, by `reachability` and `custom_functions`. `select_losses` keeps
-   the tasks that homogenizers choose.
-3. Rows: `differentiate` of `batch` returns `derivatives`, whose passes (`backward_pass`) run on demand. `lazy` is the
-   Jacobian of them: one pass per task, or a single one if only a weighted mean is read. `kernel_traces` are for
-   homogenizers that read tangent kernels.
-4. The step: `compute_step` of `apply`, or of several ranks `compute_across_ranks` of `distributed.dispatch`. Both call
-   `by_group`, which calls the pipeline once, or once for each group of parameters.
-5. Output: `write` of `apply` adds the result to `.grad`, then assigns the states.
+1. `begin_step` of `loss_step`: validates losses (`inputs`) and options, and finds the leaves of each loss (`loss_graph`, by
+   `reachability`). Its result, a `LossStep`, is the one record of losses and options.
+2. `compute_step` of `homogenize`: the `derivatives` of the losses, whose passes (`backward_pass`) run on demand, and the
+   source of the rows: `row_source` for one process, `rows_over_ranks` and `fully_sharded` for several. It makes the `Step`
+   that goes through the pipeline, once, or once for each group of parameters (`parameter_groups`).
+3. `ComputedStep.write`: adds the result to `.grad`, then assigns the states.
 """

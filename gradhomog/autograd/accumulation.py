@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 
 from gradhomog.autograd.backward import scaler_factor
 from gradhomog.autograd.derivatives import SummedDerivatives
-from gradhomog.autograd.distributed.fully_sharded import weigh_ranks
+from gradhomog.autograd.fully_sharded import weigh_ranks
 from gradhomog.autograd.homogenize import differentiate, homogenize
 from gradhomog.autograd.inputs import Losses, Parameters, TaskLosses, shared_parameters
 from gradhomog.autograd.loss_graph import Features, LossGraph, find_graph, shape_of
@@ -24,7 +24,7 @@ from gradhomog.ranks.dtensors import is_dtensor
 from gradhomog.ranks.ranks import Ranks
 from gradhomog.step.pipelines import Pipeline
 from gradhomog.step.reports import StepReport
-from gradhomog.step.task_key import task_keys
+from gradhomog.step.step import task_keys
 from gradhomog.uncompiled import uncompiled
 
 

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from gradhomog.errors import OptionError
 
+_CACHE_TAG = "without donated buffers"
+
 _INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _checked: WeakSet[type] = WeakSet()
@@ -121,3 +123,30 @@ def _checksums(tensors: Iterable[Tensor | None]) -> list[int]:
             real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
             sums.append(int(real.detach().view(_INTEGER_OF_SIZE[real.element_size()]).sum(dtype=torch.int64)))
     return sums
+
+
+def disable_donated_buffers() -> None:
+    """Make functions that are compiled from now on allow several backward passes: N passes for N rows.
+
+    Inductor reuses the memory of the tensors that a forward pass saved ("donated buffers") in the backward pass, so
+    that a second pass would read overwritten values. Call this at the beginning of a program that compiles a model and
+    homogenizes its gradients. It sets `torch._functorch.config.donated_buffer = False`, adds a tag to
+    `torch.compiler.config.cache_key_tag`, because the cache on disk does not distinguish the two kinds of code (PyTorch
+    2.13), and discards code that was compiled before. Further calls have no effect.
+
+    Cost: a backward pass allocates the memory that it would have reused. Pipelines with one backward pass do not need
+    it.
+
+    >>> import gradhomog
+    >>> gradhomog.disable_donated_buffers()
+    """
+    # Imported here: compilation takes a second to import, and most programs do not compile.
+    import torch._functorch.config as functorch_config
+    import torch.compiler.config as compiler_config
+
+    tag = compiler_config.cache_key_tag
+    if not functorch_config.donated_buffer and _CACHE_TAG in tag:
+        return
+    functorch_config.donated_buffer = False
+    compiler_config.cache_key_tag = f"{tag} {_CACHE_TAG}".strip()
+    torch.compiler.reset()

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from gradhomog.autograd.derivatives import Derivatives, DirectDerivatives, FeatureDerivatives
-from gradhomog.autograd.distributed.dispatch import row_source_across_ranks
-from gradhomog.autograd.distributed.fully_sharded_passes import FullyShardedDerivatives
+from gradhomog.autograd.fully_sharded import FullyShardedDerivatives, FullyShardedRows
 from gradhomog.autograd.loss_graph import LossGraph, as_dense
 from gradhomog.autograd.loss_step import LossStep
 from gradhomog.autograd.parameter_groups import Per, group_names
-from gradhomog.autograd.row_source import Gradients, OwnRows, RowSource
+from gradhomog.autograd.row_source import LeafGradients, OwnRows, RowSource
+from gradhomog.autograd.rows_over_ranks import BatchRows, LocalRows, TaskRows
 from gradhomog.errors import NonfiniteError, OptionError
 from gradhomog.ranks.communicator import Communicator, GroupCommunicator
 from gradhomog.rows import Direction
@@ -36,8 +36,8 @@ class ComputedStep:
     """
 
     result: StepReport
-    shared: Gradients
-    unshared: Gradients
+    shared: LeafGradients
+    unshared: LeafGradients
     commits: Sequence[Callable[[], None]] = ()
 
     def write(self) -> StepReport:
@@ -98,7 +98,7 @@ def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
     graph = derivatives.graph
     source: RowSource[Any] = OwnRows[Communicator](step, derivatives, step.communicator)
     if isinstance(step.communicator, GroupCommunicator):
-        source = row_source_across_ranks(step, derivatives, step.communicator)
+        source = _rows_across_ranks(step, derivatives, step.communicator)
     try:
         result, commits = homogenize_groups(
             step.pipe, source.make_step(), step.per, create_graph=graph.create_graph, inspect=step.inspect,
@@ -125,6 +125,39 @@ def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
         assert result.weights is not None  # by `check_options`
         factors = dict(zip(factors, (result.weights / len(factors)).tolist(), strict=True))
     return ComputedStep(result, shared, source.head_gradients(factors), commits)
+
+
+def _rows_across_ranks(step: LossStep, derivatives: Derivatives, communicator: GroupCommunicator) -> RowSource[Any]:
+    """Return the source of the rows of all ranks; every rank receives the same direction.
+
+    Raises:
+        OptionError: the homogenizer or the option that is not supported across ranks; `examples` is a list whose length
+            is not the number of tasks.
+    """
+    ranks, requirements, tasks = communicator.ranks, step.pipe.requirements, derivatives.graph.tasks.tasks
+    ranks.check_pipeline(step.pipe)
+    if derivatives.graph.create_graph:
+        raise OptionError("`create_graph` must be False across ranks: their exchange of rows is not differentiable.")
+    if step.level != "parameters" and (ranks.local or ranks.over == "tasks"):
+        raise OptionError(
+            f"level='features' requires Ranks('batch'), whose ranks have examples of the same tasks; got {ranks}."
+        )
+    for statistic in ("features", "kernel_traces") if ranks.over == "tasks" and not ranks.local else ():
+        if found := requirements.readers[statistic]:
+            raise OptionError(
+                f"{' and '.join(found)} reads {statistic.replace('_', ' ')}, which ranks with different tasks do not "
+                "exchange here. Use a learner, Ranks('tasks', local=True), or another homogenizer."
+            )
+    if isinstance(ranks.examples, list | tuple) and len(ranks.examples) != tasks:
+        raise OptionError(
+            f"`examples` must be a number or one number for each of the {tasks} tasks; got {len(ranks.examples)}."
+        )
+    if derivatives.graph.sharded:
+        return FullyShardedRows(step, derivatives, communicator)
+    if ranks.local:
+        return LocalRows(step, derivatives, communicator)
+    source = BatchRows if ranks.over == "batch" else TaskRows
+    return source(step, derivatives, communicator)
 
 
 def homogenize_groups(

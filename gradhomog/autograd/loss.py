@@ -17,7 +17,7 @@ from gradhomog.autograd.kernel_traces import Residuals
 from gradhomog.autograd.loss_graph import Features
 from gradhomog.autograd.loss_step import Heads, Level, LossStep, begin_step
 from gradhomog.autograd.parameter_groups import Per
-from gradhomog.autograd.row_source import Gradients
+from gradhomog.autograd.row_source import LeafGradients
 from gradhomog.errors import OptionError
 from gradhomog.ranks.communicator import Communicator, communicate
 from gradhomog.ranks.ranks import Ranks
@@ -164,10 +164,10 @@ def _is_graph_used_later(nodes: Iterable[Any]) -> bool:
     keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     if keeps_graph is None or keeps_graph():  # the losses' graph can always be kept; PyTorch lacked the function before
         return True
-    return any(torch._C._will_engine_execute_node(node) and node.next_functions for node in nodes)
+    return any(node.next_functions and torch._C._will_engine_execute_node(node) for node in nodes)
 
 
-def _times(scale: int, gradients: Gradients) -> Gradients:
+def _times(scale: int, gradients: LeafGradients) -> LeafGradients:
     return gradients if scale == 1 else [(leaf, scale * gradient) for leaf, gradient in gradients]
 
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog.autograd.backward_pass import backward_pass
-from gradhomog.autograd.custom_functions import check_outputs_apart, compiled_functions
 from gradhomog.autograd.inputs import (
     Losses,
     Parameters,
@@ -19,7 +18,7 @@ from gradhomog.autograd.inputs import (
     shared_parameters,
     task_losses,
 )
-from gradhomog.autograd.reachability import Reachability, bits_in_several
+from gradhomog.autograd.reachability import Reachability, bits_in_several, check_outputs_apart, compiled_functions
 from gradhomog.autograd.task_features import TaskFeatures
 from gradhomog.errors import OptionError
 from gradhomog.ranks.dtensors import check_not_gathered, is_dtensor, leaves_not_sharded

@@ -17,8 +17,7 @@ from gradhomog.autograd.task_features import TaskFeatures
 from gradhomog.errors import OptionError
 from gradhomog.ranks.communicator import Communicator, GroupCommunicator
 from gradhomog.step.pipelines import Pipeline
-from gradhomog.step.step import KernelTraces
-from gradhomog.step.task_key import task_keys
+from gradhomog.step.step import KernelTraces, task_keys
 
 Level = Literal["parameters", "features"]
 Heads = Literal["own", "weighted"]

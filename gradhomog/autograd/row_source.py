@@ -14,10 +14,9 @@ from gradhomog.autograd.lazy import LazyJacobian, require_used
 from gradhomog.autograd.loss_step import LossStep
 from gradhomog.errors import NonfiniteError
 from gradhomog.rows import DenseJacobian, Direction, Jacobian, all_finite
-from gradhomog.step.step import Step
-from gradhomog.step.task_key import task_keys
+from gradhomog.step.step import Step, task_keys
 
-Gradients = list[tuple[Tensor, Tensor]]
+LeafGradients = list[tuple[Tensor, Tensor]]
 """Leaves with the gradients to add to their `.grad`."""
 
 C = TypeVar("C")
@@ -56,7 +55,7 @@ class RowSource(ABC, Generic[C]):
         """Return the names of the parameters that no loss depends on; available after the direction."""
 
     @abstractmethod
-    def head_gradients(self, factors: Mapping[int, float]) -> Gradients:
+    def head_gradients(self, factors: Mapping[int, float]) -> LeafGradients:
         """Return the gradients of parameters that are not shared, times the factor of their task, by slot."""
 
     def overflow(self) -> None:
@@ -106,9 +105,9 @@ class OwnRows(RowSource[C]):
     def unused(self) -> Collection[str]:
         return self._unused if self._step.level == "features" else self._rows.unused
 
-    def head_gradients(self, factors: Mapping[int, float]) -> Gradients:
+    def head_gradients(self, factors: Mapping[int, float]) -> LeafGradients:
         graph = self._graph
-        found: Gradients = []
+        found: LeafGradients = []
         per_task = zip(graph.tasks.slots, graph.unshared_leaves, self._derivatives.unshared_gradients, strict=True)
         for slot, leaves, gradients in per_task:
             for leaf, gradient in zip(leaves, gradients, strict=True):

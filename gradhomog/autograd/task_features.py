@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradhomog.errors import OptionError
 from gradhomog.step.pipelines import Pipeline
-from gradhomog.step.task_key import task_keys
+from gradhomog.step.step import task_keys
 
 
 class TaskFeatures:

@@ -28,7 +28,7 @@ from gradhomog.registry.annotated_values import ValidatedConstructor
 from gradhomog.step.assembly import Entry
 from gradhomog.step.pipelines import Pipeline, pipeline
 from gradhomog.step.reports import Evaluation, StageReport, StepReport, TaskRow, TaskRows
-from gradhomog.step.task_key import TaskKey
+from gradhomog.step.step import TaskKey
 
 
 class Learner(ValidatedConstructor, ABC):

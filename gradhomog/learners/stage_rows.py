@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from gradhomog.global_state import restore_generators
-from gradhomog.learners.step_rows import make_step
 from gradhomog.learners.tasks import TaskBatch
 from gradhomog.rows import Jacobian
 from gradhomog.step.pipelines import Pipeline
@@ -41,7 +40,10 @@ def stage_rows(learner: ComputesRows, batch: TaskBatch) -> Iterator[tuple[str, J
             finally:
                 learner.homogenizers = whole
         name = whole.members[count - 1].selector if count else "plain"
-        yield name, first.rows_after(make_step(rows, batch.keys, batch.query_y))
+        yield name, first.rows_after(
+            rows.jacobian, rows.losses, domains=batch.domains or None, features=rows.features,
+            feature_grads=rows.feature_grads, targets=batch.query_y,
+        )  # fmt: skip
 
 
 def encoder_pattern(names: Iterable[str]) -> str:

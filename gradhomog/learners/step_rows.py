@@ -19,8 +19,7 @@ from gradhomog.rows import DenseJacobian, Direction
 from gradhomog.rows.device_copies import task_index
 from gradhomog.step.pipelines import Pipeline
 from gradhomog.step.reports import StepReport, TaskRows
-from gradhomog.step.step import Step
-from gradhomog.step.task_key import TaskKey, task_keys
+from gradhomog.step.step import Step, TaskKey, task_keys
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradhomog.errors import DataError
-from gradhomog.step.task_key import TaskKey, task_keys
+from gradhomog.step.step import TaskKey, task_keys
 
 
 @dataclass(frozen=True)

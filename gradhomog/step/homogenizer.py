@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from gradhomog.errors import ConfigError
 from gradhomog.registry.annotated_values import ValidatedConstructor
 from gradhomog.rows import Jacobian
-from gradhomog.step.step import StageResult, Step
-from gradhomog.step.task_key import TaskKey
+from gradhomog.step.step import StageResult, Step, TaskKey
 
 Part = Literal["support", "query"]
 """The inputs of a task that the encoder runs on."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from numbers import Real
+from typing import Any, Literal, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +18,9 @@ from gradhomog.errors import GradhomogError, PluginRunError, describe_error, rai
 from gradhomog.global_state import READ_SETTINGS, restore_settings
 from gradhomog.registry import PluginInfo
 from gradhomog.registry.specs import STATISTICS, HomogenizerSpec
-from gradhomog.step import validate
+from gradhomog.rows import DenseJacobian, Jacobian
 from gradhomog.step.homogenizer import Homogenizer, Part, Removable
-from gradhomog.step.step import StageResult, Step
-from gradhomog.step.task_key import TaskKey
+from gradhomog.step.step import StageResult, Step, TaskKey
 
 
 @dataclass(eq=False)  # compared by identity: `==` of tensors in a homogenizer is not a bool
@@ -117,14 +118,14 @@ class Member:
 
     def transform(self, features: Tensor, keys: Sequence[TaskKey]) -> Tensor:
         changed: Tensor = self._call("`transform`", self.homogenizer.transform, features, keys)
-        if violated := validate.features(changed, features):
+        if violated := _check_features(changed, features):
             raise self.invalid("transform", violated, changed)
         return changed
 
     def choose(self, keys: Sequence[TaskKey]) -> list[int]:
         """Return the validated result of `choose`, in ascending order."""
         found: Any = self._call("`choose`", self.homogenizer.choose, keys)
-        if violated := validate.choice(found, len(keys)):
+        if violated := _check_choice(found, len(keys)):
             raise self.invalid("choose", violated, found)
         return sorted(found)
 
@@ -136,7 +137,7 @@ class Member:
         found = self._call(f"`{stage}`", getattr(self.homogenizer, stage), step)
         value, aux, converged = found if type(found) is StageResult else StageResult(found)
         mixes = stage == "mix"
-        if violated := validate.mixing(value, len(step.keys)) if mixes else validate.rows(value, step.jacobian):
+        if violated := _check_mixing(value, len(step.keys)) if mixes else _check_rows(value, step.jacobian):
             raise self.invalid(stage, violated, value)
         if mixes:
             value = value.to("cpu", torch.float64)
@@ -149,19 +150,19 @@ class Member:
     def update(self, step: Step) -> Mapping[str, Any]:
         """Return the validated result of `update`, without assigning it."""
         values: Mapping[str, Any] = self._call("`update`", self.homogenizer.update, step)
-        if violated := validate.state(values, self.homogenizer.state_names):
+        if violated := _check_state(values, self.homogenizer.state_names):
             raise self.invalid("update", violated, values)
         return values
 
     def measured(self, step: Step) -> dict[str, float | Sequence[float]]:
         found: Mapping[str, float | Sequence[float]] = self._call("`measured`", self.homogenizer.measured, step)
-        if violated := validate.measured(found):
+        if violated := _check_measured(found):
             raise self.invalid("measured", violated, found)
         return dict(found)
 
     def maps(self, encoder: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
         found: Mapping[str, Tensor] = self._call("`maps`", self.homogenizer.maps, encoder, inputs)
-        if violated := validate.maps(found, inputs):
+        if violated := _check_maps(found, inputs):
             raise self.invalid("maps", violated, found)
         return dict(found)
 
@@ -187,9 +188,7 @@ class Member:
         return PluginRunError(f"{self} returned NaN or infinity from `{stage}`{detail}. {self.advice}")
 
     def invalid(self, stage: str, expected: str, found: object) -> PluginRunError:
-        return PluginRunError(
-            f"{self} must return from `{stage}` {expected}; got {validate.describe(found)}. {self.advice}"
-        )
+        return PluginRunError(f"{self} must return from `{stage}` {expected}; got {_describe(found)}. {self.advice}")
 
     def _call(self, where: str, function: Callable[..., Any], *arguments: Any) -> Any:
         start, settings = time.perf_counter(), [*map(operator.call, READ_SETTINGS)]
@@ -228,3 +227,141 @@ def _remove_new_hooks(network: nn.Module, known: Container[tuple[int, int]]) -> 
     for table, handle in new:
         del table[handle]
     return len(new)
+
+
+# -- validation: each function returns the violated requirement of a stage's result, or "" ------------------------
+
+_NO_GRAPH = "outside the graph, since create_graph=False"
+
+
+def _check_features(found: object, given: Tensor) -> str:
+    """Validate the result of `transform`, except for NaN, which `nonfinite` finds later with fewer reads."""
+    if not _dense(found) or not _alike(found, given):
+        return f"features of shape {tuple(given.shape)}, {given.dtype} on {given.device}"
+    if given.requires_grad and torch.is_grad_enabled() and not found.requires_grad:
+        return "features with a graph to its input, or the encoder receives no gradient"
+    return ""
+
+
+def _check_choice(found: object, tasks: int) -> str:
+    """Validate the result of `choose`."""
+    positions = list(found) if isinstance(found, Sequence) else []
+    if positions and len(set(positions)) == len(positions) and all(position in range(tasks) for position in positions):
+        return ""
+    return f"at least one of the positions 0 to {tasks - 1}, each once"
+
+
+def _check_mixing(found: object, tasks: int) -> str:
+    """Validate the result of `mix`."""
+    if (
+        not isinstance(found, Tensor)
+        or found.layout != torch.strided
+        or found.is_meta
+        or found.is_complex()
+        or found.shape not in ((tasks,), (tasks, tasks))
+    ):
+        return f"weights of shape [{tasks}] or a matrix [{tasks}, {tasks}]"
+    return f"a tensor {_NO_GRAPH}" if found.requires_grad and not torch.is_grad_enabled() else ""
+
+
+def _check_rows(found: object, given: Jacobian) -> str:
+    """Validate the result of `rows`."""
+    if not isinstance(found, Jacobian):
+        return "a Jacobian, created by `map`, `replace` or `repeat` of step.jacobian"
+    if found.names != given.names or found.tasks != given.tasks:
+        return f"a Jacobian of {given.tasks} tasks with the blocks {', '.join(map(repr, given.names))}"
+    pairs = zip(found.row_like().values(), given.row_like().values(), strict=True)
+    blocks = found.blocks.values() if isinstance(found, DenseJacobian) else []
+    if not all(_dense(row) and _alike(row, like) for row, like in pairs) or any(len(b) != given.tasks for b in blocks):
+        return "a Jacobian with the shapes, dtypes and device of step.jacobian"
+    return ""
+
+
+def _check_state(found: object, names: Sequence[str]) -> str:
+    """Validate the result of `update`."""
+    if not isinstance(found, Mapping):
+        return "a dict with new values of `state_names`, without changing `self`"
+    if unknown := [name for name in found if name not in names]:
+        return f"only keys in `state_names` ({', '.join(names) or 'empty'}), which {unknown[0]!r} is not"
+    return ""
+
+
+def numbers_finite(found: object) -> bool:
+    """True if all numbers in nested dicts and lists are finite; tensors are not read."""
+    if isinstance(found, Mapping):
+        return all(map(numbers_finite, found.values()))
+    if isinstance(found, (list, tuple)):
+        return all(map(numbers_finite, found))
+    return not isinstance(found, float) or math.isfinite(found)
+
+
+def _check_measured(found: object) -> str:
+    """Validate the result of `measured`: it must be serializable in a record."""
+    if isinstance(found, Mapping) and all(isinstance(name, str) and _numbers(value) for name, value in found.items()):
+        return ""
+    return "numbers, or lists of numbers, by name"
+
+
+def _check_maps(found: object, inputs: Tensor) -> str:
+    """Validate the result of `maps`."""
+    if isinstance(found, Mapping) and all(
+        _dense(value) and value.dim() > 0 and len(value) == len(inputs) for value in found.values()
+    ):
+        return ""
+    return f"one map for each of {len(inputs)} inputs, as tensors by name"
+
+
+def _describe(found: object) -> str:
+    """Describe a value for an error message."""
+    if isinstance(found, Tensor):
+        graph = " with a graph" if found.requires_grad else ""
+        return f"a tensor {tuple(found.shape)} {found.dtype} on {found.device}{graph}"
+    if isinstance(found, Jacobian):
+        return f"a Jacobian of {found.tasks} tasks, {found.dtype}, with blocks {', '.join(map(repr, found.names))}"
+    if isinstance(found, Mapping):
+        return f"a dict of {{{', '.join(f'{name!r}: {_describe(value)}' for name, value in found.items())}}}"
+    return type(found).__name__
+
+
+def _dense(found: object) -> TypeGuard[Tensor]:
+    """True for a tensor with values in memory: neither sparse nor on the device `meta`."""
+    return isinstance(found, Tensor) and found.layout == torch.strided and not found.is_meta
+
+
+def _alike(found: Tensor, given: Tensor) -> bool:
+    return (found.shape, found.dtype, found.device) == (given.shape, given.dtype, given.device)
+
+
+def _numbers(value: object) -> bool:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return all(isinstance(item, Real) for item in value)
+    return isinstance(value, Real)
+
+
+class InputCopies:
+    """Copies of a stage's inputs, compared after the stage; also detects writes through `.data` and NumPy."""
+
+    def __init__(self, step: Step) -> None:
+        rows = step._jacobian
+        found: dict[str, Tensor | None] = {
+            **{f"jacobian {name}".strip(): value for name, value in rows.materialize().items()},
+            "gramian": rows.total_gramian, "norms": rows.total_squared_norms, "losses": step._losses,
+            **{f"features {index}": tensor for index, tensor in enumerate(step._features)},
+            **{f"feature_grads {index}": tensor for index, tensor in enumerate(step._feature_grads)},
+            "targets": step._targets,
+        }  # fmt: skip
+        self._read = {name: tensor for name, tensor in found.items() if tensor is not None}
+        self._copies = {name: tensor.detach().clone() for name, tensor in self._read.items()}
+
+    def require_unmodified(self, member: Any, stage: str | None) -> None:
+        """Raise if a tensor has changed.
+
+        Raises:
+            PluginRunError: the message names the member, its stage and the tensor.
+        """
+        for name, copy in self._copies.items():
+            if not torch.allclose(self._read[name].detach(), copy, rtol=0, atol=0, equal_nan=True):
+                raise PluginRunError(
+                    f"{member} modified `{name}` in place in `{stage}`, but other stages and the caller read the same "
+                    f"memory. It must modify a copy, made by `clone()`. {member.advice}"
+                )

@@ -19,8 +19,7 @@ from gradhomog.registry import Registry, expression, installed
 from gradhomog.rows import Direction, Jacobian, MixedJacobian
 from gradhomog.step.assembly import Entry, assemble
 from gradhomog.step.homogenizer import Homogenizer, Part
-from gradhomog.step.inputs import Rows, features_at_stages, make_step
-from gradhomog.step.member import Member
+from gradhomog.step.member import InputCopies, Member, numbers_finite
 from gradhomog.step.nonfinite import (
     Nonfinite,
     StageOutcome,
@@ -32,9 +31,7 @@ from gradhomog.step.nonfinite import (
 )
 from gradhomog.step.reports import StageReport, StepReport
 from gradhomog.step.requirements import Requirements
-from gradhomog.step.step import Step, seeded_generator
-from gradhomog.step.task_key import TaskKey, task_keys
-from gradhomog.step.validate import InputCopies, numbers_finite
+from gradhomog.step.step import Rows, Step, TaskKey, features_at_stages, make_step, seeded_generator, task_keys
 from gradhomog.uncompiled import uncompiled
 
 SMALLEST_SQUARE = 1e-280
@@ -350,10 +347,10 @@ class Pipeline:
                 warnings.warn(f"the solver of {outcome.member} did not converge", ConvergenceWarning, 4)
         return PendingStep(self, step, direction, rows, outcomes, measured, states, named, inspect)
 
-    def rows_after(self, step: Step) -> Jacobian:
-        """Return the rows after all `mix` and `rows` stages, for inspection."""
+    def rows_after(self, jacobian: Rows, losses: Tensor | Sequence[float] | None = None, **inputs: Any) -> Jacobian:
+        """Return the rows after all `mix` and `rows` stages, for inspection; `inputs` as in `homogenize`."""
         with torch.no_grad():
-            step = self._prepare(step, create_graph=False)
+            step = self._prepare(make_step(jacobian, losses, **inputs), create_graph=False)
             if self.nonfinite == "drop":
                 step = drop_nonfinite(step, self.requirements.transforming)
             return self._run(step)[0]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradhomog.conflict import cosines
 from gradhomog.rows import Direction
-from gradhomog.step.task_key import TaskKey
+from gradhomog.step.step import TaskKey
 from gradhomog.text_table import html_table
 
 MAX_NAMED = 6

@@ -1,4 +1,4 @@
-"""What a pipeline requires of a step, and the members that act at each of its stages; determined once."""
+"""Requirements of a pipeline for a step, and the members that act at each of its stages; determined once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradhomog.step.member import Member
 
 
 class Requirements:
-    """The requirements of the members of a pipeline; everything outside the pipeline asks here, not the members.
+    """The requirements of the members of a pipeline; code outside the pipeline reads these, not the members.
 
     Attributes:
         acting: the members with `mix` or `rows`, in order.

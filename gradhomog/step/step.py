@@ -3,23 +3,57 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gradhomog.errors import OptionError, PluginRunError
+from gradhomog.errors import DataError, OptionError, PluginRunError
 from gradhomog.registry.specs import STATISTICS
-from gradhomog.rows import Jacobian
-from gradhomog.step.task_key import TaskKey
+from gradhomog.rows import Jacobian, as_jacobian
 
 if TYPE_CHECKING:
     from gradhomog.registry.specs import HasSeed
 
+
+@dataclass(frozen=True)
+class TaskKey:
+    """The position of a task in its batch, and its name: the key of its loss in a dict, or the name of its domain."""
+
+    slot: int
+    domain: str = ""
+
+    def by(self, key: str = "domain") -> str:
+        """Return the key of the task's state: its name, or its position for `"slot"` and if it has no name."""
+        return self.domain if self.domain and key == "domain" else str(self.slot)
+
+
+@functools.lru_cache(maxsize=256)
+def task_keys(slots: Sequence[int], domains: tuple[str, ...] = ()) -> tuple[TaskKey, ...]:
+    """Return the keys of tasks in these slots, a tuple or range; `domains` has one name per slot, or none.
+
+    Raises:
+        OptionError: the number of names differs from the number of tasks; some tasks have a name and others have none;
+            a name is not a string.
+    """
+    if domains and len(domains) != len(slots):
+        raise OptionError(f"`domains` must contain one name for each of the {len(slots)} tasks; got {list(domains)}.")
+    if any(not isinstance(name, str) or bool(name) != bool(domains[0]) for name in domains):
+        raise OptionError(
+            "all tasks of a batch must have names, non-empty strings, or none may have one, because the state of a "
+            f"task is kept under its name; got {list(domains)}."
+        )
+    return tuple(map(TaskKey, slots, domains or ("",) * len(slots)))
+
+
 KernelTraces = Callable[[int, torch.Generator], Tensor]
 """Called with the number of probes and a generator; returns the traces of the tangent kernels, float64 `[tasks]`."""
+
+
+Rows = Tensor | Mapping[str, Tensor] | Jacobian
 
 
 class StageResult(NamedTuple):
@@ -248,3 +282,77 @@ def detach_nested(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: detach_nested(item) for name, item in value.items()}
     return value
+
+
+def make_step(
+    jacobian: Rows, losses: Tensor | Sequence[float] | None = None, *, domains: Sequence[str] | None = None,
+    slots: Sequence[int] | None = None, features: Sequence[Tensor] = (), feature_grads: Sequence[Tensor] = (),
+    targets: Tensor | None = None, kernel_traces: Tensor | Sequence[float] | KernelTraces | None = None,
+) -> Step:  # fmt: skip
+    """Return the record of a step.
+
+    Args:
+        domains, targets, kernel_traces: as in `Pipeline.combine`.
+        slots: positions of the tasks in the full batch, if some tasks are absent from this step.
+        features, feature_grads: `[tasks, queries, features]` before and after each `transform` stage.
+
+    Raises:
+        OptionError, DataError.
+    """
+    rows = as_jacobian(jacobian)
+    tasks = rows.tasks
+    labels = [] if targets is None else [targets]
+    for name, tensors in (("features", features), ("feature_grads", feature_grads), ("targets", labels)):
+        for tensor in tensors:
+            if tensor.dim() < (1 if name == "targets" else 2) or len(tensor) != tasks:
+                raise DataError(
+                    f"the first dimension of `{name}` must be {tasks}, the number of rows; got shape "
+                    f"{tuple(tensor.shape)}."
+                )
+    keys = task_keys(range(tasks) if slots is None else tuple(slots), tuple(domains or ()))
+    if losses is not None:
+        losses = _check_losses(losses, tasks)
+    if kernel_traces is not None and not callable(kernel_traces):
+        kernel_traces = _given_traces(kernel_traces, tasks)
+    return Step(keys, rows, losses, features, feature_grads, targets, kernel_traces)
+
+
+def _given_traces(values: Tensor | Sequence[float], tasks: int) -> KernelTraces:
+    """Return traces that the caller computed."""
+    traces = values.cpu() if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.float64)
+    if traces.shape != (tasks,) or traces.is_complex() or bool((traces < 0).any()):
+        raise OptionError(
+            f"`kernel_traces` must have shape [{tasks}], one number ≥ 0 per task; got {tuple(traces.shape)}"
+            f"{f', {traces.tolist()}' if traces.numel() <= 8 else ''}."
+        )
+    return lambda probes, generator: traces.to(torch.float64)
+
+
+def _check_losses(losses: Tensor | Sequence[float], tasks: int) -> Tensor:
+    """Return the losses as a float64 tensor `[tasks]`."""
+    if not isinstance(losses, Tensor):
+        try:
+            scalars = [x if isinstance(x, Tensor) else torch.tensor(x, dtype=torch.float64) for x in losses]
+            losses = torch.stack([loss if loss.is_complex() else loss.double() for loss in scalars])
+        except (TypeError, ValueError, RuntimeError) as cause:
+            raise OptionError(f"`losses` must contain one number per task; got {losses!r}.") from cause
+    if losses.shape != (tasks,):
+        raise OptionError(f"`losses` must have shape [{tasks}], one per task; got {tuple(losses.shape)}.")
+    if losses.is_complex():
+        raise OptionError(f"`losses` must be real numbers; got {losses.dtype}.")
+    return losses.to(torch.float64)
+
+
+def features_at_stages(name: str, values: Tensor | Sequence[Tensor], transforms: int) -> Sequence[Tensor]:
+    """Return the tensors before and after each `transform` stage; one tensor suffices for at most one such stage."""
+    count = transforms + 1
+    if isinstance(values, Tensor) and count <= 2:  # the input of the one transform, or the gradients w.r.t. its output
+        return (values,) * count
+    if isinstance(values, Tensor) or (values and len(values) != count):
+        found = "a tensor" if isinstance(values, Tensor) else f"{len(values)} tensors"
+        raise OptionError(
+            f"`{name}` must be a sequence of {count} tensors, one before and one after each of the {count - 1} "
+            f"homogenizers that transform features; got {found}. Pass the tensors that transform() returned, and the "
+            "gradients of the losses w.r.t. each."
+        )
+    return values

@@ -7,7 +7,7 @@ import torch
 
 import gradhomog
 from gradhomog import DataError, MomentumWarning, TaskBatch
-from gradhomog.step.inputs import make_step
+from gradhomog.step.step import make_step
 from gradhomog.testing import small_network
 from gradhomog_adapters.maml import MAML
 

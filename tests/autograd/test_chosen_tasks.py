@@ -9,7 +9,7 @@ import torch
 
 import gradhomog
 from gradhomog import OptionError, TaskKey
-from gradhomog.step.inputs import make_step
+from gradhomog.step.step import make_step
 
 from .networks import Model, gradients, inputs
 

@@ -7,7 +7,7 @@ import torch
 
 import gradhomog
 from gradhomog import DataError, OptionError, PluginRunError
-from gradhomog.step.task_key import TaskKey
+from gradhomog.step.step import TaskKey
 from tests.step.members import ROWS, faulty
 
 

@@ -9,7 +9,7 @@ import torch
 
 import gradhomog
 from gradhomog import Homogenizer, NonfiniteError, PluginRunError
-from gradhomog.step.inputs import make_step
+from gradhomog.step.step import make_step
 from tests.step.members import ROWS, Counter, faulty
 
 STAGES = {

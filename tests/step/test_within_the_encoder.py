@@ -8,7 +8,7 @@ from torch import nn
 
 import gradhomog
 from gradhomog import Homogenizer, PluginRunError
-from gradhomog.step.task_key import TaskKey
+from gradhomog.step.step import TaskKey
 from tests.step.members import ROWS, Plus, faulty
 
 

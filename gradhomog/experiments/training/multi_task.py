@@ -23,7 +23,7 @@ from gradhomog.learners.training_mode import training_mode, unchanged_buffers
 from gradhomog.step.member import Member
 from gradhomog.step.pipelines import pipeline
 from gradhomog.step.reports import Evaluation, StageReport, StepReport
-from gradhomog.step.task_key import task_keys
+from gradhomog.step.step import task_keys
 
 
 class MultiTask:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gradhomog.learners.learner import Learner
 from gradhomog.step.pipelines import Pipeline
-from gradhomog.step.task_key import TaskKey
+from gradhomog.step.step import TaskKey
 from gradhomog.testing import small_network
 from gradhomog.testing.check import CheckFailure, NotApplicable, check, full_or_fast
 from gradhomog.testing.comparisons import ATOL, RTOL, STEP, require_equal

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from gradhomog.errors import GradhomogError
 from gradhomog.step.pipelines import Pipeline
-from gradhomog.step.step import Step
-from gradhomog.step.task_key import TaskKey
+from gradhomog.step.step import Step, TaskKey
 from gradhomog.testing import small_network
 from gradhomog.testing.check import CheckFailure, check
 from gradhomog.testing.comparisons import require_equal

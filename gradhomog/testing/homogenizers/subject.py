@@ -17,7 +17,7 @@ from gradhomog.registry.specs import HomogenizerSpec
 from gradhomog.step.homogenizer import Homogenizer
 from gradhomog.step.member import Member
 from gradhomog.step.pipelines import Pipeline, pipeline
-from gradhomog.step.task_key import TaskKey
+from gradhomog.step.step import TaskKey
 from gradhomog.testing import small_network
 from gradhomog.testing.check import NotApplicable
 from gradhomog.testing.plugin_subject import PluginSubject

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from gradhomog import keyed
 from gradhomog.rows import Jacobian
 from gradhomog.step.homogenizer import Homogenizer, Part, Removable
-from gradhomog.step.step import Step
-from gradhomog.step.task_key import TaskKey
+from gradhomog.step.step import Step, TaskKey
 
 
 @dataclass(frozen=True, eq=False)

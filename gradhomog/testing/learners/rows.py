@@ -12,7 +12,7 @@ from gradhomog.errors import GradhomogError
 from gradhomog.learners.learner import Learner
 from gradhomog.learners.tasks import TaskBatch
 from gradhomog.step.reports import TaskRow
-from gradhomog.step.task_key import TaskKey
+from gradhomog.step.step import TaskKey
 from gradhomog.testing.check import CheckFailure, check, describe_error
 from gradhomog.testing.comparisons import STEP, derivatives_close, require_close
 from gradhomog.testing.learners.auxiliary_homogenizers import ShiftedFeatures

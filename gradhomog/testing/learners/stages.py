@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradhomog.learners.tasks import TaskBatch
 from gradhomog.step.homogenizer import Homogenizer
-from gradhomog.step.task_key import TaskKey
+from gradhomog.step.step import TaskKey
 from gradhomog.testing.check import CheckFailure, check
 from gradhomog.testing.learners.auxiliary_homogenizers import Call, Recorder, ZeroEncoder, ZeroFeatures
 from gradhomog.testing.learners.subject import LearnerSubject

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from gradhomog.autograd.derivatives import Derivatives
-from gradhomog.autograd.distributed.agreement import head_shapes, replicas_to_compare, values_to_compare
-from gradhomog.autograd.distributed.exchanged_rows import ExchangedRows
-from gradhomog.autograd.distributed.mean_losses import mean_losses
-from gradhomog.autograd.row_source import Gradients
+from gradhomog.autograd.backward_pass import explain_errors
+from gradhomog.autograd.derivatives import Derivatives, TaskGradients
+from gradhomog.autograd.loss_graph import Gradients
+from gradhomog.autograd.row_source import LeafGradients
+from gradhomog.autograd.rows_over_ranks import (
+    ExchangedRows,
+    head_shapes,
+    mean_losses,
+    replicas_to_compare,
+    values_to_compare,
+)
 from gradhomog.errors import OptionError
 from gradhomog.ranks.communicator import GroupCommunicator
 from gradhomog.ranks.dtensor_jacobian import DTensorJacobian
 from gradhomog.ranks.dtensors import count_replicas, local_part, split_whole_tensors
 from gradhomog.rows import DenseJacobian, Direction, Jacobian, PerTaskJacobian
-from gradhomog.step.step import Step
-from gradhomog.step.task_key import task_keys
+from gradhomog.step.step import Step, task_keys
 
 
 class FullyShardedRows(ExchangedRows):
@@ -66,7 +71,7 @@ class FullyShardedRows(ExchangedRows):
     def used(self) -> Tensor:
         return self._used
 
-    def head_gradients(self, factors: Mapping[int, float]) -> Gradients:
+    def head_gradients(self, factors: Mapping[int, float]) -> LeafGradients:
         # The weights of the losses were multiplied by the number of ranks, as the hooks divide by it.
         return self.sum_heads(factors, dict.fromkeys(self._graph.tasks.slots, self._communicator.size))
 
@@ -87,3 +92,43 @@ def weigh_ranks(derivatives: Derivatives, communicator: GroupCommunicator, compa
     weights = [communicator.size * examples / total for examples, total in pairs]
     derivatives.graph = replace(graph, loss_weights=weights)
     return means.losses
+
+
+class FullyShardedDerivatives(Derivatives):
+    """Calls `backward()` for each loss, because hooks of `fully_shard`, which average over ranks, run only there.
+
+    So `.grad` of the shared parameters, and of heads that are not sharded, is the gradient of one task until the next
+    pass; it is restored at the end. The gradients of other sharded parameters, such as those of heads, are added to
+    their `.grad`, as by `sum(losses).backward()`.
+    """
+
+    def iterate(self) -> Iterator[Gradients]:
+        graph, shared = self.graph, list(self.graph.shared.values())
+        leaves = {id(leaf): leaf for heads in (shared, *graph.unshared_leaves) for leaf in heads}.values()
+        before = [leaf.grad for leaf in leaves]
+        self.unshared_gradients = []
+        try:
+            for task, loss in enumerate(graph.losses):
+                for leaf in leaves:
+                    leaf.grad = None
+                retain = graph.retain_graph or task < len(graph.losses) - 1
+                with explain_errors(graph.compiled if retain else ()):
+                    torch.autograd.backward(
+                        [loss], [torch.full_like(loss, graph.weight(task) * graph.factor)], retain_graph=retain
+                    )
+                self.unshared_gradients.append([leaf.grad for leaf in graph.unshared_leaves[task]])
+                yield [None if parameter.grad is None else local_part(parameter.grad) for parameter in shared]
+        finally:
+            for leaf, gradient in zip(leaves, before, strict=True):
+                leaf.grad = gradient
+
+    def some_rows(self, names: Sequence[str]) -> TaskGradients:
+        raise OptionError("`chunks` must be 1 for parameters that are sharded by fully_shard.")
+
+    @property
+    def one_pass(self) -> bool:
+        """False, because a pass of a weighted sum would write weighted gradients of the heads."""
+        return False
+
+    def weighted_sum(self, weights: Tensor) -> None:
+        return None
