@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -119,9 +118,8 @@ def backward(
         step = begin_step(
             losses, pipe, communicator, parameters=parameters, features=features, level=level, per=per, heads=heads,
             domains=domains, targets=targets, residuals=residuals, inspect=inspect, create_graph=create_graph,
-            chunks=chunks,
+            chunks=chunks, scaled=scaler is not None and scaler.is_enabled(),
         )  # fmt: skip
-        step = replace(step, scaled=scaler is not None and scaler.is_enabled())
         factor = scaler_factor(scaler, losses)
         computed = compute_step(step, factor=factor, create_graph=create_graph, retain_graph=retain_graph)
     return computed.write()

@@ -119,7 +119,8 @@ def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
         # A homogenizer that replaces rows may have kept some from earlier steps.
         if name not in unused or (result.weights is None and bool(gradient.any()))
     ]
-    result = replace(result, direction=direction, exchanged=source.exchanged)
+    if direction is not result.direction or source.exchanged != "nothing":
+        result = replace(result, direction=direction, exchanged=source.exchanged)
     factors = dict.fromkeys(result.tasks, 1.0)
     if step.heads == "weighted":
         assert result.weights is not None  # by `check_options`

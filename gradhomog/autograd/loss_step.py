@@ -76,7 +76,7 @@ def begin_step(
     losses: Losses, pipe: Pipeline, communicator: Communicator, *, parameters: Parameters | None,
     features: Features | None, level: Level, per: Per, heads: Heads, domains: Sequence[str] | None,
     targets: Tensor | None, residuals: Residuals | None, inspect: bool, create_graph: bool = False, chunks: int = 1,
-    graph: bool = True,
+    scaled: bool = False, graph: bool = True,
 ) -> LossStep:  # fmt: skip
     """Validate losses and options, find the leaves of the losses, and let homogenizers choose tasks.
 
@@ -110,7 +110,9 @@ def begin_step(
     if targets is not None and len(targets) == given.tasks > len(found.tasks.slots):
         targets = targets[list(found.tasks.slots)]
     traces = kernel_trace_function(residuals, found, pipe, graph)
-    return LossStep(pipe, found, communicator, given, names, targets, traces, level, per, heads, inspect, chunks=chunks)
+    return LossStep(
+        pipe, found, communicator, given, names, targets, traces, level, per, heads, inspect, scaled, chunks
+    )
 
 
 def choose_tasks(pipe: Pipeline, given: LossGraph, names: Sequence[str], communicator: Communicator) -> LossGraph:
