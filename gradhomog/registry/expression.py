@@ -12,22 +12,26 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
 from gradhomog.errors import ExpressionError
 
 Member = tuple[str, dict[str, Any]]
 """A plugin's selector and its options."""
 
-_SELECTOR = re.compile(r"[A-Za-z_][\w.\-]*(?::[^\s()+|,=]+)?")
-_NAME = re.compile(r"[A-Za-z_]\w*")
-_WORDS = {"true": True, "false": False, "none": None, "True": True, "False": False, "None": None, "inf": math.inf}
-_NUMBER = re.compile(r"[+-]?(?:\d+(?:_\d+)*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
-_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"|' + r"'(?:[^'\\]|\\.)*'")
+_SELECTOR = r"[A-Za-z_][\w.\-]*(?::[^\s()+|,=]+)?"
+_NAME = r"[A-Za-z_]\w*"
+_NUMBER = r"[+-]?(?:\d+(?:_\d+)*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
+_TEXT = r'"(?:[^"\\]|\\.)*"' + r"|'(?:[^'\\]|\\.)*'"
+_WORDS = {
+    "true": True, "false": False, "none": None, "True": True, "False": False, "None": None,
+    "inf": math.inf, "-inf": -math.inf,
+}  # fmt: skip
+_VALUE = "a value: a number, a text in quotes, true, false, none, inf, [...] or {...}"
+_ESCAPES = {"\\": "\\", '"': '"', "'": "'", "n": "\n", "t": "\t"}
 _DEPTH = 50  # far below Python's recursion limit, and above the depth of any option
 _DIGITS = 1000  # Python neither reads nor prints integers of more than 4300 digits
-_ESCAPES = {"\\": "\\", '"': '"', "'": "'", "n": "\n", "t": "\t"}
 
 
 def parse(text: str) -> list[Member]:
@@ -43,8 +47,7 @@ def parse(text: str) -> list[Member]:
     """
     reader = _Reader(text)
     members = reader.members()
-    if not reader.at_end():
-        reader.fail("expected '+' and another name, or the end")
+    reader.require(r"\Z", "'+' and another name, or the end")
     return members
 
 
@@ -55,14 +58,12 @@ def parse_alternatives(text: str) -> list[list[Member]]:
     [[], [('pcgrad', {})]]
     """
     reader = _Reader(text)
-    found = [reader.members()]
-    while not reader.at_end():
-        if reader.position == 0 or text[: reader.position].strip() == "":
-            reader.fail("expected a pipeline: write 'none' for the plain learner")
-        reader.expect("|", "'+' and another name, '|' and another pipeline, or the end")
-        if reader.at_end() or reader.peek("|"):
+    found: list[list[Member]] = []
+    while not found or reader.match(r"\|"):
+        if reader.next == "|" or (found and not reader.next):
             reader.fail("expected a pipeline: write 'none' for the plain learner")
         found.append(reader.members())
+    reader.require(r"\Z", "'+' and another name, '|' and another pipeline, or the end")
     return found
 
 
@@ -70,8 +71,7 @@ def parse_one(text: str) -> Member:
     """Parse one name with options: a learner, or a domain such as `glyphs:greek(background=0.3)`."""
     reader = _Reader(text)
     member = reader.member()
-    if not reader.at_end():
-        reader.fail("expected the end of the text: only one name is allowed here")
+    reader.require(r"\Z", "the end of the text: only one name is allowed here")
     return member
 
 
@@ -86,160 +86,128 @@ def render_one(selector: str, options: Mapping[str, Any]) -> str:
     >>> render_one("static", {"weights": [1, 2.0], "key": "slot", "flag": True})
     'static(weights=[1, 2.0], key="slot", flag=true)'
     """
-    inside = ", ".join(f"{name}={_render_value(value)}" for name, value in options.items())
+    inside = ", ".join(f"{name}={render_value(value)}" for name, value in options.items())
     return f"{selector}({inside})" if inside else selector
 
 
-def _render_value(value: Any) -> str:
+def render_value(value: Any) -> str:
+    """Return the text form of an option's value."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_render_value(k)}: {_render_value(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{render_value(k)}: {render_value(v)}" for k, v in value.items()) + "}"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_render_value, value)) + "]"
+        return "[" + ", ".join(map(render_value, value)) + "]"
     return repr(float(value) if isinstance(value, float) else value)  # the repr of NumPy's floats is no number
 
 
 class _Reader:
+    """Reads a text token by token; the spaces after a token belong to it."""
+
     def __init__(self, text: str) -> None:
         self.text, self.position, self.depth = text, 0, 0
+        self.match("")
 
-    def fail(self, reason: str) -> None:
-        raise ExpressionError(reason, self.text, self.position)
+    @property
+    def next(self) -> str:
+        """The next character; an empty text at the end."""
+        return self.text[self.position : self.position + 1]
 
-    def skip(self) -> None:
-        while self.position < len(self.text) and self.text[self.position].isspace():
-            self.position += 1
+    def fail(self, reason: str, position: int | None = None) -> NoReturn:
+        raise ExpressionError(reason, self.text, self.position if position is None else position)
 
-    def at_end(self) -> bool:
-        self.skip()
-        return self.position == len(self.text)
-
-    def peek(self, character: str) -> bool:
-        self.skip()
-        return self.text.startswith(character, self.position)
-
-    def expect(self, character: str, what: str) -> None:
-        if not self.peek(character):
-            self.fail(f"expected {what}")
-        self.position += len(character)
-
-    def match(self, pattern: re.Pattern[str]) -> str | None:
-        self.skip()
-        found = pattern.match(self.text, self.position)
+    def match(self, token: str) -> str | None:
+        """Read a token, given as a regular expression; None, and nothing is read, if another one follows."""
+        found = re.compile(rf"({token})\s*").match(self.text, self.position)
         if found is None:
             return None
         self.position = found.end()
-        return found.group()
+        return found[1]
 
-    def members(self) -> list[Member]:
-        """Parse names joined by '+'; `none` and the empty text are the empty pipeline."""
-        found: list[Member] = []
-        none_at = -1
-        while not self.at_end() and not self.peek("|") and (not found or self.peek("+")):
-            if found:
-                self.position += 1
-                self.skip()
-            start = self.position
-            found.append(self.member())
-            none_at = start if found[-1][0] == "none" else none_at
-        if none_at >= 0 and len(found) > 1:
-            self.position = none_at
-            self.fail("'none' is the empty pipeline and cannot be combined")
-        if none_at >= 0 and found[0][1]:
-            self.position = self.text.index("(", none_at)
-            self.fail("'none' is the empty pipeline and takes no options")
-        return [] if none_at >= 0 else found
-
-    def member(self) -> Member:
-        selector = self.match(_SELECTOR)
-        if selector is None:
-            self.fail("expected a name")
-        options: dict[str, Any] = {}
-        if self.peek("("):
-            self.position += 1
-            while not self.peek(")"):
-                self.skip()
-                start = self.position
-                name = self.match(_NAME)
-                if name is None:
-                    self.fail("expected an option's name or ')'")
-                if name in options:
-                    self.position = start
-                    self.fail(f"option '{name}' is given twice")
-                self.expect("=", f"'=' and a value for the option '{name}'")
-                options[str(name)] = self.value()
-                if not self.peek(")"):
-                    self.expect(",", "',' or ')'")
-            self.position += 1
-        return str(selector), options
-
-    def value(self) -> Any:
-        if self.peek("["):
-            return self.items("]", self.value)
-        if self.peek("{"):
-            found: dict[str, Any] = {}
-            self.items("}", lambda: self.pair(found))
-            return found
-        if (text := self.quoted()) is not None:
-            return text
-        if self.peek("-inf"):
-            self.position += 4
-            return -math.inf
-        if (word := self.match(_NUMBER)) is not None:
-            return self.number(word)
-        start = self.position
-        if (word := self.match(_NAME)) is not None and word in _WORDS:
-            return _WORDS[word]
-        self.position = start
-        self.fail("expected a value: a number, a text in quotes, true, false, none, inf, [...] or {...}")
-        raise AssertionError  # `fail` always raises
-
-    def number(self, word: str) -> int | float:
-        if not re.fullmatch(r"[+-]?[\d_]+", word):
-            return float(word)
-        if (digits := sum(map(str.isdigit, word))) > _DIGITS:
-            self.position -= len(word)
-            self.fail(f"an integer must have at most {_DIGITS} digits; got {digits}")
-        return int(word)
-
-    def items(self, closing: str, read: Any) -> list[Any]:
-        if self.depth == _DEPTH:
-            self.fail(f"lists and tables must be nested at most {_DEPTH} levels deep")
-        self.depth += 1
-        self.position += 1
-        found = []
-        while not self.peek(closing):
-            found.append(read())
-            if not self.peek(closing):
-                self.expect(",", f"',' or '{closing}'")
-        self.position += 1
-        self.depth -= 1
+    def require(self, token: str, expected: str) -> str:
+        if (found := self.match(token)) is None:
+            self.fail(f"expected {expected}")
         return found
 
-    def pair(self, found: dict[str, Any]) -> None:
-        self.skip()
+    def members(self) -> list[Member]:
+        """Read names joined by '+'; `none` and the empty text are the empty pipeline."""
+        found: list[Member] = []
+        starts: list[int] = []
+        while self.match(r"\+") if found else self.next and self.next != "|":
+            starts.append(self.position)
+            found.append(self.member())
+        selectors = [selector for selector, _ in found]
+        if "none" not in selectors:
+            return found
+        start = starts[selectors.index("none")]
+        if len(found) > 1:
+            self.fail("'none' is the empty pipeline and cannot be combined", start)
+        if found[0][1]:
+            self.fail("'none' is the empty pipeline and takes no options", self.text.index("(", start))
+        return []
+
+    def member(self) -> Member:
+        selector = self.require(_SELECTOR, "a name")
+        return selector, self.table(")", self.option_name, "=", "option") if self.next == "(" else {}
+
+    def value(self) -> Any:
         start = self.position
-        key = self.quoted()
-        if key is None:
-            self.fail("expected a key in quotes")
-        if key in found:
-            self.position = start
-            self.fail(f"key '{key}' is given twice")
-        self.expect(":", "':' and a value")
-        found[str(key)] = self.value()
+        if self.next == "[":
+            return self.entries("]", self.value)
+        if self.next == "{":
+            return self.table("}", self.quoted, ":", "key")
+        if self.next in ("'", '"'):
+            return self.quoted(_VALUE)
+        if (word := self.match(_NUMBER)) is not None:
+            if set(word) & set(".eE"):
+                return float(word)
+            if (digits := sum(map(str.isdigit, word))) > _DIGITS:
+                self.fail(f"an integer must have at most {_DIGITS} digits; got {digits}", start)
+            return int(word)
+        if (word := self.match(f"-?{_NAME}")) in _WORDS:
+            return _WORDS[word]
+        self.fail(f"expected {_VALUE}", start)
 
-    def quoted(self) -> str | None:
-        self.skip()
-        start = self.position + 1
-        word = self.match(_TEXT)
+    def option_name(self) -> str:
+        return self.require(_NAME, "an option's name or ')'")
 
-        def plain(escape: re.Match[str]) -> str:
-            if escape[1] not in _ESCAPES:
-                self.position = start + escape.start()
-                self.fail(f"'{escape[0]}' is not a valid escape; write \\\\ for a backslash, or \\\", \\', \\n, \\t")
-            return _ESCAPES[escape[1]]
+    def quoted(self, expected: str = "a key in quotes") -> str:
+        start = self.position
 
-        return None if word is None else re.sub(r"\\(.)", plain, word[1:-1])
+        def unescape(found: re.Match[str]) -> str:
+            if found[1] not in _ESCAPES:
+                reason = rf"""'{found[0]}' is not a valid escape; write \\ for a backslash, or \", \', \n, \t"""
+                self.fail(reason, start + found.start())
+            return _ESCAPES[found[1]]
+
+        return re.sub(r"\\(.)", unescape, self.require(_TEXT, expected))[1:-1]
+
+    def table(self, closing: str, read_key: Callable[[], str], separator: str, kind: str) -> dict[str, Any]:
+        """Read keys with values up to the closing bracket."""
+        found: dict[str, Any] = {}
+
+        def read_entry() -> None:
+            start, key = self.position, read_key()
+            if key in found:
+                self.fail(f"{kind} '{key}' is given twice", start)
+            self.require(separator, f"'{separator}' and a value for the {kind} '{key}'")
+            found[key] = self.value()
+
+        self.entries(closing, read_entry)
+        return found
+
+    def entries(self, closing: str, read_entry: Callable[[], Any]) -> list[Any]:
+        """Read entries separated by commas, from the opening to the closing bracket."""
+        if self.depth > _DEPTH:  # the bracket of a name's options is the first level
+            self.fail(f"lists and tables must be nested at most {_DEPTH} levels deep")
+        self.depth += 1
+        self.match(r"[(\[{]")
+        found = []
+        while not self.match(rf"\{closing}"):
+            found.append(read_entry())
+            if self.next != closing:
+                self.require(",", f"',' or '{closing}'")
+        self.depth -= 1
+        return found
