@@ -7,12 +7,14 @@ differentiable where they are defined. `distance_bound` bounds the distance betw
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from gradhomog.errors import OptionError
+from gradhomog.registry.annotated_values import validated
 from gradhomog.rows.square_root import safe_sqrt
 
 
@@ -80,16 +82,17 @@ def distances(gramian: Tensor) -> Tensor:
     return safe_sqrt((squares.unsqueeze(-1) - gramian) + (squares.unsqueeze(-2) - gramian))
 
 
+@validated
 def distance_bound(
     total_variation: Tensor | float,
-    gradient_bound: float,
-    smoothness: float,
-    inner_lr: float,
-    inner_steps: int = 1,
+    gradient_bound: Annotated[float, Ge(0)],
+    smoothness: Annotated[float, Ge(0)],
+    inner_lr: Annotated[float, Ge(0)],
+    inner_steps: Annotated[int, Ge(0)] = 1,
     *,
     first_order: bool = True,
     support_variation: Tensor | float | None = None,
-    hessian_smoothness: float | None = None,
+    hessian_smoothness: Annotated[float, Ge(0)] | None = None,
     variant: Literal["corrected", "paper"] = "corrected",
 ) -> Tensor:
     """Bound the distance between two tasks' rows by the total variation of their distributions: Theorem 4.1.
@@ -129,18 +132,6 @@ def distance_bound(
         OptionError: an argument is out of range, or `hessian_smoothness` is required and missing.
     """
     steps = inner_steps
-    for name, value in (
-        ("gradient_bound", gradient_bound),
-        ("smoothness", smoothness),
-        ("inner_lr", inner_lr),
-        ("hessian_smoothness", hessian_smoothness or 0.0),
-    ):
-        if not 0 <= value < math.inf:
-            raise OptionError(f"`{name}` must be finite and non-negative; got {value!r}.")
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-        raise OptionError(f"`inner_steps` must be an integer of at least 0; got {steps!r}.")
-    if variant not in ("corrected", "paper"):
-        raise OptionError(f'`variant` must be one of "corrected", "paper"; got {variant!r}.')
     query = _variation("total_variation", total_variation)
     support = query if support_variation is None else _variation("support_variation", support_variation)
     rate = inner_lr * smoothness

@@ -6,6 +6,7 @@ gradhomog and keeps its traceback.
 
 from __future__ import annotations
 
+import difflib
 import re
 import traceback
 from collections.abc import Callable, Iterable
@@ -111,6 +112,23 @@ def join_errors(messages: Iterable[object]) -> str:
         return different[0]
     items = ["  - " + message.replace("\n", "\n    ") for message in different]
     return "\n".join([f"{len(items)} errors:", *items])
+
+
+def did_you_mean(name: object, known_names: Iterable[str], template: str = "'{}'") -> str:
+    """Return a sentence that suggests the most similar known name, with a leading space; empty if none is similar.
+
+    >>> did_you_mean("Landscpe", ["landscape", "regression"])
+    " Did you mean 'landscape'?"
+    """
+    similar = closest(name, known_names)
+    return f" Did you mean {template.format(similar)}?" if similar is not None else ""
+
+
+def closest(name: object, known_names: Iterable[str]) -> str | None:
+    """Return the most similar known name, without regard to capitals; None if none is similar."""
+    by_lower = {known.lower(): known for known in known_names}
+    matches = difflib.get_close_matches(str(name).lower(), by_lower, n=1)
+    return by_lower[matches[0]] if matches else None
 
 
 def describe_error(cause: BaseException) -> str:

@@ -85,6 +85,6 @@ def _require_command(top: argparse.ArgumentParser, arguments: Sequence[str]) -> 
     names = [module.__name__.rpartition(".")[2].strip("_") for module in COMMANDS]
     command = next((word for word in arguments if not word.startswith("-")), None)
     if command is not None and command not in names:
-        from gradhomog.experiments.config.suggestions import did_you_mean
+        from gradhomog.errors import did_you_mean
 
         top.error(f"unknown command '{command}'.{did_you_mean(command, names)} Commands: {', '.join(names)}.")

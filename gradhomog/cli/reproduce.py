@@ -148,8 +148,7 @@ def _check_pinn_options(args: argparse.Namespace) -> None:
 
 
 def _check_name(word: str, value: str, known: Iterable[str]) -> None:
-    from gradhomog.errors import ConfigError
-    from gradhomog.experiments.config.suggestions import did_you_mean
+    from gradhomog.errors import ConfigError, did_you_mean
 
     if value not in known:
         raise ConfigError(f"unknown {word} {value!r}; known: {', '.join(known)}.{did_you_mean(value, known)}")

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeGuard
+from collections.abc import Iterable
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from annotated_types import Ge, Interval
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from gradhomog.errors import DataError, OptionError
+from gradhomog.errors import DataError
 from gradhomog.learners.dataset_labels import Labels, read_labels
 from gradhomog.learners.tasks import Task, classification_task, draw_examples
+from gradhomog.registry.annotated_values import ValidatedConstructor, fits
 
 
-class TaskDataset(Dataset[Task]):
+class TaskDataset(ValidatedConstructor, Dataset[Task]):
     """N-way K-shot tasks of a labelled data set: item k is a function of the seed and k alone.
 
     Task k has N classes c_1, ..., c_N, uniform without replacement from `classes`, in random order; class c_i has label
@@ -72,18 +74,15 @@ class TaskDataset(Dataset[Task]):
         self,
         dataset: Dataset[Any],
         *,
-        ways: int,
-        shots: int,
-        queries: int,
-        length: int,
-        seed: int = 0,
+        ways: Annotated[int, Ge(1)],
+        shots: Annotated[int, Ge(1)],
+        queries: Annotated[int, Ge(1)],
+        length: Annotated[int, Ge(1)],
+        seed: Annotated[int, Interval(ge=0, lt=2**32)] = 0,
         labels: Labels | None = None,
-        classes: Sequence[int] | None = None,
+        classes: Iterable[int] | None = None,
         domain: str = "",
     ) -> None:
-        for name, value in (("ways", ways), ("shots", shots), ("queries", queries), ("length", length)):
-            _check_integer(name, value, 1)
-        _check_integer("seed", seed, 0, 2**32 - 1)
         self.dataset, self.ways, self.shots, self.queries = dataset, ways, shots, queries
         self.length, self.seed, self.domain = length, seed, domain
         found = read_labels(dataset, labels)
@@ -153,7 +152,7 @@ class TaskDataset(Dataset[Task]):
 
 
 def _select(
-    ordered: NDArray[np.int64], classes: Sequence[int] | None
+    ordered: NDArray[np.int64], classes: Iterable[int] | None
 ) -> tuple[tuple[int, ...], NDArray[np.int64], NDArray[np.int64]]:
     """Return the classes, the index of the first example of each in the sorted labels, and the number of examples."""
     present, starts, counts = np.unique(ordered, return_index=True, return_counts=True)
@@ -164,7 +163,7 @@ def _select(
                 "pass the `classes` to draw from."
             )
         return tuple(present.tolist()), starts, counts
-    if isinstance(classes, str) or not isinstance(classes, Iterable) or not all(map(_is_integer, classes)):
+    if isinstance(classes, str) or not isinstance(classes, Iterable) or not all(fits(label, int) for label in classes):
         raise DataError(
             f"`classes` must be a sequence of integers, labels of the classes to draw from; got {classes!r}."
         )
@@ -182,14 +181,3 @@ def _select(
         )
     positions = np.searchsorted(present, wanted)
     return wanted, starts[positions], counts[positions]
-
-
-def _is_integer(value: object) -> TypeGuard[int]:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-def _check_integer(name: str, value: object, low: int, high: int | None = None) -> None:
-    if not _is_integer(value) or value < low or (high is not None and value > high):
-        raise OptionError(
-            f"`{name}` must be an integer {f'>= {low}' if high is None else f'in {low}..{high}'}; got {value!r}."
-        )

@@ -24,7 +24,7 @@ _SELECTOR = r"[A-Za-z_][\w.\-]*(?::[^\s()+|,=]+)?"
 _NAME = r"[A-Za-z_]\w*"
 _NUMBER = r"[+-]?(?:\d+(?:_\d+)*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
 _TEXT = r'"(?:[^"\\]|\\.)*"' + r"|'(?:[^'\\]|\\.)*'"
-_WORDS = {
+_WORDS: Mapping[str | None, Any] = {
     "true": True, "false": False, "none": None, "True": True, "False": False, "None": None,
     "inf": math.inf, "-inf": -math.inf,
 }  # fmt: skip
@@ -166,9 +166,9 @@ class _Reader:
             if (digits := sum(map(str.isdigit, word))) > _DIGITS:
                 self.fail(f"an integer must have at most {_DIGITS} digits; got {digits}", start)
             return int(word)
-        if (word := self.match(f"-?{_NAME}")) in _WORDS:
-            return _WORDS[word]
-        self.fail(f"expected {_VALUE}", start)
+        if (word := self.match(f"-?{_NAME}")) not in _WORDS:
+            self.fail(f"expected {_VALUE}", start)
+        return _WORDS[word]
 
     def option_name(self) -> str:
         return self.require(_NAME, "an option's name or ')'")

@@ -17,25 +17,25 @@ hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
-@hookspec
+@hookspec(firstresult=True)
 def gradhomog_homogenizer() -> HomogenizerSpec:
     """Describe this module's homogenizer. Required in modules of the entry-point group `gradhomog.homogenizers`."""
     raise NotImplementedError
 
 
-@hookspec
+@hookspec(firstresult=True)
 def gradhomog_learner() -> LearnerSpec:
     """Describe this module's learner. Required in modules of the entry-point group `gradhomog.learners`."""
     raise NotImplementedError
 
 
-@hookspec
+@hookspec(firstresult=True)
 def gradhomog_domain() -> DomainSpec:
     """Describe this module's domain. Required in modules of the entry-point group `gradhomog.domains`."""
     raise NotImplementedError
 
 
-@hookspec
+@hookspec(firstresult=True)
 def gradhomog_observer() -> ObserverSpec:
     """Describe this module's observer. Required in modules of the entry-point group `gradhomog.observers`."""
     raise NotImplementedError

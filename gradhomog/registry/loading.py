@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.metadata
 import inspect
 import operator
@@ -14,39 +13,41 @@ from typing import cast
 import pluggy
 
 from gradhomog._version import __version__
-from gradhomog.errors import GradhomogError, PluginLoadError
+from gradhomog.errors import GradhomogError, PluginLoadError, did_you_mean
 from gradhomog.registry import hooks
-from gradhomog.registry.plugininfo import KINDS, PluginInfo
-from gradhomog.registry.specs import Spec
+from gradhomog.registry.specs import KINDS, PluginInfo, Spec
 
 HOOKS = tuple(name for name in vars(hooks) if name.startswith("gradhomog_"))
 
 
-def load(manager: pluggy.PluginManager, info: PluginInfo, requirements: Iterable[str]) -> Spec:
-    """Import a plugin's module, register its hooks, and return its spec.
+def load(info: PluginInfo, requirements: Iterable[str]) -> tuple[ModuleType, Spec]:
+    """Import a plugin's module, check its hooks, and return the module and the result of the required hook.
 
     Args:
         requirements: the requirements in the metadata of its distribution.
 
     Raises:
-        PluginLoadError: the plugin is invalid; the cause is chained, and the plugin is not registered.
+        PluginLoadError: the plugin is invalid; the cause is chained.
     """
     _check_requirements(info, requirements)
     plugin = _import_module(info)
-    registered = manager.is_registered(plugin)
+    manager = new_manager()  # of this plugin alone: an invalid one is never among others, and no other wraps its hook
     try:
-        if not registered:
-            _register(manager, plugin, info)
-        return _read_spec(manager, plugin, info)
-    except PluginLoadError:
-        if not registered and manager.is_registered(plugin):
-            manager.unregister(plugin)
-        raise
+        manager.register(plugin)
+        manager.check_pending()
+    except pluggy.PluginValidationError as cause:
+        strays = [name for name in vars(plugin) if name.startswith("gradhomog_") and name not in HOOKS]
+        hints = [f".{hint}" for name in strays if (hint := did_you_mean(name, HOOKS))]
+        raise _load_error(info, f"has an invalid hook: {cause}{''.join(hints[:1])}") from cause
+    _check_called(manager, info)
+    return plugin, _read_spec(manager, info)
 
 
-def registered_name(info: PluginInfo) -> str:
-    """Return the name of a plugin in the plugin manager."""
-    return f"{info.kind}/{info.selector}"
+def new_manager() -> pluggy.PluginManager:
+    """Return a plugin manager for the hooks of gradhomog."""
+    manager = pluggy.PluginManager(hooks.PROJECT)
+    manager.add_hookspecs(hooks)
+    return manager
 
 
 def _check_requirements(info: PluginInfo, requirements: Iterable[str]) -> None:
@@ -103,16 +104,10 @@ def _import_module(info: PluginInfo) -> ModuleType:
     return plugin
 
 
-def _register(manager: pluggy.PluginManager, plugin: ModuleType, info: PluginInfo) -> None:
-    try:
-        manager.register(plugin, name=registered_name(info))
-        manager.check_pending()
-    except pluggy.PluginValidationError as cause:
-        raise _load_error(info, f"has an invalid hook: {cause}{_suggest_hook(plugin)}") from cause
+def _check_called(manager: pluggy.PluginManager, info: PluginInfo) -> None:
+    """Raise if a hook of the only plugin of a manager would never be called."""
     for name in HOOKS:
         for impl in getattr(manager.hook, name).get_hookimpls():
-            if impl.plugin is not plugin:
-                continue
             wraps = impl.wrapper or impl.hookwrapper
             if wraps and name != "gradhomog_make":
                 raise _load_error(
@@ -127,15 +122,14 @@ def _register(manager: pluggy.PluginManager, plugin: ModuleType, info: PluginInf
                 )
 
 
-def _read_spec(manager: pluggy.PluginManager, plugin: ModuleType, info: PluginInfo) -> Spec:
-    """Return the result of the required hook."""
+def _read_spec(manager: pluggy.PluginManager, info: PluginInfo) -> Spec:
+    """Return the result of the required hook of the only plugin of a manager."""
     hook_name, spec_type = KINDS[info.kind]
-    if not hasattr(plugin, hook_name) or not any(
-        impl.plugin is plugin for impl in getattr(manager.hook, hook_name).get_hookimpls()
-    ):
+    hook = getattr(manager.hook, hook_name)
+    if not hook.get_hookimpls():
         raise _load_error(info, f"has no hook `{hook_name}`: define it and mark it with @gradhomog.hookimpl")
     try:
-        spec = getattr(plugin, hook_name)()
+        spec = hook()
     except (Exception, SystemExit) as cause:
         raise _load_error(info, f"raised in `{hook_name}`: {type(cause).__name__}: {cause}") from cause
     if not isinstance(spec, spec_type):
@@ -151,9 +145,3 @@ def _read_spec(manager: pluggy.PluginManager, plugin: ModuleType, info: PluginIn
 
 def _load_error(info: PluginInfo, reason: str, advice: str = "") -> PluginLoadError:
     return PluginLoadError(f"{info} {reason} (gradhomog {__version__}). {advice or info.advice}")
-
-
-def _suggest_hook(plugin: ModuleType) -> str:
-    strays = [name for name in vars(plugin) if name.startswith("gradhomog_") and name not in HOOKS]
-    near = [match for stray in strays for match in difflib.get_close_matches(stray, HOOKS, n=1)]
-    return f". Did you mean '{near[0]}'?" if near else ""

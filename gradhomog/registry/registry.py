@@ -6,16 +6,12 @@ an error, and of two plugins with the same name it loads the one that the file s
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib.metadata
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
-
-import pluggy
 
 from gradhomog.errors import (
     AmbiguousPluginError,
@@ -25,16 +21,14 @@ from gradhomog.errors import (
     PluginRunError,
     UnknownPluginError,
     describe_error,
+    did_you_mean,
     raised_in,
 )
 from gradhomog.registry import hooks, loading
 from gradhomog.registry.options import bind, has_paper_scale
-from gradhomog.registry.plugininfo import KINDS, Kind, PluginInfo
-from gradhomog.registry.specs import Spec
+from gradhomog.registry.specs import KINDS, Kind, PluginInfo, Spec
 
 __all__ = ["KINDS", "Kind", "PluginInfo", "Registry", "available", "installed", "using"]
-
-_Plugins = dict[PluginInfo, importlib.metadata.Distribution | None]
 
 
 class Registry:
@@ -61,34 +55,29 @@ class Registry:
         self._entry_points = None if entry_points is None else tuple(entry_points)
         self._added: dict[str, importlib.metadata.Distribution] = {}
         self._loaded: dict[PluginInfo, Spec] = {}
-        self.manager = pluggy.PluginManager(hooks.PROJECT)
-        self.manager.add_hookspecs(hooks)
+        self.manager = loading.new_manager()
         self.manager.register(_DefaultFactory(), name="gradhomog")
 
     # -- listing: metadata only ---------------------------------------------------------------------------------------
 
     @functools.cached_property
-    def _plugins(self) -> dict[Kind, _Plugins]:
-        # A distribution may be on the path twice (editable and installed): the first one is imported.
-        found: dict[Kind, _Plugins] = {}
-        whole = importlib.metadata.entry_points() if self._entry_points is None else None  # reads every distribution
-        for kind in KINDS:
-            group = f"gradhomog.{kind}"
-            points: Iterable[importlib.metadata.EntryPoint] = self._entry_points or ()
-            if whole is not None:
-                points = whole.select(group=group)
-            infos: dict[tuple[str, str], tuple[PluginInfo, importlib.metadata.Distribution | None]] = {}
-            added = [point for dist in self._added.values() for point in dist.entry_points]
-            for point in (*added, *points):
-                if point.group != group:
-                    continue
-                dist = point.dist
-                distribution, version = _name_and_version(dist)
-                blocked = not self._disabled.isdisjoint({point.name, f"{distribution}:{point.name}"})
-                info = PluginInfo(point.name, distribution, version, point.value, kind, blocked)
-                infos.setdefault((distribution, point.name), (info, dist))
-            found[kind] = dict(sorted(infos.values(), key=lambda entry: entry[0]))
-        return found
+    def _plugins(self) -> dict[PluginInfo, importlib.metadata.Distribution | None]:
+        points = [point for dist in self._added.values() for point in dist.entry_points]
+        if self._entry_points is None:
+            every = importlib.metadata.entry_points()  # reads the metadata of all distributions
+            points += [point for kind in KINDS for point in every.select(group=f"{hooks.PROJECT}.{kind}")]
+        else:
+            points += self._entry_points
+        found: dict[tuple[str, str, str], tuple[PluginInfo, importlib.metadata.Distribution | None]] = {}
+        for point in points:
+            project, _, kind = point.group.partition(".")
+            if project == hooks.PROJECT and kind in KINDS:
+                distribution, version = _name_and_version(point.dist)
+                disabled = not self._disabled.isdisjoint({point.name, f"{distribution}:{point.name}"})
+                info = PluginInfo(point.name, distribution, version, point.value, kind, disabled)
+                # A distribution may be on the path twice (editable and installed): the first one is imported.
+                found.setdefault((kind, distribution, point.name), (info, point.dist))
+        return dict(sorted(found.values(), key=lambda entry: entry[0]))
 
     def add(self, distribution: importlib.metadata.Distribution) -> None:
         """Add the plugins of a distribution, in place of an earlier distribution of that name. For tests."""
@@ -96,14 +85,14 @@ class Registry:
         self.__dict__.pop("_plugins", None)
         for info in [info for info in self._loaded if info.distribution == distribution.name]:
             del self._loaded[info]
-            if self.manager.has_plugin(loading.registered_name(info)):
-                self.manager.unregister(name=loading.registered_name(info))
+            if self.manager.has_plugin(str(info)):
+                self.manager.unregister(name=str(info))
 
     def list(self, kind: Kind) -> tuple[PluginInfo, ...]:
         """Return all plugins of a kind, sorted by name, including disabled ones; imports none of them."""
         if kind not in KINDS:
             raise OptionError(f"`kind` must be one of {', '.join(map(repr, KINDS))}; got {kind!r}.")
-        return tuple(self._plugins[kind])
+        return tuple(info for info in self._plugins if info.kind == kind)
 
     def names(self, kind: Kind) -> tuple[str, ...]:
         """Return the names that users can write; `distribution:name` if several distributions have the same name."""
@@ -139,12 +128,8 @@ class Registry:
                 "Remove it from that variable to use it."
             )
         names = self.names(kind)
-        known = {name: name for name in names} | {info.selector: info.selector for info in self.list(kind)}
-        lower = {name.lower(): name for name in known}
-        near = difflib.get_close_matches(selector.lower(), lower, n=1)
-        others = [other for other in KINDS if any(selector in (i.name, i.selector) for i in self.list(other))]
-        hint = f" Did you mean '{lower[near[0]]}'?" if near else ""
-        if others:
+        hint = did_you_mean(selector, [*names, *(info.selector for info in self.list(kind))])
+        if others := [info.kind for info in self._plugins if selector in (info.name, info.selector)]:
             hint = f" It is the name of a {others[0][:-1]}."
         raise UnknownPluginError(f"unknown {kind[:-1]} '{selector}'.{hint} Installed: {', '.join(names) or 'none'}.")
 
@@ -168,8 +153,10 @@ class Registry:
         """
         info = self.find(kind, selector)
         if info not in self._loaded:
-            dist = self._plugins[kind][info]
-            self._loaded[info] = loading.load(self.manager, info, (dist and dist.requires) or ())
+            dist = self._plugins[info]
+            plugin, self._loaded[info] = loading.load(info, (dist and dist.requires) or ())
+            if not self.manager.is_registered(plugin):  # a module may offer plugins of several kinds
+                self.manager.register(plugin, name=str(info))
         return info, self._loaded[info]
 
     # -- making -------------------------------------------------------------------------------------------------------
@@ -196,32 +183,30 @@ class Registry:
             raise
         except (Exception, SystemExit) as cause:
             raise PluginRunError(self._describe_failure(info, cause)) from cause
-        if made is None and (wrappers := self._wrappers()):
+        impls = reversed(self.manager.hook.gradhomog_make.get_hookimpls())  # the outermost first
+        wrappers = [self._owner(impl.plugin) for impl in impls if not isinstance(impl.plugin, _DefaultFactory)]
+        if made is None and wrappers:
             raise PluginRunError(
-                f"`gradhomog_make` of {' and '.join(map(str, wrappers))} returned None for {info}: a wrapper must "
-                f"return the result of its `yield`. {wrappers[0].advice}"
+                f"`gradhomog_make` of {' and '.join(name for name, _ in wrappers)} returned None for {info}: a wrapper "
+                f"must return the result of its `yield`. {wrappers[0][1]}"
             )
         return info, spec, made
-
-    def _wrappers(self) -> tuple[HookOwner, ...]:
-        """Return the plugins that wrap or replace the default `gradhomog_make`, outermost first."""
-        impls = reversed(self.manager.hook.gradhomog_make.get_hookimpls())
-        return tuple(self._hook_owner(impl.plugin) for impl in impls if not isinstance(impl.plugin, _DefaultFactory))
 
     def _describe_failure(self, info: PluginInfo, cause: BaseException) -> str:
         if not raised_in(cause, _DefaultFactory.gradhomog_make):  # the error is not from the factory
             for impl in self.manager.hook.gradhomog_make.get_hookimpls():
                 if raised_in(cause, impl.function):
-                    owner = self._hook_owner(impl.plugin)
-                    return f"{owner} raised in `gradhomog_make` for {info}: {describe_error(cause)}. {owner.advice}"
+                    owner, advice = self._owner(impl.plugin)
+                    return f"{owner} raised in `gradhomog_make` for {info}: {describe_error(cause)}. {advice}"
         return f"the factory of {info} raised {describe_error(cause)}. {info.advice}"
 
-    def _hook_owner(self, plugin: object) -> HookOwner:
+    def _owner(self, plugin: object) -> tuple[str, str]:
+        """Return the name of the plugin that a hook belongs to, and the advice for an error of it."""
         name = self.manager.get_name(plugin)
         for info in self._loaded:
-            if loading.registered_name(info) == name:
-                return HookOwner(str(info), info.advice)
-        return HookOwner(f"plugin {name}", "Correct it, or do not register it.")
+            if str(info) == name:
+                return name, info.advice
+        return f"plugin {name}", "Correct it, or do not register it."
 
 
 def _name_and_version(distribution: importlib.metadata.Distribution | None) -> tuple[str, str]:
@@ -231,17 +216,6 @@ def _name_and_version(distribution: importlib.metadata.Distribution | None) -> t
         if distribution is not None:
             return distribution.name or "?", distribution.version or "?"
     return "?", "?"
-
-
-@dataclass(frozen=True)
-class HookOwner:
-    """The plugin that a hook belongs to, with its distribution and version, and the advice for an error."""
-
-    name: str
-    advice: str
-
-    def __str__(self) -> str:
-        return self.name
 
 
 class _DefaultFactory:

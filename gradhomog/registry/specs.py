@@ -1,4 +1,4 @@
-"""Descriptions that plugins return from their hooks: factory, summary, reference, traits.
+"""Plugins in metadata, `PluginInfo`, and the descriptions that their hooks return: factory, summary, reference, traits.
 
 This module imports neither torch nor the classes that factories create, so that `gradhomog list` starts fast.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from gradhomog.errors import PluginLoadError
 
@@ -62,7 +62,21 @@ def _check_names(values: Iterable[str], allowed: frozenset[str], kind: str) -> f
 
 
 @dataclass(frozen=True)
-class HomogenizerSpec:
+class Spec:
+    """Base class of the results of hooks.
+
+    `supplied` are the parameters of the factory that gradhomog supplies; users cannot set them as options.
+    """
+
+    factory: Callable[..., Any]
+    summary: str
+    reference: str = ""
+
+    supplied: ClassVar[tuple[str, ...]] = ()
+
+
+@dataclass(frozen=True)
+class HomogenizerSpec(Spec):
     """Returned by the hook `gradhomog_homogenizer`.
 
     Attributes:
@@ -79,9 +93,6 @@ class HomogenizerSpec:
             any allocation. None: no limit.
     """
 
-    factory: Callable[..., Any]
-    summary: str
-    reference: str = ""
     traits: Set[str] = field(default_factory=frozenset)
     needs: Set[str] = field(default_factory=frozenset)
     last: bool = False
@@ -93,7 +104,7 @@ class HomogenizerSpec:
 
 
 @dataclass(frozen=True)
-class LearnerSpec:
+class LearnerSpec(Spec):
     """Returned by the hook `gradhomog_learner`.
 
     Attributes:
@@ -102,17 +113,16 @@ class LearnerSpec:
         traits: claims, from `LEARNER_TRAITS`.
     """
 
-    factory: Callable[..., Any]
-    summary: str
-    reference: str = ""
     traits: Set[str] = field(default_factory=frozenset)
+
+    supplied = ("encoder", "head", "homogenizers")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "traits", _check_names(self.traits, LEARNER_TRAITS, "trait"))
 
 
 @dataclass(frozen=True)
-class DomainSpec:
+class DomainSpec(Spec):
     """Returned by the hook `gradhomog_domain`.
 
     Attributes:
@@ -122,14 +132,13 @@ class DomainSpec:
         variants: the names accepted after the colon, for listings and suggestions; empty if any text is accepted.
     """
 
-    factory: Callable[..., Any]
-    summary: str
-    reference: str = ""
     variants: tuple[str, ...] = ()
+
+    supplied = ("variant", "size")
 
 
 @dataclass(frozen=True)
-class ObserverSpec:
+class ObserverSpec(Spec):
     """Returned by the hook `gradhomog_observer`.
 
     Attributes:
@@ -140,15 +149,52 @@ class ObserverSpec:
     """
 
     factory: Callable[..., Observer]
-    summary: str
-    reference: str = ""
+
+    supplied = ("config", "folder")
 
 
-Spec = HomogenizerSpec | LearnerSpec | DomainSpec | ObserverSpec
-SIGNATURE_ONLY: dict[type[Any], tuple[str, ...]] = {
-    HomogenizerSpec: (),
-    LearnerSpec: ("encoder", "head", "homogenizers"),
-    DomainSpec: ("variant", "size"),
-    ObserverSpec: ("config", "folder"),
+Kind = Literal["homogenizers", "learners", "domains", "observers"]
+
+KINDS: dict[Kind, tuple[str, type[Any]]] = {
+    "homogenizers": ("gradhomog_homogenizer", HomogenizerSpec),
+    "learners": ("gradhomog_learner", LearnerSpec),
+    "domains": ("gradhomog_domain", DomainSpec),
+    "observers": ("gradhomog_observer", ObserverSpec),
 }
-"""Parameters of each kind of factory that gradhomog supplies; users cannot set them as options."""
+"""The required hook of each kind, and the type that it returns."""
+
+
+@dataclass(frozen=True, order=True)
+class PluginInfo:
+    """One plugin in the metadata of an installed distribution, read without an import.
+
+    Control characters are escaped, so that listings and messages cannot send them to the terminal.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    module: str
+    kind: Kind
+    disabled: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("name", "distribution", "version", "module"):
+            object.__setattr__(self, name, _printable(getattr(self, name)))
+
+    @property
+    def selector(self) -> str:
+        """The unambiguous name, of distribution and name, separated by a colon."""
+        return f"{self.distribution}:{self.name}"
+
+    @property
+    def advice(self) -> str:
+        """The last sentence of an error that the plugin caused."""
+        return f"Report it to the authors of {self.distribution}, or remove '{self.name}'."
+
+    def __str__(self) -> str:
+        return f"{self.kind[:-1]} '{self.name}' of {self.distribution} {self.version} ({self.module})"
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

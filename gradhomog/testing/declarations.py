@@ -17,7 +17,6 @@ from gradhomog.registry.annotated_values import fits
 from gradhomog.registry.options import documentation, option_parameters
 from gradhomog.testing.check import CheckFailure, NotApplicable, check
 from gradhomog.testing.import_probe import PROBE
-from gradhomog.testing.option_values import option_types
 from gradhomog.testing.plugin_subject import PluginSubject
 
 SUMMARY = 100  # characters: `gradhomog list --load` and the tables print it on one line
@@ -50,7 +49,8 @@ def options_validated(subject: PluginSubject[Any]) -> None:
     A domain of images must also reject `size=0` and a negative `size`.
     """
     _require_rejected(subject, "no_such_option", 1)
-    for name, annotation in option_types(subject.spec):
+    for name, parameter in option_parameters(subject.spec).items():
+        annotation = parameter.annotation
         if annotation is inspect.Parameter.empty:
             raise CheckFailure(f"option `{name}` has no type annotation, so values of a wrong type cannot be rejected")
         if not fits(object, annotation):

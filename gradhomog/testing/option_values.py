@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from hypothesis import strategies as st
 
-from gradhomog.registry.annotated_values import fits, type_hints
-from gradhomog.registry.options import option_parameters
-from gradhomog.registry.specs import Spec
+from gradhomog.registry.annotated_values import fits
 
 LARGEST_INTEGER = 20  # an integer may be a number of iterations, which take time
 SMALLEST, LARGEST = 1e-3, 1e3  # bounds of nonzero numbers: beyond them exponentials and quotients may overflow
-
-
-def option_types(spec: Spec) -> Iterator[tuple[str, Any]]:
-    """Yield name and annotation of each option; without an annotation, `Parameter.empty`."""
-    hints = type_hints(spec.factory)
-    for name, parameter in option_parameters(spec).items():
-        unresolved = isinstance(parameter.annotation, str)
-        yield name, hints.get(name, parameter.empty if unresolved else parameter.annotation)
 
 
 def values_of(annotation: Any) -> st.SearchStrategy[Any] | None:

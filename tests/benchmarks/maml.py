@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradhomog import OptionError, expression
+from gradhomog import OptionError
 from gradhomog.experiments.profiling.table_text import INTERVAL_NOTE, MEMORY_NOTE
 from gradhomog.experiments.profiling.timing import Workload
 from gradhomog.learners.learner import Learner
 from gradhomog.learners.tasks import TaskBatch
-from gradhomog.registry import installed, options
+from gradhomog.registry import expression, installed, options
 from tests.benchmarks import maml_peers
 from tests.benchmarks.benchmark import Benchmark
 from tests.benchmarks.case import Case

@@ -266,12 +266,12 @@ def test_an_error_names_the_expected_and_the_actual_value(
 @pytest.mark.parametrize("name", ["ways", "shots", "queries", "length"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "3"])
 def test_numbers_must_be_positive_integers(name: str, value: object) -> None:
-    with pytest.raises(OptionError, match=f"`{name}` must be an integer >= 1; got {value!r}"):
+    with pytest.raises(OptionError, match=f"`{name}` must be an integer ≥ 1; got {value!r}"):
         TaskDataset(Numbers(), **(SHAPE | {name: value}))
 
 
 def test_the_seed_and_the_index_have_ranges() -> None:
-    with pytest.raises(OptionError, match=r"`seed` must be an integer in 0..4294967295; got -1"):
+    with pytest.raises(OptionError, match=r"`seed` must be an integer ≥ 0 and < 4294967296; got -1"):
         TaskDataset(Numbers(), **SHAPE, seed=-1)
     for index in (-1, 20):
         with pytest.raises(IndexError, match=rf"`index` must be in 0..19, as `length` is 20; got {index}"):

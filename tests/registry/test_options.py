@@ -16,7 +16,6 @@ import gradhomog
 from gradhomog import Homogenizer, HomogenizerSpec, OptionError, Registry, StageResult
 from gradhomog.registry import installed, options
 from gradhomog.registry.annotated_values import fits
-from gradhomog.testing.option_values import option_types
 from gradhomog.testing.pytest_plugin import InstallDistribution
 from tests.registry.annotated_options import AnnotatedOptions
 from tests.registry.scaled import Scaled
@@ -125,8 +124,8 @@ def test_an_accepted_value_reaches_the_factory(option: str, value: object) -> No
         ("unbounded", math.nan, "a number ≥ 0 and ≤ inf"),
         ("each", [1, -1], "a list (a number ≥ 0 each)"),
         ("by_name", {"a": 2}, "a table by name (a number ≤ 1 each)"),
-        ("names", [], "a list (a text each) with at least 1 entry and with at most 2 entries"),
-        ("names", ["a", "b", "c"], "a list (a text each) with at least 1 entry and with at most 2 entries"),
+        ("names", [], "a list (a text each) with length ≥ 1 and with length ≤ 2"),
+        ("names", ["a", "b", "c"], "a list (a text each) with length ≥ 1 and with length ≤ 2"),
     ],
 )
 def test_an_invalid_value_raises_with_the_accepted_values(option: str, value: object, words: str) -> None:
@@ -186,8 +185,8 @@ CLASSES = [
 @pytest.mark.parametrize(("kind", "name"), CLASSES)
 def test_every_plugin_that_is_constructed_directly_validates_its_options(kind: Any, name: str) -> None:
     spec, invalid = installed().load(kind, name)[1], {"an": object()}
-    for option, annotation in option_types(spec):
-        if option != "scale" and not fits(invalid, annotation):
+    for option, parameter in options.option_parameters(spec).items():
+        if option != "scale" and not fits(invalid, parameter.annotation):
             with pytest.raises(OptionError, match=f"`{option}` must be"):
                 spec.factory(**{option: invalid})
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.utils import canonicalize_name
 
-from gradhomog import OptionError, expression
+from gradhomog import OptionError
+from gradhomog.registry import expression
 from gradhomog.scaffold.naming import LONGEST, Names, names
 
 WORDS = st.from_regex(r"[a-z][a-z0-9]{0,5}", fullmatch=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Gt, Interval, Le, Lt
 
 from gradhomog.errors import ConfigError, ExpressionError, join_errors
 from gradhomog.experiments import problems
@@ -20,8 +20,8 @@ from gradhomog.experiments.config.overrides import apply_override
 from gradhomog.experiments.config.validation import build
 from gradhomog.experiments.problems import ProblemSpec
 
-SEEDS = 2**32
-"""Exclusive upper bound of seeds, as in `episodes.EpisodeStream`."""
+Seed = Annotated[int, Interval(ge=0, lt=2**32)]
+"""A seed of `EpisodeStream`."""
 
 MAX_SEEDS = 1000
 """Maximum number of runs per method; a larger number is probably a seed given as the number of seeds."""
@@ -127,7 +127,7 @@ class Config:
 
     learner: str | list[str] = "maml"
     homogenizers: list[str] = field(default_factory=lambda: suites.suite_pipelines("few_shot"))
-    seeds: int | list[int] = 3
+    seeds: int | list[Seed] = 3
     threads: Annotated[int, Ge(1), Le(1024)] = 1
     device: str = "cpu"
     observers: list[str] = field(default_factory=list)
@@ -310,8 +310,5 @@ def _check(config: Config) -> None:
             errors.append(f"`{path}` must have at least one entry; got none.")
         if len(set(values)) < len(values):
             errors.append(f"`{path}` must not contain duplicates; got {values}.")
-    errors += [
-        f"`seeds` must be from 0 to {SEEDS - 1}; got {seed}." for seed in config.seed_list if not 0 <= seed < SEEDS
-    ]
     if errors:
         raise ConfigError(join_errors(errors))

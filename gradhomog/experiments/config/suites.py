@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from gradhomog.errors import ConfigError
-from gradhomog.experiments.config.suggestions import did_you_mean
+from gradhomog.errors import ConfigError, did_you_mean
 from gradhomog.experiments.results.plan import SINGLE
 from gradhomog.registry import expression
 

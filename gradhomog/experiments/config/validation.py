@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from gradhomog.errors import ConfigError, join_errors
-from gradhomog.experiments.config.suggestions import did_you_mean
-from gradhomog.registry.annotated_values import describe_type, fits
+from gradhomog.errors import ConfigError, did_you_mean, join_errors
+from gradhomog.registry.annotated_values import describe_mismatch
 
 Table = TypeVar("Table")
 
@@ -51,16 +49,8 @@ def _build(kind: Any, content: Mapping[str, Any], prefix: str, prebuilt: tuple[s
                 values[key] = _build(hints[key], value, f"{path}.", (), errors)
             else:
                 errors.append(f"`{path}` must be a table; got {value!r}.")
+        elif error := describe_mismatch(path, value, hints[key]):
+            errors.append(error)
         else:
-            values[key] = _to_float(value) if plain[key] is float and type(value) is int else value
-            if not fits(values[key], hints[key]):
-                errors.append(f"`{path}` must be {describe_type(hints[key])}; got {values[key]!r}.")
+            values[key] = float(value) if plain[key] is float else value
     return None if errors else kind(**values)
-
-
-def _to_float(value: int) -> float:
-    """The number as float; infinity for an integer that exceeds the range of floats."""
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf

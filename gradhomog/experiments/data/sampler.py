@@ -6,10 +6,11 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from annotated_types import Ge, Interval
 from torch import Tensor
 
 from gradhomog.errors import DataError, OptionError
@@ -17,6 +18,7 @@ from gradhomog.experiments.data.grayscale import to_gray
 from gradhomog.experiments.data.seeding import generator
 from gradhomog.learners.domains import Domain, Split
 from gradhomog.learners.tasks import Task, TaskBatch
+from gradhomog.registry.annotated_values import ValidatedConstructor
 
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
 """A function of images `[n, channels, height, width]` and a generator on the CPU."""
@@ -29,7 +31,7 @@ _SPLIT_CODES = {"train": 0, "val": 1, "test": 2, "all": 3}
 _TASK, _BATCH, _AUGMENTATION = 1, 2, 3
 
 
-class EpisodeStream:
+class EpisodeStream(ValidatedConstructor):
     """Tasks and batches of tasks by index, drawn from several domains.
 
     Task i depends only on i and on the arguments below, the order of the domains included. Any worker can create any
@@ -62,20 +64,19 @@ class EpisodeStream:
         domains: Sequence[Domain],
         *,
         split: Split,
-        ways: int,
-        shots: int,
-        queries: int,
-        tasks: int,
+        ways: Annotated[int, Ge(1)],
+        shots: Annotated[int, Ge(1)],
+        queries: Annotated[int, Ge(1)],
+        tasks: Annotated[int, Ge(1)],
         setting: Setting,
-        seed: int,
-        channels: int | None = None,
+        seed: Annotated[int, Interval(ge=0, lt=2**32)],
+        channels: Literal[1, 3] | None = None,
         augmentation: Augmentation | None = None,
     ) -> None:
         self.domains = tuple(domains)
         self.split, self.setting, self.seed, self.channels = split, setting, seed, channels
         self.augmentation = augmentation
         self.ways, self.shots, self.queries, self.tasks = ways, shots, queries, tasks
-        _check_numbers(self)
         _check_agreement(self.domains, channels)
         _check_augmentation(self)
         for domain in self.domains:
@@ -162,18 +163,6 @@ def _check_index(index: int) -> int:
     if index < 0:
         raise OptionError(f"`index` must be >= 0; got {index}.")
     return index
-
-
-def _check_numbers(stream: EpisodeStream) -> None:
-    for name in ("shots", "queries", "tasks", "ways"):
-        value = getattr(stream, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise OptionError(f"`{name}` must be an integer >= 1; got {value!r}.")
-    if isinstance(stream.seed, bool) or not isinstance(stream.seed, int) or not 0 <= stream.seed < 2**32:
-        raise OptionError(f"`seed` must be an integer in 0..{2**32 - 1}; got {stream.seed!r}.")
-    for name, allowed in (("split", tuple(_SPLIT_CODES)), ("setting", get_args(Setting)), ("channels", (None, 1, 3))):
-        if (value := getattr(stream, name)) not in allowed:
-            raise OptionError(f"`{name}` must be one of {', '.join(map(str, allowed))}; got {value!r}.")
 
 
 def _check_agreement(domains: tuple[Domain, ...], channels: int | None) -> None:

@@ -6,6 +6,7 @@ import copy
 import functools
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 from gradhomog.errors import ConfigError, GradhomogError, join_errors
 from gradhomog.experiments.config.schema import Config, Episodes
@@ -61,7 +62,7 @@ def streams(config: Config, seed: int) -> Streams:
     trained = {domain_identity(text) for text in config.domains.train}
     seen = [domain_identity(text) in trained for text in config.domains.test]
     everything = train + validation + test
-    channels = None
+    channels: Any = None  # validated by `EpisodeStream`
     if len(train[0].input_shape) == 3:
         native = max(domain.input_shape[0] for domain in everything)
         channels = int(config.network.channels) or native

@@ -9,7 +9,7 @@ from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.results.plan import Run
 from gradhomog.learners.domains import domain_plugin
 from gradhomog.registry import expression, installed
-from gradhomog.registry.plugininfo import PluginInfo
+from gradhomog.registry.specs import PluginInfo
 
 
 def describe_failure(config: Config, run: Run, error: Exception) -> str:

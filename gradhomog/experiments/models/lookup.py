@@ -8,8 +8,7 @@ from types import MappingProxyType
 
 from torch import nn
 
-from gradhomog.errors import ConfigError
-from gradhomog.experiments.config.suggestions import did_you_mean
+from gradhomog.errors import ConfigError, did_you_mean
 from gradhomog.experiments.models.convolutional import conv4, conv6
 from gradhomog.experiments.models.perceptron import mlp
 from gradhomog.experiments.models.residual import resnet10, resnet18

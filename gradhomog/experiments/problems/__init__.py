@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from gradhomog.errors import ConfigError
-from gradhomog.experiments.config.suggestions import did_you_mean
+from gradhomog.errors import ConfigError, did_you_mean
 from gradhomog.experiments.problems.spec import Options, ProblemSpec
 
 __all__ = ["NAMES", "Options", "ProblemSpec", "find"]

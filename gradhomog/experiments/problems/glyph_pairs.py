@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge
 
-from gradhomog.errors import ConfigError
-from gradhomog.experiments.config.suggestions import did_you_mean
+from gradhomog.errors import ConfigError, did_you_mean
 from gradhomog.experiments.config.suites import suite_pipelines
 from gradhomog.experiments.data.domains import glyphs
 from gradhomog.experiments.problems import pairs

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradhomog.errors import DataError
-from gradhomog.experiments.config.suggestions import did_you_mean
+from gradhomog.errors import DataError, did_you_mean
 from gradhomog.experiments.data.domains._text_files import read_lines
 from gradhomog.experiments.data.npz import open_npz
 from gradhomog.experiments.problems.optional_import import import_optional

@@ -7,7 +7,9 @@ import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, MinLen
 
 from gradhomog.diagnosis.row_store import COLUMNS
 from gradhomog.errors import ConfigError, OptionError
@@ -24,6 +26,7 @@ from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.meta_learning import MetaLearning
 from gradhomog.experiments.training.snapshot import Snapshot, restore_snapshot, take_snapshot
 from gradhomog.experiments.training.trainer import make_optimizer
+from gradhomog.registry.annotated_values import validated
 
 RESULTS = "conflict.json"
 CHECKPOINT = "conflict.pt"
@@ -34,9 +37,10 @@ Tasks = Literal["train", "test"]
 Progress = Callable[[Mapping[str, Any]], None]
 
 
+@validated
 def measure_conflict(
     config: Config,
-    steps: Sequence[int] = (0, 100),
+    steps: Annotated[Sequence[Annotated[int, Ge(0)]], MinLen(1)] = (0, 100),
     batches: int = 48,
     pipeline: str = "rotogbml",
     *,
@@ -75,12 +79,8 @@ def measure_conflict(
             configuration, or the configuration has a multi-task problem. GradhomogError: as in training.
     """
     points = list(steps)
-    if not points or any(isinstance(step, bool) or not isinstance(step, int) for step in points):
-        raise OptionError(f"`steps` must be at least one integer; got {steps!r}.")
-    if points[0] < 0 or any(after <= before for before, after in itertools.pairwise(points)):
-        raise OptionError(f"`steps` must be increasing and at least 0; got {steps!r}.")
-    if tasks not in ("train", "test"):
-        raise OptionError(f'`tasks` must be "train" or "test"; got {tasks!r}.')
+    if any(after <= before for before, after in itertools.pairwise(points)):
+        raise OptionError(f"`steps` must be increasing; got {steps!r}.")
     run = Run(config.learners[0], pipeline, config.seed_list[0])
     config = config.for_run(run.learner, run.homogenizers, run.seed)
     fingerprints = list(streams(config, run.seed).fingerprints.values())

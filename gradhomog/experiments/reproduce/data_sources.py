@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gradhomog.errors import ConfigError, DataError, join_errors
-from gradhomog.experiments.config.suggestions import did_you_mean
+from gradhomog.errors import ConfigError, DataError, did_you_mean, join_errors
 from gradhomog.experiments.data.benchmarks import BENCHMARKS, find
 from gradhomog.experiments.data.benchmarks.check import count
 from gradhomog.experiments.reproduce.protocol import NAMES

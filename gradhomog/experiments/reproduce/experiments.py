@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gradhomog.errors import ConfigError, join_errors
+from gradhomog.errors import ConfigError, did_you_mean, join_errors
 from gradhomog.experiments.config.schema import Config, load
-from gradhomog.experiments.config.suggestions import did_you_mean
 from gradhomog.experiments.reproduce import methods, protocol
 from gradhomog.experiments.reproduce.methods import Problem, Row
 from gradhomog.experiments.reproduce.scales import COMMON, SCALES, Scale

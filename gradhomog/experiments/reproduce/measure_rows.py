@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
+
+from annotated_types import Ge
 
 from gradhomog.diagnosis.estimates import MIN_BATCHES
 from gradhomog.diagnosis.learner_rows import FIRST_BATCH, encoder_blocks, independent_numbers
@@ -12,12 +15,14 @@ from gradhomog.experiments.data.sampler import EpisodeStream
 from gradhomog.experiments.reproduce.domain_conflict import DomainConflict, StageConflict
 from gradhomog.learners.learner import Learner
 from gradhomog.learners.stage_rows import encoder_pattern, stage_rows
+from gradhomog.registry.annotated_values import validated
 
 
+@validated
 def measure_rows(
     learner: Learner,
     stream: EpisodeStream,
-    batches: int,
+    batches: Annotated[int, Ge(MIN_BATCHES)],
     *,
     step: int = 0,
     start: int = FIRST_BATCH,
@@ -53,8 +58,6 @@ def measure_rows(
             '`stream` must have the setting "strong", two or more domains and two or more tasks per batch; got '
             f'"{stream.setting}", {len(stream.domains)} and {stream.tasks}.'
         )
-    if isinstance(batches, bool) or not isinstance(batches, int) or batches < MIN_BATCHES:
-        raise OptionError(f"`batches` must be an integer of at least {MIN_BATCHES}; got {batches!r}.")
     names = tuple(domain.name for domain in stream.domains)
     pattern = encoder_pattern(learner.named_parameters())
     device = learner.parameters()[0].device

@@ -18,7 +18,7 @@ from annotated_types import Ge, MinLen
 
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.regular_files import open_regular
-from gradhomog.registry.annotated_values import describe_type, fits
+from gradhomog.registry.annotated_values import describe_mismatch
 
 MAX_BYTES = 2**30
 """Limit on the size of a file of events, a result or a plan: a million events of 1 KB."""
@@ -265,10 +265,8 @@ def validate(content: Mapping[str, Any], kind: Any, where: str, advice: str) -> 
     for key in sorted(kind.__required_keys__ | (kind.__optional_keys__ & set(content))):
         if key not in content:
             raise ConfigError(f"{where}: `{key}` is missing. {advice}")
-        if not fits(content[key], hints[key]):
-            raise ConfigError(
-                f"{where}: `{key}` must be {describe_type(hints[key])}; got {str(content[key])[:60]}. {advice}"
-            )
+        if error := describe_mismatch(key, content[key], hints[key]):
+            raise ConfigError(f"{where}: {error} {advice}")
 
 
 def numbers(values: Iterable[float | None] | None) -> list[float]:

@@ -17,7 +17,7 @@ from gradhomog.testing import small_network
 from gradhomog.testing.check import CheckFailure, NotApplicable, check, full_or_fast
 from gradhomog.testing.comparisons import require_close
 from gradhomog.testing.homogenizers.subject import HomogenizerSubject
-from gradhomog.testing.option_values import option_types, values_of
+from gradhomog.testing.option_values import values_of
 from gradhomog.testing.property_search import for_all
 from gradhomog.testing.strategies import jacobians
 
@@ -114,7 +114,8 @@ def options_work(subject: HomogenizerSubject) -> None:
     Numbers, booleans and choices are drawn, for one option at a time; numbers from 0.001 to 1000, integers up to 20.
     For invalid combinations an `OptionError` that names an option is allowed.
     """
-    sampled = {name: strategy for name, hint in option_types(subject.spec) if (strategy := values_of(hint)) is not None}
+    options = option_parameters(subject.spec).items()
+    sampled = {name: strategy for name, one in options if (strategy := values_of(one.annotation)) is not None}
     if not sampled:
         raise NotApplicable("no option is a number, a boolean or a choice")
     rows = random_rows(3, 7)

@@ -5,11 +5,11 @@ import json
 import pytest
 
 import gradhomog
-from gradhomog import ConfigError, expression
+from gradhomog import ConfigError
 from gradhomog.experiments.config import suites
 from gradhomog.experiments.config.schema import Config, load
 from gradhomog.experiments.execution import plan
-from gradhomog.registry import installed
+from gradhomog.registry import expression, installed
 
 TEXTS = [(name, text) for name, texts in suites.SUITES.items() for text in texts]
 INSTALLED = {info.name for info in installed().list("homogenizers")}

@@ -180,7 +180,7 @@ def test_bad_arguments_raise(functions):
         measure_conflict(functions, [0], tasks="val")
     study = trained(functions)
     stream = measured_stream(study.source, "train")
-    with pytest.raises(OptionError, match="`batches` must be an integer of at least 3; got 2"):
+    with pytest.raises(OptionError, match="`batches` must be an integer ≥ 3; got 2"):
         measure_rows(study.learner, stream, 2)
     weak = dataclasses.replace(functions, domains=dataclasses.replace(functions.domains, setting="weak"))
     with pytest.raises(OptionError, match='got "weak", 3 and 3'):

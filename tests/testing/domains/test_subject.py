@@ -30,7 +30,7 @@ def test_a_spec_needs_no_distribution():
         ("function:line", UnknownPluginError, "Did you mean 'functions'"),
         ("functions:lime", OptionError, "no variant 'lime'. Did you mean 'functions:line'"),
         ("functions:line(noize=1)", OptionError, "has no option 'noize'. Did you mean 'noise'"),
-        (("functions:line", {"noise": "much"}), OptionError, "`noise` must be a number; got 'much'"),
+        (("functions:line", {"noise": "much"}), OptionError, "`noise` must be a number ≥ 0; got 'much'"),
         (3, OptionError, r"a name, a pair \(name, options\) or a DomainSpec; got 3"),
     ],
 )

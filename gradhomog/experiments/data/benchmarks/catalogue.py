@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gradhomog.errors import OptionError
-from gradhomog.experiments.config.suggestions import did_you_mean
+from gradhomog.errors import OptionError, did_you_mean
 
 Rule = Literal["folders", "modulo", "novel"]
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from gradhomog.errors import DataError
-from gradhomog.experiments.config.suggestions import closest
+from gradhomog.errors import DataError, closest
 from gradhomog.experiments.data.benchmarks import class_folders, tables
 from gradhomog.experiments.data.benchmarks.catalogue import BENCHMARKS, Benchmark, get
 from gradhomog.experiments.data.benchmarks.listing import Listing

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import get_args
+from typing import Annotated, get_args
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from numpy.typing import NDArray
 
 from gradhomog.errors import DataError
-from gradhomog.experiments.data.domains import _options
+from gradhomog.experiments.data.domains._variants import check_variant
 from gradhomog.learners.domains import Domain, Split
 from gradhomog.learners.tasks import Task
+from gradhomog.registry.annotated_values import validated
 from gradhomog.registry.hooks import hookimpl
 from gradhomog.registry.specs import DomainSpec
 
@@ -110,7 +112,8 @@ class Functions(Domain):
         return Task(inputs[:shots], targets[:shots], inputs[shots:], targets[shots:], self.name)
 
 
-def functions(variant: str, *, size: int = 0, noise: float = 0.0) -> Functions:
+@validated
+def functions(variant: str, *, size: int = 0, noise: Annotated[float, Ge(0)] = 0.0) -> Functions:
     """Create the domain of a family of functions.
 
     Args:
@@ -121,8 +124,8 @@ def functions(variant: str, *, size: int = 0, noise: float = 0.0) -> Functions:
     Raises:
         OptionError: unknown family, or noise out of range.
     """
-    _options.variant("functions", variant, FAMILIES)
-    return Functions(variant, noise=_options.number("noise", noise, low=0.0))
+    check_variant("functions", variant, FAMILIES)
+    return Functions(variant, noise=float(noise))
 
 
 @hookimpl

@@ -10,17 +10,20 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib.util
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import torch
+from annotated_types import Ge, Interval
 from numpy.typing import NDArray
 
 from gradhomog.errors import DataError
-from gradhomog.experiments.data.domains import _cache, _options
+from gradhomog.experiments.data.domains import _cache
+from gradhomog.experiments.data.domains._variants import check_variant
 from gradhomog.experiments.data.domains.class_images import ClassImages, split_classes
 from gradhomog.learners.domains import Domain, Split
 from gradhomog.learners.tasks import Task
+from gradhomog.registry.annotated_values import validated
 from gradhomog.registry.hooks import hookimpl
 from gradhomog.registry.specs import DomainSpec
 
@@ -97,14 +100,15 @@ class Glyphs(Domain):
         return dataclasses.replace(task, domain=self.name, classes=classes)
 
 
+@validated
 def glyphs(
     variant: str,
     *,
-    size: int = 28,
-    instances: int = 24,
-    background: float = 0.5,
-    correlation: float = 0.5,
-    seed: int = 0,
+    size: Annotated[int, Interval(ge=8, le=256)] = 28,
+    instances: Annotated[int, Interval(ge=2, le=1000)] = 24,
+    background: Annotated[float, Interval(ge=0, le=1)] = 0.5,
+    correlation: Annotated[float, Interval(ge=0, le=1)] = 0.5,
+    seed: Annotated[int, Ge(0)] = 0,
 ) -> Glyphs:
     """Create a glyph domain, rendered or read from the cache.
 
@@ -119,15 +123,11 @@ def glyphs(
     Raises:
         OptionError: an option is out of range. DataError: matplotlib or Pillow is missing.
     """
-    _options.variant("glyphs", variant, SCRIPTS)
+    check_variant("glyphs", variant, SCRIPTS)
     options = {
-        "variant": variant,
-        "size": _options.integer("size", size, low=8, high=256),
-        "instances": _options.integer("instances", instances, low=2, high=1000),
-        "background": _options.number("background", background, low=0.0, high=1.0),
-        "correlation": _options.number("correlation", correlation, low=0.0, high=1.0),
-        "seed": _options.integer("seed", seed, low=0),
-    }
+        "variant": variant, "size": size, "instances": instances, "background": float(background),
+        "correlation": float(correlation), "seed": seed,
+    }  # fmt: skip
     require_renderer(f"glyphs:{variant}")
     from gradhomog.experiments.data.domains import _fonts, _render
 

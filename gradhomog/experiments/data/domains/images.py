@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Interval
 
 from gradhomog.errors import DataError, OptionError
-from gradhomog.experiments.data.domains import _options
 from gradhomog.experiments.data.domains._formats import list_pictures
 from gradhomog.experiments.data.domains._read_npz import read_npz
 from gradhomog.experiments.data.domains.class_images import ClassImages
 from gradhomog.experiments.data.npz import MAX_BYTES
+from gradhomog.registry.annotated_values import validated
 from gradhomog.registry.hooks import hookimpl
 from gradhomog.registry.specs import DomainSpec
 
 
+@validated
 def images(
     variant: str,
     *,
-    size: int = 84,
-    per_class: int | None = None,
+    size: Annotated[int, Interval(ge=1, le=1024)] = 84,
+    per_class: Annotated[int, Ge(1)] | None = None,
     class_split: Literal["own", "train", "val", "test"] = "own",
-    max_bytes: int = MAX_BYTES,
+    max_bytes: Annotated[int, Ge(1)] = MAX_BYTES,
 ) -> ClassImages:
     """Read a data set as uint8 at the network's input size.
 
@@ -44,10 +47,6 @@ def images(
     Raises:
         OptionError: an option is out of range. DataError: a file is missing, damaged, inconsistent or too large.
     """
-    _options.integer("size", size, low=1, high=1024)
-    if per_class is not None:
-        _options.integer("per_class", per_class, low=1)
-    _options.integer("max_bytes", max_bytes, low=1)
     if not variant or "\0" in variant:
         raise OptionError(f"`images` needs a path, as in images:pictures/birds.npz; got {variant or 'nothing'!r}.")
     try:

@@ -10,8 +10,7 @@ import inspect
 from collections.abc import Callable
 from pathlib import Path
 
-from gradhomog.errors import ConfigError
-from gradhomog.experiments.config.suggestions import did_you_mean
+from gradhomog.errors import ConfigError, did_you_mean
 from gradhomog.experiments.execution.executors.base import Executor
 from gradhomog.experiments.execution.executors.clusters import Dask, Ray
 from gradhomog.experiments.execution.executors.local import Local

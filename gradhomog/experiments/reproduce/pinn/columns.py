@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradhomog.errors import ConfigError, join_errors
+from gradhomog.errors import ConfigError, did_you_mean, join_errors
 from gradhomog.experiments.config.overrides import apply_override
 from gradhomog.experiments.config.schema import load
-from gradhomog.experiments.config.suggestions import did_you_mean
 from gradhomog.experiments.reproduce.experiments import Part
 from gradhomog.experiments.reproduce.pinn import methods
 

@@ -129,7 +129,7 @@ def test_bad_options_raise():
     with pytest.raises(OptionError, match="got nothing after the name"):
         functions("")
     for noise in (-1.0, float("nan"), True, "much"):
-        with pytest.raises(OptionError, match="`noise` must be a number >= 0; got"):
+        with pytest.raises(OptionError, match="`noise` must be a number ≥ 0; got"):
             functions("line", noise=noise)
     with pytest.raises(DataError, match="`split` must be one of train, val, test, all; got 'novel'"):
         functions("line").check("novel", **SIZES)

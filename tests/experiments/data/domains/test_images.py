@@ -312,9 +312,9 @@ def test_options_are_checked(tmp_path):
     path = write_npz(tmp_path / "a.npz")
     with pytest.raises(OptionError, match="`images` needs a path"):
         images.images("", size=8)
-    with pytest.raises(OptionError, match=r"`size` must be an integer in 1\.\.1024; got 0"):
+    with pytest.raises(OptionError, match=r"`size` must be an integer ≥ 1 and ≤ 1024; got 0"):
         images.images(path, size=0)
-    with pytest.raises(OptionError, match="`per_class` must be an integer >= 1; got 0"):
+    with pytest.raises(OptionError, match="`per_class` must be an integer ≥ 1 or none; got 0"):
         images.images(str(tmp_path), size=8, per_class=0)
     with pytest.raises(OptionError, match=r"`per_class` must be omitted for \.npz files"):
         images.images(path, size=8, per_class=3)

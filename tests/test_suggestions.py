@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradhomog.experiments.config.suggestions import did_you_mean
+from gradhomog.errors import did_you_mean
 
 
 @pytest.mark.parametrize(
