@@ -23,14 +23,14 @@ def read_labels(dataset: Dataset[Any], labels: Labels | None) -> NDArray[np.int6
     """
     if isinstance(dataset, IterableDataset):
         raise DataError(
-            f"`dataset` must be a map-style dataset, because examples are drawn by index; got {_type_name(dataset)}, "
-            "an IterableDataset. Store its examples, for example in a list, and pass `labels=`."
+            f"`dataset` must be a map-style dataset, because examples are drawn by index; got {type(dataset).__name__}"
+            ", an IterableDataset. Store its examples, for example in a list, and pass `labels=`."
         )
     found = _stored_labels(dataset) if labels is None else _convert_labels("labels", labels)
     size = len(dataset)  # type: ignore[arg-type]
     if len(found) != size:
         raise DataError(
-            f"`labels` must contain one label for each of the {size} examples of {_type_name(dataset)}; "
+            f"`labels` must contain one label for each of the {size} examples of {type(dataset).__name__}; "
             f"got {len(found)}."
         )
     return found
@@ -45,17 +45,18 @@ def _stored_labels(dataset: Dataset[Any]) -> NDArray[np.int64]:
         return _convert_labels("TensorDataset.tensors[1]", dataset.tensors[1])
     for name in ("targets", "labels"):
         if (found := getattr(dataset, name, None)) is not None:
-            return _convert_labels(f"{_type_name(dataset)}.{name}", found)
+            return _convert_labels(f"{type(dataset).__name__}.{name}", found)
     raise DataError(
-        f"{_type_name(dataset)} has neither `targets` nor `labels`, but tasks are drawn by class. Pass `labels=`, one "
-        "integer per example; [y for _, y in dataset] loads every example once."
+        f"{type(dataset).__name__} has neither `targets` nor `labels`, but tasks are drawn by class. Pass `labels=`, "
+        "one integer per example; [y for _, y in dataset] loads every example once."
     )
 
 
 def _convert_labels(name: str, labels: Any) -> NDArray[np.int64]:
-    values = (
-        labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(_check_not_ragged(name, labels))
-    )
+    try:
+        values = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    except ValueError as cause:
+        raise DataError(f"`{name}` must contain one integer per example; got a ragged list ({cause}).") from cause
     if values.ndim != 1:
         advice = "Convert one-hot labels by argmax(1)" if values.ndim == 2 else "Pass one label per example"
         raise DataError(f"`{name}` must have shape [examples]; got {values.shape}. {advice}.")
@@ -66,16 +67,3 @@ def _convert_labels(name: str, labels: Any) -> NDArray[np.int64]:
             "numpy.unique(labels, return_inverse=True)[1]."
         )
     return values.astype(np.int64)
-
-
-def _check_not_ragged(name: str, labels: Any) -> Any:
-    """Return labels that NumPy can convert to an array; raise for nested lists of different lengths."""
-    try:
-        np.asarray(labels)
-    except ValueError as cause:
-        raise DataError(f"`{name}` must contain one integer per example; got a ragged list ({cause}).") from cause
-    return labels
-
-
-def _type_name(dataset: Dataset[Any]) -> str:
-    return type(dataset).__name__

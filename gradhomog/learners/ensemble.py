@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradhomog.errors import DataError, OptionError
+from gradhomog.errors import OptionError
 from gradhomog.learners.learner import Learner
-from gradhomog.learners.scoring import accuracy
+from gradhomog.learners.scoring import score_tasks
 from gradhomog.learners.tasks import Task, TaskBatch
 from gradhomog.step.reports import Evaluation
 
@@ -57,15 +57,9 @@ class Ensemble:
 
     def evaluate(self, tasks: TaskBatch | Iterable[Task]) -> Evaluation:
         """Return scores and losses of the mean outputs, as `Learner.evaluate`."""
-        result, loss = Evaluation(), self.members[0].loss
-        for task in tasks:
+
+        def compute(task: Task) -> tuple[Tensor, float]:
             outputs = self.predict(task.support_x, task.support_y, task.query_x)
-            score = accuracy(outputs, task.query_y)
-            if score is None:
-                result.metric, score = "mse", float((outputs - task.query_y).square().mean())
-            result.scores.append(score)
-            result.losses.append(float(loss(outputs, task.query_y)))
-            result.domains.append(task.domain)
-        if not result.scores:
-            raise DataError("`tasks` must contain at least one task; got none.")
-        return result
+            return outputs, float(self.members[0].loss(outputs, task.query_y))
+
+        return score_tasks(tasks, compute)

@@ -14,9 +14,16 @@ from torch.distributed import ProcessGroup
 
 from gradhomog.diagnosis import learner_rows
 from gradhomog.diagnosis.result import DiagnosisResult
-from gradhomog.errors import ConfigError, DataError, OptionError, PluginRunError
+from gradhomog.errors import ConfigError, OptionError, PluginRunError
 from gradhomog.learners.outer_optimizer import OuterOptimizer, check_holds_parameters, warn_of_momentum
-from gradhomog.learners.scoring import Loss, accuracies, accuracy, check_classes, default_loss, explain_head_errors
+from gradhomog.learners.scoring import (
+    Loss,
+    accuracies,
+    check_classes,
+    default_loss,
+    explain_head_errors,
+    score_tasks,
+)
 from gradhomog.learners.stage_rows import encoder_pattern, stage_rows
 from gradhomog.learners.step_rows import compute_meta_step
 from gradhomog.learners.tasks import Task, TaskBatch
@@ -250,21 +257,14 @@ class Learner(ValidatedConstructor, ABC):
 
     def evaluate(self, tasks: TaskBatch | Iterable[Task]) -> Evaluation:
         """Adapt to each task and score its query set; homogenizers are not used, and the learner does not change."""
-        result = Evaluation()
+
+        def compute(task: Task) -> tuple[Tensor, float]:
+            with explain_head_errors(self.encoder, self.head, task.support_x, task.support_y, task.query_y):
+                outputs = self._outputs(task.support_x, task.support_y, task.query_x)
+                return outputs, float(self.loss(outputs, task.query_y))
+
         with self.mode(training=False):
-            for task in tasks:
-                with explain_head_errors(self.encoder, self.head, task.support_x, task.support_y, task.query_y):
-                    outputs = self._outputs(task.support_x, task.support_y, task.query_x)
-                    loss = float(self.loss(outputs, task.query_y))
-                score = accuracy(outputs, task.query_y)
-                if score is None:
-                    result.metric, score = "mse", float((outputs - task.query_y).square().mean())
-                result.scores.append(score)
-                result.losses.append(loss)
-                result.domains.append(task.domain)
-        if not result.scores:
-            raise DataError("`tasks` must contain at least one task; got none.")
-        return result
+            return score_tasks(tasks, compute)
 
 
 def learner(

@@ -1,15 +1,17 @@
-"""The default loss and the accuracy of learners, and the error of a head with too few outputs."""
+"""The default loss and the scores of learners, and the error of a head with too few outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from gradhomog.errors import DataError
+from gradhomog.learners.tasks import Task, TaskBatch
 from gradhomog.learners.training_mode import training_mode
+from gradhomog.step.reports import Evaluation
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """A loss function, called as `loss(outputs, targets)`; it returns a scalar, the mean over the examples."""
@@ -32,6 +34,26 @@ def accuracy(outputs: Tensor, targets: Tensor) -> float | None:
 def accuracies(outputs: Tensor, targets: Tensor) -> Tensor | None:
     """Return each task's accuracy, float64 `[tasks]`, from outputs `[tasks, queries, ways]`; None for regression."""
     return None if targets.is_floating_point() else (outputs.argmax(dim=-1) == targets).double().mean(-1)
+
+
+def score_tasks(tasks: TaskBatch | Iterable[Task], compute: Callable[[Task], tuple[Tensor, float]]) -> Evaluation:
+    """Return scores and losses of tasks; `compute` returns the outputs for a task's query set, and their loss.
+
+    Raises:
+        DataError: there is no task.
+    """
+    result = Evaluation()
+    for task in tasks:
+        outputs, loss = compute(task)
+        score = accuracy(outputs, task.query_y)
+        if score is None:
+            result.metric, score = "mse", float((outputs - task.query_y).square().mean())
+        result.scores.append(score)
+        result.losses.append(loss)
+        result.domains.append(task.domain)
+    if not result.scores:
+        raise DataError("`tasks` must contain at least one task; got none.")
+    return result
 
 
 @contextmanager

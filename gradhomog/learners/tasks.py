@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -17,7 +17,25 @@ from gradhomog.step.step import TaskKey, task_keys
 
 
 @dataclass(frozen=True)
-class Task:
+class _Movable:
+    """Base of dataclasses of tensors that are copied to other memory together."""
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
+        """Copy to a device; `non_blocking` as in `torch.Tensor.to`, for tensors in pinned memory."""
+        return self._map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Self:
+        """Copy to pinned memory, as `DataLoader(pin_memory=True)` does."""
+        return self._map_tensors(Tensor.pin_memory)
+
+    def _map_tensors(self, function: Callable[[Tensor], Tensor], **changes: Any) -> Self:
+        """Return a copy with a function applied to every tensor, and other changes."""
+        tensors = {name: function(value) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return dataclasses.replace(self, **tensors, **changes)
+
+
+@dataclass(frozen=True)
+class Task(_Movable):
     """One task: a support set to adapt to and a query set to evaluate the adapted network on.
 
     Attributes:
@@ -36,17 +54,9 @@ class Task:
     domain: str = ""
     classes: Tensor | None = None
 
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Task:
-        """Copy to a device; `non_blocking` as in `torch.Tensor.to`, for tasks in pinned memory."""
-        return _map_tensors(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> Task:
-        """Copy to pinned memory, as `DataLoader(pin_memory=True)` does."""
-        return _map_tensors(self, Tensor.pin_memory)
-
 
 @dataclass(frozen=True)
-class TaskBatch:
+class TaskBatch(_Movable):
     """N tasks of equal shape: every tensor of `Task` with a leading dimension `tasks`, and one domain name per task.
 
     `classes` is `[tasks, ways]`; None unless every task has classes. `slots` are the positions of the tasks in the full
@@ -103,17 +113,9 @@ class TaskBatch:
     def select(self, tasks: Sequence[int]) -> TaskBatch:
         """Return some of the tasks; they keep the positions that they have in this batch."""
         index, keys = list(tasks), self.keys
-        tensors: dict[str, Any] = {name: v[index] for name, v in vars(self).items() if isinstance(v, Tensor)}
         domains = tuple(self.domains[task] for task in index) if self.domains else ()
-        return dataclasses.replace(self, **tensors, domains=domains, slots=tuple(keys[task].slot for task in index))
-
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> TaskBatch:
-        """Copy to a device; `non_blocking` as in `torch.Tensor.to`, for batches in pinned memory."""
-        return _map_tensors(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> TaskBatch:
-        """Copy to pinned memory, as `DataLoader(pin_memory=True)` does."""
-        return _map_tensors(self, Tensor.pin_memory)
+        slots = tuple(keys[task].slot for task in index)
+        return self._map_tensors(lambda tensor: tensor[index], domains=domains, slots=slots)
 
     def __len__(self) -> int:
         return self.support_x.shape[0]
@@ -147,12 +149,3 @@ def classification_task(support_x: Tensor, query_x: Tensor, domain: str, classes
     labels = torch.arange(len(classes))
     support_y, query_y = (labels.repeat_interleave(len(x) // len(classes)) for x in (support_x, query_x))
     return Task(support_x, support_y, query_x, query_y, domain, torch.from_numpy(classes))
-
-
-Tasks = TypeVar("Tasks", Task, TaskBatch)
-
-
-def _map_tensors(tasks: Tasks, function: Callable[[Tensor], Tensor]) -> Tasks:
-    """Return a copy with a function applied to every tensor."""
-    fields: dict[str, Any] = {name: function(value) for name, value in vars(tasks).items() if isinstance(value, Tensor)}
-    return dataclasses.replace(tasks, **fields)

@@ -39,7 +39,19 @@ def load(info: PluginInfo, requirements: Iterable[str]) -> tuple[ModuleType, Spe
         strays = [name for name in vars(plugin) if name.startswith("gradhomog_") and name not in HOOKS]
         hints = [f".{hint}" for name in strays if (hint := did_you_mean(name, HOOKS))]
         raise _load_error(info, f"has an invalid hook: {cause}{''.join(hints[:1])}") from cause
-    _check_called(manager, info)
+    found = [(hook.name, impl) for hook in manager.get_hookcallers(plugin) or () for impl in hook.get_hookimpls()]
+    for name, impl in found:
+        wraps = impl.wrapper or impl.hookwrapper
+        if wraps and name != "gradhomog_make":
+            reason = f"wraps the hook `{name}`, which is never called; only `gradhomog_make` can be wrapped"
+            raise _load_error(info, reason)
+        if impl.trylast and not wraps and name == "gradhomog_make":
+            # Of two hooks with trylast, the one registered first is called first, and the first result is used.
+            reason = (
+                "has a hook `gradhomog_make` with trylast=True, which is never called, because gradhomog's own hook "
+                "precedes it. Mark it with @gradhomog.hookimpl(wrapper=True), or without trylast"
+            )
+            raise _load_error(info, reason)
     return plugin, _read_spec(manager, info)
 
 
@@ -102,24 +114,6 @@ def _import_module(info: PluginInfo) -> ModuleType:
     if not isinstance(plugin, ModuleType):
         raise _load_error(info, f"must have a module as its entry point; got a {type(plugin).__name__}")
     return plugin
-
-
-def _check_called(manager: pluggy.PluginManager, info: PluginInfo) -> None:
-    """Raise if a hook of the only plugin of a manager would never be called."""
-    for name in HOOKS:
-        for impl in getattr(manager.hook, name).get_hookimpls():
-            wraps = impl.wrapper or impl.hookwrapper
-            if wraps and name != "gradhomog_make":
-                raise _load_error(
-                    info, f"wraps the hook `{name}`, which is never called; only `gradhomog_make` can be wrapped"
-                )
-            if impl.trylast and not wraps and name == "gradhomog_make":
-                # Of two hooks with trylast, the one registered first is called first, and the first result is used.
-                raise _load_error(
-                    info,
-                    "has a hook `gradhomog_make` with trylast=True, which is never called, because gradhomog's own "
-                    "hook precedes it. Mark it with @gradhomog.hookimpl(wrapper=True), or without trylast",
-                )
 
 
 def _read_spec(manager: pluggy.PluginManager, info: PluginInfo) -> Spec:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -27,8 +28,6 @@ from gradhomog.errors import (
 from gradhomog.registry import hooks, loading
 from gradhomog.registry.options import bind, has_paper_scale
 from gradhomog.registry.specs import KINDS, Kind, PluginInfo, Spec
-
-__all__ = ["KINDS", "Kind", "PluginInfo", "Registry", "available", "installed", "using"]
 
 
 class Registry:
@@ -97,9 +96,7 @@ class Registry:
     def names(self, kind: Kind) -> tuple[str, ...]:
         """Return the names that users can write; `distribution:name` if several distributions have the same name."""
         infos = [info for info in self.list(kind) if not info.disabled]
-        counts: dict[str, int] = {}
-        for info in infos:
-            counts[info.name] = counts.get(info.name, 0) + 1
+        counts = Counter(info.name for info in infos)
         return tuple(info.name if counts[info.name] == 1 else info.selector for info in infos)
 
     def find(self, kind: Kind, selector: str) -> PluginInfo:

@@ -59,23 +59,19 @@ def names(given: str) -> Names:
         OptionError: the name is invalid; the message suggests a valid one.
     """
     plugin = given.replace("-", "_").removeprefix("gradhomog_")
-    if not _PLUGIN.fullmatch(plugin):
-        raise _name_error(
-            given, "must start with a letter and contain only lower-case letters, digits and single hyphens"
-        )
-    if keyword.iskeyword(plugin):
-        raise _name_error(given, "must not be a keyword of Python")
-    if plugin in _WORDS:
-        raise _name_error(given, "must not be a reserved word of the text form of a pipeline")
-    if plugin == "gradhomog":
-        raise _name_error(given, "must not be gradhomog itself")
-    if len(plugin) > LONGEST:
-        raise _name_error(given, f"must have at most {LONGEST} characters")
+    rules = {
+        "start with a letter and contain only lower-case letters, digits and single hyphens": _PLUGIN.fullmatch(plugin),
+        "not be a keyword of Python": not keyword.iskeyword(plugin),
+        "not be a reserved word of the text form of a pipeline": plugin not in _WORDS,
+        "not be gradhomog itself": plugin != "gradhomog",
+        f"have at most {LONGEST} characters": len(plugin) <= LONGEST,
+    }
+    for rule, holds in rules.items():
+        if not holds:
+            raise OptionError(
+                f"the name of a plugin must {rule}; got {given!r}. Write {_similar(given)!r}, for example."
+            )
     return Names(plugin)
-
-
-def _name_error(given: str, expected: str) -> OptionError:
-    return OptionError(f"the name of a plugin {expected}; got {given!r}. Write {_similar(given)!r}, for example.")
 
 
 def _similar(given: str) -> str:
