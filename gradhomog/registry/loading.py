@@ -100,11 +100,10 @@ def _import_module(info: PluginInfo) -> ModuleType:
             changes = [change for change in restored if change]
     except GradhomogError as cause:  # its message is complete
         raise PluginLoadError(f"{info} cannot be imported: {cause}") from cause
-    except ModuleNotFoundError as cause:
-        advice = f"Reinstall {info.distribution} with its dependencies, or remove '{info.name}'."
-        raise _load_error(info, f"cannot be imported: {type(cause).__name__}: {cause}", advice) from cause
     except (Exception, SystemExit) as cause:  # SystemExit: a script without a guard must not end this process
-        raise _load_error(info, f"cannot be imported: {type(cause).__name__}: {cause}") from cause
+        reinstall = f"Reinstall {info.distribution} with its dependencies, or remove '{info.name}'."
+        advice = reinstall if isinstance(cause, ModuleNotFoundError) else info.advice
+        raise _load_error(info, f"cannot be imported: {type(cause).__name__}: {cause}", advice) from cause
     if changes:
         package = info.module.partition(":")[0].partition(".")[0]
         for name in [name for name in set(sys.modules) - modules if name.partition(".")[0] == package]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import importlib
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,7 @@ from typing import Any
 
 import hypothesis  # noqa: F401  # fails early if missing: `gradhomog.testing` then reports how to install it
 
-from gradhomog.errors import OptionError
+from gradhomog.errors import OptionError, did_you_mean
 from gradhomog.registry import Kind, Registry
 from gradhomog.registry.specs import HomogenizerSpec
 from gradhomog.testing.check import KIT, Check, run
@@ -133,8 +132,7 @@ def validate_expected_failures(kind: Kind, expected: Mapping[str, str] | None) -
     names = {check.name for check in checks(kind)}
     for name, reason in (expected or {}).items():
         if name not in names:
-            suggestions = difflib.get_close_matches(name, names, n=1)
-            hint = f" Did you mean '{suggestions[0]}'?" if suggestions else f" The checks: {_names(kind)}."
+            hint = did_you_mean(name, names) or f" The checks: {_names(kind)}."
             raise OptionError(f"`expected_failures` names the check {name!r}, which does not exist.{hint}")
         if not isinstance(reason, str) or not reason.strip():
             raise OptionError(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from typing import Any, get_args
 
 import numpy as np
 
-from gradhomog.errors import GradhomogError, OptionError, PluginRunError
+from gradhomog.errors import GradhomogError, OptionError, PluginRunError, did_you_mean
 from gradhomog.learners.domains import Domain, Split, split_domain
 from gradhomog.learners.tasks import Task
 from gradhomog.registry import Registry
@@ -41,8 +40,7 @@ class DomainSubject(PluginSubject[DomainSpec]):
         listed = self.spec.variants
         self.variant = self.variant or (listed[0] if listed else "")
         if listed and self.variant not in listed:
-            suggestions = difflib.get_close_matches(self.variant, listed, n=1)
-            hint = f" Did you mean '{self.name}:{suggestions[0]}'?" if suggestions else ""
+            hint = did_you_mean(self.variant, listed, f"'{self.name}:{{}}'")
             raise OptionError(f"{self.name} has no variant {self.variant!r}.{hint} Its variants: {', '.join(listed)}.")
         bind(self.spec, self.name, self.options)
 
