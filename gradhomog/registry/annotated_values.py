@@ -21,6 +21,8 @@ from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MaxLen, MinLen
 from gradhomog.errors import OptionError
 from gradhomog.registry.expression import render_value
 
+_LISTS = (list, tuple, range)
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -105,7 +107,7 @@ def describe_mismatch(name: str, value: Any, annotation: Any) -> str:
 def _largest_integer(value: Any) -> int:
     if isinstance(value, Mapping):
         return _largest_integer(list(value.values()))
-    if isinstance(value, list | tuple):
+    if isinstance(value, _LISTS):
         return max(map(_largest_integer, value), default=0)
     return abs(value) if isinstance(value, int) else 0
 
@@ -156,7 +158,7 @@ def accepted_values(annotation: Any) -> Values:
         return _bounded(args[0], args[1:])
     if origin is Literal:
         description = ("one of " if len(args) > 1 else "") + ", ".join(map(render_value, args))
-        return Values(description, lambda value: any(value == arg and type(value) is type(arg) for arg in args))
+        return Values(description, lambda value: any(type(value) is type(arg) and value == arg for arg in args))
     if origin in (typing.Union, types.UnionType):
         parts = [accepted_values(arg) for arg in args]
         description = " or ".join(part.description for part in parts)
@@ -177,7 +179,7 @@ def accepted_values(annotation: Any) -> Values:
         return Values(
             f"a list of {len(items)} ({', '.join(item.description for item in items)})",
             lambda value: (
-                isinstance(value, list | tuple)
+                isinstance(value, _LISTS)
                 and len(value) == len(items)
                 and all(item.contain(entry) for item, entry in zip(items, value, strict=True))
             ),
@@ -185,7 +187,7 @@ def accepted_values(annotation: Any) -> Values:
     if container in (list, tuple, Sequence):
         item = accepted_values(args[0]) if args else _ANY
         each = f" ({item.description} each)" if args else ""
-        return Values(f"a list{each}", lambda value: isinstance(value, list | tuple) and all(map(item.contain, value)))
+        return Values(f"a list{each}", lambda value: isinstance(value, _LISTS) and all(map(item.contain, value)))
     if container in (dict, Mapping):
         key, item = map(accepted_values, args or (Any, Any))
         each = f" ({item.description} each)" if args else ""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from numbers import Integral
 from typing import Any, NoReturn
 
 from gradhomog.errors import ExpressionError
@@ -98,9 +99,11 @@ def render_value(value: Any) -> str:
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{render_value(k)}: {render_value(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, range)):
         return "[" + ", ".join(map(render_value, value)) + "]"
-    return repr(float(value) if isinstance(value, float) else value)  # the repr of NumPy's floats is no number
+    if isinstance(value, float | Integral):  # the repr of NumPy's numbers is no number
+        value = float(value) if isinstance(value, float) else int(value)
+    return repr(value)
 
 
 class _Reader:

@@ -101,7 +101,7 @@ def test_spaces_and_line_ends_between_tokens_are_ignored() -> None:
 
 
 def test_numbers_of_numpy_are_rendered_as_numbers() -> None:
-    assert render_one("a", {"rate": np.float64(0.25)}) == "a(rate=0.25)"
+    assert render_one("a", {"rate": np.float64(0.25), "seed": np.int64(3)}) == "a(rate=0.25, seed=3)"
 
 
 # ‸ marks the character that the caret must be under: it precedes it.

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 import math
 import pickle
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint
-from typing import Any, cast
+from typing import Annotated, Any, Literal, cast
 
+import numpy as np
 import pytest
 import torch
+from annotated_types import Ge
 
 import gradhomog
 from gradhomog import Homogenizer, HomogenizerSpec, OptionError, Registry, StageResult
 from gradhomog.registry import installed, options
-from gradhomog.registry.annotated_values import fits
+from gradhomog.registry.annotated_values import fits, validated
 from gradhomog.testing.pytest_plugin import InstallDistribution
 from tests.registry.annotated_options import AnnotatedOptions
 from tests.registry.scaled import Scaled
@@ -54,6 +58,8 @@ def make(option: str, value: object) -> Any:
         ("weights", None),
         ("weights", [1, 2.0]),
         ("weights", [10**20]),
+        ("weights", range(3)),
+        ("count", np.int64(3)),
         ("rate", 10**20),
         ("anything", {"a": [True]}),
         ("at_least", 0),
@@ -172,6 +178,34 @@ def test_the_arguments_of_a_constructor_are_validated(value: Any) -> None:
         with pytest.raises(OptionError) as raised:
             make()
         assert str(raised.value) == f"Scaled: `factor` must be a number ≥ 1; got {value!r}."
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(gradhomog.ValidatedConstructor):
+    engine: Literal["loop", "vmap"] = "loop"
+    steps: Annotated[int, Ge(1)] | None = None
+
+
+@validated
+def scaled_sum(values: Sequence[float], factor: Annotated[float, Ge(0)] = 1.0, **further: Any) -> float:
+    """Return the sum times a factor."""
+    return factor * sum(values)
+
+
+def test_frozen_dataclasses_and_functions_validate_their_arguments() -> None:
+    assert dataclasses.replace(Settings("vmap"), steps=3) == Settings("vmap", 3)
+    assert scaled_sum(range(4), factor=2, unknown="x") == 12
+    assert scaled_sum.__doc__ == "Return the sum times a factor."
+    invalid: Any = "fast"
+    for call, message in (
+        (lambda: Settings(invalid), 'Settings: `engine` must be one of "loop", "vmap"; got \'fast\'.'),
+        (lambda: Settings(steps=0), "Settings: `steps` must be an integer ≥ 1 or none; got 0."),
+        (lambda: scaled_sum([1], -1), "scaled_sum: `factor` must be a number ≥ 0; got -1."),
+        (lambda: scaled_sum(invalid), "scaled_sum: `values` must be a list (a number each); got 'fast'."),
+    ):
+        with pytest.raises(OptionError) as raised:
+            call()
+        assert str(raised.value) == message
 
 
 CLASSES = [
