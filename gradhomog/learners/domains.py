@@ -108,7 +108,5 @@ def split_domain(text: str, registry: Registry) -> tuple[str, str, dict[str, Any
         return (plugin, rest, options) if known else ("images", path, options)
     selector, options = expression.parse_one(text)
     parts = selector.split(":")
-    selectors = {info.selector for info in registry.list("domains")}
-    if len(parts) > 1 and ":".join(parts[:2]) in selectors:
-        return ":".join(parts[:2]), ":".join(parts[2:]), options
-    return parts[0], ":".join(parts[1:]), options
+    count = 2 if ":".join(parts[:2]) in {info.selector for info in registry.list("domains")} else 1
+    return ":".join(parts[:count]), ":".join(parts[count:]), options

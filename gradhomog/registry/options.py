@@ -87,19 +87,22 @@ def bind(spec: Spec, plugin: str, options: Mapping[str, Any]) -> dict[str, Any]:
             wrong.
     """
     parameters = option_parameters(spec)
-    known = f"Its options: {', '.join(describe(spec)) or 'none'}."
     errors = []
     for name, value in options.items():
         if name not in parameters:
             hint = did_you_mean(name, parameters)
             if "options" in parameters:  # a wrapper of another plugin
                 hint += f" Options of the wrapped plugin are written options={{'{name}': …}}."
-            errors.append(f"{plugin} has no option '{name}'.{hint} {known}")
+            errors.append(f"{plugin} has no option '{name}'.{hint} {_known_options(spec)}")
         elif error := describe_mismatch(name, value, parameters[name].annotation):
             errors.append(f"{plugin}: {error}")
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in options:
-            errors.append(f"{plugin} requires the option '{name}'. {known}")
+            errors.append(f"{plugin} requires the option '{name}'. {_known_options(spec)}")
     if errors:
         raise OptionError(join_errors(errors))
     return dict(options)
+
+
+def _known_options(spec: Spec) -> str:
+    return f"Its options: {', '.join(describe(spec)) or 'none'}."
