@@ -60,15 +60,17 @@ def _validate_arguments(target: Callable[..., Any], args: Sequence[Any], keyword
 def _parameters(target: Callable[..., Any]) -> tuple[list[str], dict[str, Any]]:
     """Return the names of the parameters in order, and the annotated types of those that have one.
 
-    Keywords that a constructor passes on have the types of its base classes.
+    Untyped keywords, which a constructor passes on, have the types of its base classes.
     """
     functions = [target]
     if inspect.isclass(target):
         functions = [vars(base)["__init__"] for base in reversed(target.__mro__) if "__init__" in vars(base)]
     hints: dict[str, Any] = {}
     for function in functions:
-        own = inspect.signature(function).parameters
-        hints = {name: hint for name, hint in hints.items() if name not in own} | type_hints(function)
+        own, types_of_own = inspect.signature(function).parameters, type_hints(function)
+        keywords = [name for name, one in own.items() if one.kind is one.VAR_KEYWORD]
+        passes_on = any(typing.get_origin(types_of_own.get(name)) is not typing.Unpack for name in keywords)
+        hints = {name: hint for name, hint in hints.items() if passes_on and name not in own} | types_of_own
     return list(inspect.signature(target).parameters), hints
 
 
