@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gradhomog import Task, TaskBatch, TaskRows
+from gradhomog_adapters._gradients import autograd_gradient, autograd_hessian, detach_all
 from gradhomog_adapters._random_convolution import RandomConvolution
-from gradhomog_adapters._rows.gradients import autograd_gradient, autograd_hessian, detach_all
-from gradhomog_adapters.few_shot import FewShotLearner
+from gradhomog_adapters.few_shot import FewShotLearner, ignore
 
 
 class AdversarialTasks(FewShotLearner):
@@ -64,13 +64,9 @@ class AdversarialTasks(FewShotLearner):
 
     def _query_loss_of(self, task: Task) -> Tensor:
         """The query loss of a task without homogenizers, differentiable w.r.t. its inputs."""
-        support = self.support(task.support_x, task.support_y, _ignore, autograd_gradient, autograd_hessian)
+        support = self.support(task.support_x, task.support_y, ignore, autograd_gradient, autograd_hessian)
         losses = []
         for point in self.evaluation_points(detach_all(self.live_parameters), support):
             statistics = self.support_statistics(point, support)
             losses.append(self.query_loss(point, self.query(point, support, task.query_x, task.query_y, statistics))[0])
         return self.combine_losses(losses)
-
-
-def _ignore(part: object) -> None:
-    """Do nothing: no homogenizer acts on the ascent."""

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from gradhomog import Task, TaskBatch, TaskRow
 from gradhomog_adapters._classifiers import MakeClassifier, fit
 from gradhomog_adapters._feature_shape import feature_shape
+from gradhomog_adapters._gradients import detach_all
 from gradhomog_adapters._metric import MetricLearner, check_classification
-from gradhomog_adapters._network.functional import Parameters
-from gradhomog_adapters._rows.gradients import detach_all
+from gradhomog_adapters._network import Parameters
 from gradhomog_adapters._training_classes import class_count, classification_loss, keep_own_classes, with_class_ids
 from gradhomog_adapters.few_shot import Query, Support
 

@@ -10,7 +10,7 @@ import torchopt
 from torchopt.base import GradientTransformation
 
 from gradhomog import OptionError, Pipeline
-from gradhomog_adapters._rows.gradients import Order, detach_all
+from gradhomog_adapters._gradients import Order, detach_all
 
 Inner = Literal["sgd", "momentum", "adam", "adamw"] | GradientTransformation | Callable[[], GradientTransformation]
 """An inner optimizer: a name, a TorchOpt transformation, or a function that returns one."""

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from gradhomog import DataError
-from gradhomog_adapters._network.batch_norm import Statistics
-from gradhomog_adapters._network.functional import Parameters
+from gradhomog_adapters._network import Parameters
+from gradhomog_adapters._network_mode import Statistics
 from gradhomog_adapters.few_shot import FewShotLearner, Query, Support
 
 

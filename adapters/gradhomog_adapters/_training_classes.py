@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gradhomog import DataError, OptionError, Task, TaskBatch, TaskRow
 from gradhomog_adapters._metric import at_least_float32, check_classification
-from gradhomog_adapters._network.functional import Parameters, call_learner_module
+from gradhomog_adapters._network import Parameters, call_learner_module
 from gradhomog_adapters.few_shot import FewShotLearner, Query
 
 Tasks = TypeVar("Tasks", Task, TaskBatch)

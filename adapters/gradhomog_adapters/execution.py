@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from gradhomog import OptionError
-from gradhomog_adapters._network.batch_norm import Norm, SupportStatistics, norm_policy
-from gradhomog_adapters._network.second_derivatives import enable_second_derivatives
+from gradhomog_adapters._network_mode import Norm, SupportStatistics, enable_second_derivatives, norm_policy
 
 Engine = Literal["auto", "loop", "vmap"]
 Compile = bool | str

@@ -17,8 +17,8 @@ from gradhomog_adapters._mamlpp.multi_step import MetaStepSettings
 from gradhomog_adapters._mamlpp.running_statistics import RunningStatistics, statistics
 from gradhomog_adapters._mamlpp.schedule import anneal_rate, cosine
 from gradhomog_adapters._mamlpp.step_parameters import StepParameters, affine, clamp_step, rates
-from gradhomog_adapters._network.batch_norm import Norm, Statistics
-from gradhomog_adapters._network.functional import Parameters
+from gradhomog_adapters._network import Parameters
+from gradhomog_adapters._network_mode import Norm, Statistics
 from gradhomog_adapters._option_types import CountOrZero, NonNegative, Positive
 from gradhomog_adapters._step_count import StepCount
 from gradhomog_adapters.execution import Execution, ExecutionOptions, ExecutionOptionsExceptNorm

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, OptionError, hookimpl
-from gradhomog_adapters._network.functional import Parameters, learner_parameter
-from gradhomog_adapters._network.named_module import parameter_module
+from gradhomog_adapters._network import Parameters, learner_parameter, parameter_module
 from gradhomog_adapters._option_types import CountOrZero
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.maml import MAML

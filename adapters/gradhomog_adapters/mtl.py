@@ -16,8 +16,7 @@ from gradhomog_adapters._classifiers import make_linear
 from gradhomog_adapters._feature_shape import feature_shape
 from gradhomog_adapters._inner_optimizer import Inner
 from gradhomog_adapters._metric import at_least_float32
-from gradhomog_adapters._network.functional import Parameters, learner_parameter
-from gradhomog_adapters._network.named_module import parameter_module
+from gradhomog_adapters._network import Parameters, learner_parameter, parameter_module
 from gradhomog_adapters._option_types import Count, CountOrZero, Positive
 from gradhomog_adapters._step_count import StepCount
 from gradhomog_adapters._training_classes import class_count, classification_loss, keep_own_classes, with_class_ids

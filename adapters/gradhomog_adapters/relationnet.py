@@ -14,8 +14,8 @@ from gradhomog import DataError, LearnerSpec, OptionError, hookimpl
 from gradhomog_adapters import _relation_module
 from gradhomog_adapters._feature_shape import feature_shape
 from gradhomog_adapters._metric import MetricLearner, class_means, one_hot
-from gradhomog_adapters._network.batch_norm import Norm, SupportStatistics, norm_policy
-from gradhomog_adapters._network.functional import Parameters, call_learner_module
+from gradhomog_adapters._network import Parameters, call_learner_module
+from gradhomog_adapters._network_mode import Norm, SupportStatistics, norm_policy
 from gradhomog_adapters._option_types import Count
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.few_shot import Query, Support

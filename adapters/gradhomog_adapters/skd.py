@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from gradhomog import LearnerSpec, Task, TaskBatch, TaskRow, hookimpl
 from gradhomog_adapters._classifiers import make_linear, normalize_rows
 from gradhomog_adapters._feature_shape import feature_shape
+from gradhomog_adapters._gradients import detach_all
 from gradhomog_adapters._logistic_regression import fit_logistic_regression
 from gradhomog_adapters._metric import MetricLearner, at_least_float32
-from gradhomog_adapters._network.batch_norm import SupportStatistics, norm_policy
-from gradhomog_adapters._network.functional import Parameters, call_learner_module
+from gradhomog_adapters._network import Parameters, call_learner_module
+from gradhomog_adapters._network_mode import SupportStatistics, norm_policy
 from gradhomog_adapters._option_types import Count, CountOrZero, NonNegative, Positive
 from gradhomog_adapters._rotations import distillation_loss, mean_distance, rotate_images, rotation_loss
-from gradhomog_adapters._rows.gradients import detach_all
 from gradhomog_adapters._step_count import StepCount
 from gradhomog_adapters._training_classes import class_count, classifier_outputs, keep_own_classes, with_class_ids
 from gradhomog_adapters.execution import Execution, ExecutionOptions

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from gradhomog import OptionError, Pipeline, TaskKey
 from gradhomog_adapters._custom_loop.snapshot import Snapshot
-from gradhomog_adapters._rows.gradients import zeros_for_missing
-from gradhomog_adapters._rows.one_task import differentiate
+from gradhomog_adapters._gradients import differentiate, zeros_for_missing
 
 
 class PipelineNeeds:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradhomog import to_device
-from gradhomog_adapters._rows.gradients import Order
+from gradhomog_adapters._gradients import Order
 
 # Minimum weight of a step before the last, in units of 1/K, until the annealing ends (the authors' code).
 MIN_SHARE = 0.03

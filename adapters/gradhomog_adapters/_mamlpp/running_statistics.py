@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from gradhomog import OptionError
 from gradhomog_adapters._mamlpp.step_parameters import batch_norm_layers
-from gradhomog_adapters._network.functional import Network
-from gradhomog_adapters._network.named_module import buffer_module
+from gradhomog_adapters._network import Network, buffer_module
 from gradhomog_adapters.few_shot import Support
 
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from gradhomog_adapters._network.functional import Network, Parameters, learner_parameter
-from gradhomog_adapters._network.named_module import parameter_module
+from gradhomog_adapters._network import Network, Parameters, learner_parameter, parameter_module
 
 
 def rates(names: Sequence[str], inner_steps: int, start: float) -> nn.Module:

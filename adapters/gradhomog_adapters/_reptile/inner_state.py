@@ -10,8 +10,8 @@ import torchopt
 from torch import Tensor, nn
 
 from gradhomog import OptionError
+from gradhomog_adapters._gradients import detach_all
 from gradhomog_adapters._inner_optimizer import InnerOptimizer
-from gradhomog_adapters._rows.gradients import detach_all
 
 
 class InnerOptimizerState(nn.Module):
