@@ -162,6 +162,11 @@ def buffer_module(tensors: Mapping[str, Tensor]) -> nn.Module:
     return _tree(tensors, lambda place, name, tensor: place.register_buffer(name, tensor))
 
 
+def step_counter() -> nn.Module:
+    """Module with the buffer `done`: the number of completed meta-steps, of learners with schedules or phases."""
+    return buffer_module({"done": torch.zeros((), dtype=torch.int64)})
+
+
 def _tree(tensors: Mapping[str, Tensor], register: Callable[[nn.Module, str, Tensor], None]) -> nn.Module:
     root = nn.Module()
     for name, tensor in tensors.items():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, OptionError, hookimpl
-from gradhomog_adapters._mamlpp.step_parameters import clamp_step, rates
+from gradhomog_adapters._mamlpp import clamp_step, rates
 from gradhomog_adapters._network import Parameters, call_learner_module, learner_parameter
 from gradhomog_adapters._option_types import CountOrZero, NonNegative, Positive
 from gradhomog_adapters.execution import Execution, ExecutionOptions

@@ -13,14 +13,20 @@ from torch.distributed import ProcessGroup
 
 from gradhomog import LearnerSpec, OptionError, Ranks, StepReport, Task, TaskBatch, hookimpl
 from gradhomog_adapters._inner_optimizer import Inner, make_inner_optimizer
-from gradhomog_adapters._mamlpp.multi_step import MetaStepSettings
-from gradhomog_adapters._mamlpp.running_statistics import RunningStatistics, statistics
-from gradhomog_adapters._mamlpp.schedule import anneal_rate, cosine
-from gradhomog_adapters._mamlpp.step_parameters import StepParameters, affine, clamp_step, rates
-from gradhomog_adapters._network import Parameters
+from gradhomog_adapters._mamlpp import (
+    MetaStepSettings,
+    RunningStatistics,
+    StepParameters,
+    affine,
+    anneal_rate,
+    clamp_step,
+    cosine,
+    rates,
+    statistics,
+)
+from gradhomog_adapters._network import Parameters, step_counter
 from gradhomog_adapters._network_mode import Norm, Statistics
 from gradhomog_adapters._option_types import CountOrZero, NonNegative, Positive
-from gradhomog_adapters._step_count import StepCount
 from gradhomog_adapters.execution import Execution, ExecutionOptions, ExecutionOptionsExceptNorm
 from gradhomog_adapters.few_shot import Query, Support
 from gradhomog_adapters.maml import MAML
@@ -156,7 +162,7 @@ class MAMLPP(MAML):
                 f"the outer loop; got {adapt!r}."
             )
         self._running = RunningStatistics(self.network)
-        self.register_module("count", StepCount())
+        self.register_module("count", step_counter())
         if learn_rates:
             self.register_module("rates", rates(self.adapted, inner_steps, inner_lr))
         if step_parameters.affine_names:

@@ -16,8 +16,7 @@ from gradhomog_adapters._inner_optimizer import Inner, make_inner_optimizer
 from gradhomog_adapters._network import Parameters, match_names
 from gradhomog_adapters._network_mode import Statistics
 from gradhomog_adapters._option_types import Count, CountOrZero, Positive
-from gradhomog_adapters._reptile.inner_state import InnerOptimizerState
-from gradhomog_adapters._reptile.minibatches import Minibatches
+from gradhomog_adapters._reptile import InnerOptimizerState, Minibatches
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.few_shot import FewShotLearner, QueryRow, Support
 

@@ -9,8 +9,8 @@ import torchopt
 from torch import Tensor, nn
 
 from gradhomog import OptionError, Pipeline
-from gradhomog_adapters._custom_loop.meta_step import MetaStep
-from gradhomog_adapters._custom_loop.snapshot import Snapshot
+from gradhomog_adapters._meta_step import MetaStep
+from gradhomog_adapters._snapshot import Snapshot
 
 __all__ = ["MetaStep", "meta_step"]
 
