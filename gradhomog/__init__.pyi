@@ -44,6 +44,7 @@ from .ranks.ranks import Ranks as Ranks
 from .registry import PluginInfo as PluginInfo
 from .registry import Registry as Registry
 from .registry import available as available
+from .registry.annotated_values import ValidatedConstructor as ValidatedConstructor
 from .registry.hooks import hookimpl as hookimpl
 from .registry.specs import DomainSpec as DomainSpec
 from .registry.specs import HomogenizerSpec as HomogenizerSpec

@@ -13,8 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradhomog import OptionError, Pipeline, Ranks
 
-CHOOSE = "Choose another homogenizer: `gradhomog list`."
-
 
 def check_pipeline(pipe: Pipeline, framework: str) -> None:
     """Raise unless losses and rows are sufficient: the framework passes on no features and no residuals.
@@ -23,19 +21,17 @@ def check_pipeline(pipe: Pipeline, framework: str) -> None:
         OptionError: the message names the homogenizer.
     """
     require_pipeline(pipe)
-    required = "`pipe` must require losses and gradients of parameters only, but"
-    if found := [
-        member.selector
-        for member in pipe.members
-        if member.homogenizer.overrides("transform") or _declares(member, "features")
-    ]:
-        raise OptionError(
-            f"{required} {' and '.join(found)} reads features, which {framework} does not compute. {CHOOSE}"
-        )
-    if found := [member.selector for member in pipe.members if _declares(member, "kernel_traces")]:
-        raise OptionError(
-            f"{required} {' and '.join(found)} reads residuals, which {framework} does not pass on. {CHOOSE}"
-        )
+    requirements = pipe.requirements
+    reading_features = [member.selector for member in requirements.transforming] + requirements.readers["features"]
+    for names, read in (
+        (reading_features, f"reads features, which {framework} does not compute"),
+        (requirements.readers["kernel_traces"], f"reads residuals, which {framework} does not pass on"),
+    ):
+        if names:
+            raise OptionError(
+                "`pipe` must require losses and gradients of parameters only, but "
+                f"{' and '.join(dict.fromkeys(names))} {read}. Choose another homogenizer: `gradhomog list`."
+            )
 
 
 def require_pipeline(pipe: Pipeline) -> None:
@@ -44,10 +40,6 @@ def require_pipeline(pipe: Pipeline) -> None:
         raise OptionError(
             f"`pipe` must be a pipeline, created once before training, as gradhomog.pipeline('pcgrad'); got {pipe!r}."
         )
-
-
-def _declares(member: Any, name: str) -> bool:
-    return member.declares_needs and name in member.needs
 
 
 def batch_ranks(group: Any, default: Ranks | None) -> Ranks | None:

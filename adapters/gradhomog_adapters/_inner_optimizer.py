@@ -101,7 +101,7 @@ def make_inner_optimizer(inner: Inner, lr: float) -> InnerOptimizer:
 
 def check_recomputable(pipe: Pipeline, inner: InnerOptimizer) -> None:
     """Raise OptionError if an inner step could give a different result when it is run again."""
-    if any(member.homogenizer.overrides("attach") for member in pipe.members):
+    if pipe.requirements.attaching:
         raise OptionError(
             "`recompute` runs the encoder again in the backward pass, but a homogenizer that is attached to it may act "
             "differently then. Remove one of them."

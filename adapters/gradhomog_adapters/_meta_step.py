@@ -15,17 +15,9 @@ from gradhomog_adapters._gradients import differentiate, zeros_for_missing
 from gradhomog_adapters._snapshot import Snapshot
 
 
-class PipelineNeeds:
-    """Inputs that a pipeline requires from a task besides its loss."""
-
-    def __init__(self, pipe: Pipeline) -> None:
-        self.pipe = pipe
-        self.transforms = any(homogenizer.overrides("transform") for homogenizer in pipe)
-        self.acts_on_begin = any(homogenizer.overrides("begin") for homogenizer in pipe)
-        # A homogenizer object without a spec may read all inputs: features are stored for it, but not required.
-        declared = any(member.declares_needs and "features" in member.needs for member in pipe.members)
-        self.requires_features = self.transforms or declared
-        self.stores_features = self.requires_features or any("features" in member.needs for member in pipe.members)
+def requires_features(pipe: Pipeline) -> bool:
+    """True if a step of the pipeline requires query features; a homogenizer object without a spec may read them."""
+    return bool(pipe.requirements.transforming or pipe.requirements.readers["features"])
 
 
 class OpenTask:
@@ -37,13 +29,14 @@ class OpenTask:
     def __init__(
         self,
         key: TaskKey,
-        needs: PipelineNeeds,
+        pipe: Pipeline,
         parameters: Mapping[str, Tensor],
         snapshot: Snapshot,
         inner_given: bool,
     ) -> None:
-        self.key, self._needs, self._snapshot, self._inner_given = key, needs, snapshot, inner_given
-        self._parameters = parameters
+        self.key, self._pipe, self._snapshot, self._inner_given = key, pipe, snapshot, inner_given
+        self._parameters, self._requires_features = parameters, requires_features(pipe)
+        self._stores_features = self._requires_features or "features" in pipe.requirements.statistics
         self._part: Literal["support", "query"] = "support"
         self._queried = False
         self._stage_features: list[Tensor] = []  # of the last query pass
@@ -59,21 +52,21 @@ class OpenTask:
 
     def support(self) -> None:
         self._part = "support"
-        self._needs.pipe.begin(self.key, "support")
+        self._pipe.begin(self.key, "support")
 
     def query(self, targets: Tensor | None) -> None:
         self._part, self._queried = "query", True
-        self._needs.pipe.begin(self.key, "query")
+        self._pipe.begin(self.key, "query")
         self.targets = [] if targets is None else [targets.detach()]
 
     def transform(self, features: Tensor) -> Tensor:
-        if self._part != "query" or not self._needs.stores_features:
+        if self._part != "query" or not self._stores_features:
             return features
         if features.dim() != 2:
             raise OptionError(f"`features` must have shape [queries, features]; got {tuple(features.shape)}.")
         if not features.requires_grad:  # the features of a frozen encoder are leaves: derivatives end there
             features = features.detach().requires_grad_()
-        self._stage_features = self._needs.pipe.transform(features[None], [self.key])
+        self._stage_features = self._pipe.transform(features[None], [self.key])
         return self._stage_features[-1][0]
 
     def add(self, loss: Tensor, retain_graph: bool) -> None:
@@ -114,15 +107,14 @@ class OpenTask:
             )
 
     def _check_calls(self) -> None:
-        needs = self._needs
-        if (needs.acts_on_begin or needs.requires_features) and not self._queried:
+        if (self._pipe.requirements.beginning or self._requires_features) and not self._queried:
             raise OptionError(
-                f"the pipeline '{needs.pipe}' distinguishes support and query inputs, but {self} did not call "
+                f"the pipeline '{self._pipe}' distinguishes support and query inputs, but {self} did not call "
                 "step.query. Call step.query() before the network runs on query inputs."
             )
-        if needs.requires_features and not self._stage_features:
+        if self._requires_features and not self._stage_features:
             raise OptionError(
-                f"the pipeline '{needs.pipe}' requires query features, but {self} passed none. Between encoder and "
+                f"the pipeline '{self._pipe}' requires query features, but {self} passed none. Between encoder and "
                 "head write features = step.transform(features)."
             )
 
@@ -141,7 +133,7 @@ class OpenTask:
                 "graph is cut (detach, a copy of the network), or the loss is that of another network."
             )
         unused = bool(features) and by_features[-1] is None and features is not self._differentiated
-        if unused and self._needs.transforms:
+        if unused and self._pipe.requirements.transforming:
             raise OptionError(f"`loss` of {self} must depend on the result of step.transform. Pass it to the head.")
         return row, [gradient[0].detach() for gradient in zeros_for_missing(by_features, features)]
 
@@ -172,7 +164,6 @@ class MetaStep:
 
     def __init__(self, parameters: Mapping[str, Tensor], pipe: Pipeline, snapshot: Snapshot, inner_given: bool) -> None:
         self._parameters, self._pipe, self._snapshot, self._inner_given = parameters, pipe, snapshot, inner_given
-        self._needs = PipelineNeeds(pipe)
         self._task: OpenTask | None = None
         self._done: list[OpenTask] = []
         self._ended = False
@@ -194,7 +185,7 @@ class MetaStep:
         if not isinstance(domain, str):
             raise OptionError(f"`domain` must be a string, the name of the task's domain; got {domain!r}.")
         key = TaskKey(len(self._done), domain)
-        task = OpenTask(key, self._needs, self._parameters, self._snapshot, self._inner_given)
+        task = OpenTask(key, self._pipe, self._parameters, self._snapshot, self._inner_given)
         self._task = task
         try:
             self._snapshot.restore()
@@ -277,7 +268,7 @@ class MetaStep:
         unused = {name for name in self._parameters if all(task.row[name] is None for task in done)}
         domains = tuple(task.key.domain for task in done) if any(task.key.domain for task in done) else ()
         losses = torch.stack([task.loss for task in done if task.loss is not None])
-        needed = self._needs.requires_features
+        needed = requires_features(self._pipe)
         targets = _stack_features("targets", [task.targets for task in done], needed)
         result = self._pipe.homogenize(
             {name: _stack_rows(name, parameter, done) for name, parameter in self._parameters.items()},

@@ -55,7 +55,8 @@ class VectorizedRows:
         required = execution.engine == "vmap" or (bool(execution.compile) and execution.engine == "auto")
         if not required and (execution.engine == "loop" or execution.recompute or self._vmap_failed or len(batch) == 1):
             return None
-        early = [m.selector for m in learner.homogenizers.members if m.before_rows or m.homogenizer.overrides("begin")]
+        acting = learner.homogenizers.requirements
+        early = dict.fromkeys(m.selector for m in (*acting.attaching, *acting.transforming, *acting.beginning))
         if required:
             if early:
                 raise OptionError(
