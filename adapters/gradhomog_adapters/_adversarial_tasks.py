@@ -5,21 +5,22 @@ from __future__ import annotations
 import math
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import conv2d
 
 from gradhomog import Task, TaskBatch, TaskRows, to_device
 from gradhomog_adapters._gradients import autograd_gradient, autograd_hessian, detach_all
+from gradhomog_adapters._network import SeededByStep
 from gradhomog_adapters.few_shot import FewShotLearner, ignore
 
 SIZES = (1, 3, 5, 7, 11, 15)  # pixels, in the code of Wang and Deng 2021
 
 
-class RandomConvolution(nn.Module):
+class RandomConvolution(SeededByStep):
     """Draws for each task, with a probability, one kernel for all its images.
 
     The kernel maps the C channels to C channels. Its side k is uniform in `SIZES`, and its entries are from
@@ -31,8 +32,8 @@ class RandomConvolution(nn.Module):
     """
 
     def __init__(self, probability: float, seed: int) -> None:
-        super().__init__()
-        self.probability, self.seed, self.step = probability, seed, 0
+        super().__init__(seed)
+        self.probability = probability
 
     def convolve(self, task: Task, place: int) -> Task:
         """Return the task with convolved images, or unchanged; inputs other than `[n, C, h, w]` are unchanged.
@@ -51,16 +52,6 @@ class RandomConvolution(nn.Module):
         kernel = to_device(entries / (size * math.sqrt(channels)), task.support_x.device, task.support_x.dtype)
         support_x, query_x = (conv2d(x, kernel, padding=size // 2) for x in (task.support_x, task.query_x))
         return replace(task, support_x=support_x, query_x=query_x)
-
-    def on_step_end(self) -> None:
-        self.step += 1
-
-    # A Python number, because reading a buffer synchronizes with the device.
-    def get_extra_state(self) -> dict[str, int]:
-        return {"step": self.step}
-
-    def set_extra_state(self, state: Mapping[str, int]) -> None:
-        self.step = state["step"]
 
 
 class AdversarialTasks(FewShotLearner):

@@ -162,6 +162,24 @@ def buffer_module(tensors: Mapping[str, Tensor]) -> nn.Module:
     return _tree(tensors, lambda place, name, tensor: place.register_buffer(name, tensor))
 
 
+class SeededByStep(nn.Module):
+    """A module whose random numbers are a function of a seed and the number of the meta-step, which is its state."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seed, self.step = seed, 0
+
+    def on_step_end(self) -> None:
+        self.step += 1
+
+    # A Python number, because reading a buffer synchronizes with the device.
+    def get_extra_state(self) -> dict[str, int]:
+        return {"step": self.step}
+
+    def set_extra_state(self, state: Mapping[str, int]) -> None:
+        self.step = state["step"]
+
+
 def step_counter() -> nn.Module:
     """Module with the buffer `done`: the number of completed meta-steps, of learners with schedules or phases."""
     return buffer_module({"done": torch.zeros((), dtype=torch.int64)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from gradhomog import OptionError
 from gradhomog_adapters._gradients import detach_all
 from gradhomog_adapters._inner_optimizer import InnerOptimizer
+from gradhomog_adapters._network import SeededByStep
 
 # Odd, and by the golden ratio far from small multiples of 2³², so that adjacent seeds have different streams.
 SEED_STRIDE = 2654435761
 
 
-class Minibatches(nn.Module):
+class Minibatches(SeededByStep):
     """Positions `[steps, size]` of the examples of each inner step, a function of the seed and the meta-step number.
 
     Examples are shuffled, split into minibatches, and shuffled again when all are used; a minibatch can span two
@@ -29,8 +30,8 @@ class Minibatches(nn.Module):
     """
 
     def __init__(self, size: int, seed: int) -> None:
-        super().__init__()
-        self.size, self.seed, self.step = size, seed, 0
+        super().__init__(seed)
+        self.size = size
 
     def training_positions(self, examples: int, steps: int) -> Tensor | None:
         """Positions for the next meta-step; None if a minibatch would contain all examples."""
@@ -40,9 +41,6 @@ class Minibatches(nn.Module):
         """Positions of the first meta-step, so that predictions do not depend on the number of training steps."""
         return self._positions(examples, steps, 0)
 
-    def on_step_end(self) -> None:
-        self.step += 1
-
     def _positions(self, examples: int, steps: int, number: int) -> Tensor | None:
         if self.size >= examples or not steps:
             return None
@@ -50,13 +48,6 @@ class Minibatches(nn.Module):
         shuffles = -(-steps * self.size // examples)
         drawn = torch.cat([torch.randperm(examples, generator=generator) for _ in range(shuffles)])
         return drawn[: steps * self.size].view(steps, self.size)
-
-    # A Python number, because reading a buffer synchronizes with the device.
-    def get_extra_state(self) -> dict[str, int]:
-        return {"step": self.step}
-
-    def set_extra_state(self, state: Mapping[str, int]) -> None:
-        self.step = state["step"]
 
 
 class InnerOptimizerState(nn.Module):

@@ -18,16 +18,6 @@ Compile = bool | str
 Autocast = Literal["bfloat16"] | None
 
 
-class ExecutionOptions(TypedDict, total=False):
-    """The fields of `Execution`, as keywords of every learner."""
-
-    engine: Engine
-    compile: Compile
-    autocast: Autocast
-    norm: Norm
-    recompute: bool
-
-
 class ExecutionOptionsExceptNorm(TypedDict, total=False):
     """The fields of `Execution` except `norm`, for learners with a different option `norm`."""
 
@@ -35,6 +25,12 @@ class ExecutionOptionsExceptNorm(TypedDict, total=False):
     compile: Compile
     autocast: Autocast
     recompute: bool
+
+
+class ExecutionOptions(ExecutionOptionsExceptNorm, total=False):
+    """The fields of `Execution`, as keywords of every learner."""
+
+    norm: Norm
 
 
 @dataclass(frozen=True)

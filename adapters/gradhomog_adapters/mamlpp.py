@@ -29,7 +29,7 @@ from gradhomog_adapters._network_mode import Norm, Statistics
 from gradhomog_adapters._option_types import CountOrZero, NonNegative, Positive
 from gradhomog_adapters.execution import Execution, ExecutionOptions, ExecutionOptionsExceptNorm
 from gradhomog_adapters.few_shot import Query, Support
-from gradhomog_adapters.maml import MAML
+from gradhomog_adapters.maml import MAML, Tensors
 
 __all__ = ["MAMLPP", "cosine", "gradhomog_learner"]
 
@@ -177,9 +177,7 @@ class MAMLPP(MAML):
         support_at_step = self._running.at_step(support, clamp_step(k, self.inner_steps))
         return support_at_step.loss({**parameters, **self.step_parameters.affine(parameters, k)})
 
-    def scale_updates(
-        self, updates: dict[str, Tensor], theta: Parameters, fixed: Parameters, k: int
-    ) -> dict[str, Tensor]:
+    def scale_updates(self, updates: Tensors, theta: Parameters, fixed: Parameters, k: int) -> Tensors:
         if not self.learn_rates:
             return updates
         alpha = self.step_parameters.rates(fixed, list(updates), k)
