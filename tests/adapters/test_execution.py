@@ -46,6 +46,13 @@ def test_learners_by_name_validate_the_fields_as_options(name):
         gradhomog.learner(name, *networks(), recomputed=True)
 
 
+def test_an_object_validates_its_fields():
+    with pytest.raises(OptionError, match=r"Execution: `autocast` must be \"bfloat16\" or none; got 'float16'"):
+        Execution(autocast="float16")
+    with pytest.raises(OptionError, match=r"`norm` must be one of \"batch\", \"support\", \"frozen\"; got 'x'"):
+        Execution("vmap", norm="x")
+
+
 @pytest.mark.parametrize("make", [MAML, anil, fomaml, MAMLPP])
 def test_an_object_together_with_its_fields_raises(make):
     with pytest.raises(OptionError, match="`norm` is a field of `execution`"):
