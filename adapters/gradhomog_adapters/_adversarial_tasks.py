@@ -2,17 +2,56 @@
 
 from __future__ import annotations
 
+import math
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import conv2d
 
-from gradhomog import Task, TaskBatch, TaskRows
-from gradhomog_adapters._random_convolution import RandomConvolution
-from gradhomog_adapters._rows.gradients import autograd_gradient, autograd_hessian, detach_all
-from gradhomog_adapters.few_shot import FewShotLearner
+from gradhomog import Task, TaskBatch, TaskRows, to_device
+from gradhomog_adapters._gradients import autograd_gradient, autograd_hessian, detach_all
+from gradhomog_adapters._network import SeededByStep
+from gradhomog_adapters.few_shot import FewShotLearner, ignore
+
+SIZES = (1, 3, 5, 7, 11, 15)  # pixels, in the code of Wang and Deng 2021
+
+
+class RandomConvolution(SeededByStep):
+    """Draws for each task, with a probability, one kernel for all its images.
+
+    The kernel maps the C channels to C channels. Its side k is uniform in `SIZES`, and its entries are from
+    N(0, 1 / (C k²)), Xavier initialization. Images are padded by zeros, so their size is unchanged.
+
+    Args:
+        probability: in [0, 1].
+        seed: seed of the kernels.
+    """
+
+    def __init__(self, probability: float, seed: int) -> None:
+        super().__init__(seed)
+        self.probability = probability
+
+    def convolve(self, task: Task, place: int) -> Task:
+        """Return the task with convolved images, or unchanged; inputs other than `[n, C, h, w]` are unchanged.
+
+        `place` is the number of tasks of the same domain before it in the batch.
+        """
+        if task.support_x.dim() != 4:
+            return task
+        # The domain instead of the slot: the order of tasks of different domains has no effect.
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{self.seed}/{self.step}/{place}/{task.domain}".encode()))
+        if float(torch.rand((), generator=generator, dtype=torch.float64)) >= self.probability:
+            return task
+        channels = task.support_x.shape[1]
+        size = SIZES[int(torch.randint(len(SIZES), (), generator=generator))]
+        entries = torch.randn(channels, channels, size, size, generator=generator, dtype=torch.float64)
+        kernel = to_device(entries / (size * math.sqrt(channels)), task.support_x.device, task.support_x.dtype)
+        support_x, query_x = (conv2d(x, kernel, padding=size // 2) for x in (task.support_x, task.query_x))
+        return replace(task, support_x=support_x, query_x=query_x)
 
 
 class AdversarialTasks(FewShotLearner):
@@ -64,13 +103,9 @@ class AdversarialTasks(FewShotLearner):
 
     def _query_loss_of(self, task: Task) -> Tensor:
         """The query loss of a task without homogenizers, differentiable w.r.t. its inputs."""
-        support = self.support(task.support_x, task.support_y, _ignore, autograd_gradient, autograd_hessian)
+        support = self.support(task.support_x, task.support_y, ignore, autograd_gradient, autograd_hessian)
         losses = []
         for point in self.evaluation_points(detach_all(self.live_parameters), support):
             statistics = self.support_statistics(point, support)
             losses.append(self.query_loss(point, self.query(point, support, task.query_x, task.query_y, statistics))[0])
         return self.combine_losses(losses)
-
-
-def _ignore(part: object) -> None:
-    """Do nothing: no homogenizer acts on the ascent."""

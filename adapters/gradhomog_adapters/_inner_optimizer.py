@@ -10,7 +10,7 @@ import torchopt
 from torchopt.base import GradientTransformation
 
 from gradhomog import OptionError, Pipeline
-from gradhomog_adapters._rows.gradients import Order, detach_all
+from gradhomog_adapters._gradients import Order, detach_all
 
 Inner = Literal["sgd", "momentum", "adam", "adamw"] | GradientTransformation | Callable[[], GradientTransformation]
 """An inner optimizer: a name, a TorchOpt transformation, or a function that returns one."""
@@ -101,7 +101,7 @@ def make_inner_optimizer(inner: Inner, lr: float) -> InnerOptimizer:
 
 def check_recomputable(pipe: Pipeline, inner: InnerOptimizer) -> None:
     """Raise OptionError if an inner step could give a different result when it is run again."""
-    if any(member.homogenizer.overrides("attach") for member in pipe.members):
+    if pipe.requirements.attaching:
         raise OptionError(
             "`recompute` runs the encoder again in the backward pass, but a homogenizer that is attached to it may act "
             "differently then. Remove one of them."

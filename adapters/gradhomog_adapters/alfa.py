@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gradhomog import LearnerSpec, OptionError, hookimpl
-from gradhomog_adapters._mamlpp.step_parameters import clamp_step, rates
-from gradhomog_adapters._network.functional import Parameters, call_learner_module, learner_parameter
+from gradhomog_adapters._mamlpp import clamp_step, rates
+from gradhomog_adapters._network import Parameters, call_learner_module, learner_parameter
 from gradhomog_adapters._option_types import CountOrZero, NonNegative, Positive
 from gradhomog_adapters.execution import Execution, ExecutionOptions
-from gradhomog_adapters.maml import MAML
+from gradhomog_adapters.maml import MAML, Tensors
 
 
 class ALFA(MAML):
@@ -86,9 +86,7 @@ class ALFA(MAML):
         self.register_module("rates", rates(self.adapted, inner_steps, inner_lr))
         self.register_module("decays", rates(self.adapted, inner_steps, inner_lr * inner_weight_decay))
 
-    def scale_updates(
-        self, updates: dict[str, Tensor], theta: Parameters, fixed: Parameters, k: int
-    ) -> dict[str, Tensor]:
+    def scale_updates(self, updates: Tensors, theta: Parameters, fixed: Parameters, k: int) -> Tensors:
         """−α ∇L_S − β θ, from the updates −∇L_S of gradient descent at rate 1."""
         if len(theta) < len(self.adapted):
             missing = next(name for name in self.adapted if name not in theta)

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Unpack
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from gradhomog import LearnerSpec, hookimpl
-from gradhomog_adapters._classifier_baseline import ClassifierBaseline
-from gradhomog_adapters._classifiers import make_linear
+from gradhomog import LearnerSpec, Task, TaskBatch, TaskRow, hookimpl
+from gradhomog_adapters._classifiers import (
+    class_count,
+    classification_loss,
+    fit,
+    keep_own_classes,
+    make_linear,
+    with_class_ids,
+)
+from gradhomog_adapters._gradients import detach_all
+from gradhomog_adapters._metric import MetricLearner, check_classification, feature_shape
+from gradhomog_adapters._network import Parameters
 from gradhomog_adapters._option_types import Count, CountOrZero, Positive
 from gradhomog_adapters.execution import Execution, ExecutionOptions
+from gradhomog_adapters.few_shot import Query, Support
 
 
-class Baseline(ClassifierBaseline):
+class Baseline(MetricLearner):
     """Trains an encoder by classification of all training classes; at meta-test fits a linear layer to its features.
 
     row_i = ∇ mean over support and query images of task i of −log softmax(A f(x) + b)_class(x), w.r.t. f, A and b
@@ -69,10 +81,50 @@ class Baseline(ClassifierBaseline):
         execution: Execution | None = None,
         **keywords: Unpack[ExecutionOptions],
     ) -> None:
-        super().__init__(
-            encoder, head, homogenizers, make_linear, classes, input_shape, test_lr, test_epochs, test_batch,
-            seed, loss=loss, execution=execution, **keywords,
+        super().__init__(encoder, head, homogenizers, loss=loss, execution=execution, **keywords)
+        self.classes, self.seed = classes, seed
+        self.test_lr, self.test_epochs, self.test_batch = test_lr, test_epochs, test_batch
+        features = math.prod(feature_shape(self, input_shape))
+        self.register_module("classifier", self.make_classifier(features, class_count(classes, head)))
+
+    def make_classifier(self, features: int, outputs: int, generator: torch.Generator | None = None) -> nn.Module:
+        """Return a new classifier; its weights are drawn from `generator`, by default from the global generator."""
+        return make_linear(features, outputs, generator)
+
+    # -- training ----------------------------------------------------------------------------------------------------
+
+    def task_row(self, task: Task, key: Any) -> TaskRow:
+        return keep_own_classes(super().task_row(with_class_ids(self, task, self.classes), key), task.classes)
+
+    def batch_row(self, batch: TaskBatch) -> TaskRow | None:
+        row = super().batch_row(with_class_ids(self, batch, self.classes))
+        return row and keep_own_classes(row, batch.classes)
+
+    def adapt(self, parameters: Parameters, support: Support) -> Parameters:
+        return {**parameters, "task.features": self.support_features(parameters, support).flatten(1)}
+
+    def query_loss(self, parameters: Parameters, query: Query) -> tuple[Tensor, Tensor]:
+        return classification_loss(self, parameters, query)
+
+    # -- meta-test ---------------------------------------------------------------------------------------------------
+
+    def adapted_outputs(self, support_x: Tensor, support_y: Tensor, query_x: Tensor) -> Tensor:
+        check_classification(self, support_y)
+        parameters, support = detach_all(self.live_parameters), self.support_at_meta_test(support_x, support_y)
+        with torch.no_grad():
+            features = self.support_features(parameters, support)
+            ways = self.network.call("head.", parameters, support.buffers, features).shape[-1]
+        features = features.flatten(1)
+        generator = torch.Generator().manual_seed(self.seed)  # a new generator per task: tasks are independent
+        classifier = self.make_classifier(features.shape[1], ways, generator).to(features)
+        fit(
+            classifier, features, support_y, self.loss, generator,
+            lr=self.test_lr, epochs=self.test_epochs, batch=self.test_batch,
         )  # fmt: skip
+        with torch.set_grad_enabled(torch.is_grad_enabled() and query_x.requires_grad):
+            statistics = self.support_statistics(parameters, support)
+            outputs: Tensor = classifier(self.query(parameters, support, query_x, None, statistics).features)
+            return outputs
 
 
 @hookimpl

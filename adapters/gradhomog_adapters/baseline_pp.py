@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Unpack
 
+import torch
 from torch import nn
 
 from gradhomog import LearnerSpec, hookimpl
-from gradhomog_adapters._classifier_baseline import ClassifierBaseline
-from gradhomog_adapters._classifiers import MakeCosine
+from gradhomog_adapters._classifiers import CosineClassifier
 from gradhomog_adapters._option_types import Count, CountOrZero, Positive
+from gradhomog_adapters.baseline import Baseline
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 
 
-class BaselinePP(ClassifierBaseline):
+class BaselinePP(Baseline):
     """`Baseline` with the outputs s · l_w · cos(d_w, f(x)).
 
     Args:
@@ -55,10 +56,14 @@ class BaselinePP(ClassifierBaseline):
         execution: Execution | None = None,
         **keywords: Unpack[ExecutionOptions],
     ) -> None:
+        self.scale = scale  # the base class makes a classifier
         super().__init__(
-            encoder, head, homogenizers, MakeCosine(scale), classes, input_shape, test_lr, test_epochs, test_batch,
-            seed, loss=loss, execution=execution, **keywords,
+            encoder, head, homogenizers, classes=classes, input_shape=input_shape, test_lr=test_lr,
+            test_epochs=test_epochs, test_batch=test_batch, seed=seed, loss=loss, execution=execution, **keywords,
         )  # fmt: skip
+
+    def make_classifier(self, features: int, outputs: int, generator: torch.Generator | None = None) -> nn.Module:
+        return CosineClassifier(features, outputs, self.scale, generator)
 
 
 @hookimpl

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, OptionError, hookimpl
 from gradhomog_adapters._inner_optimizer import Inner
-from gradhomog_adapters._network.batch_norm import Statistics
-from gradhomog_adapters._network.functional import Parameters, learner_parameter
+from gradhomog_adapters._network import Parameters, learner_parameter
+from gradhomog_adapters._network_mode import Statistics
 from gradhomog_adapters._option_types import Count, CountOrZero, Positive
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.few_shot import Query, Support

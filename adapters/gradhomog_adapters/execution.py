@@ -10,23 +10,12 @@ from typing import Any, Literal, TypedDict
 import torch
 from torch import nn
 
-from gradhomog import OptionError
-from gradhomog_adapters._network.batch_norm import Norm, SupportStatistics, norm_policy
-from gradhomog_adapters._network.second_derivatives import enable_second_derivatives
+from gradhomog import OptionError, ValidatedConstructor
+from gradhomog_adapters._network_mode import Norm, SupportStatistics, enable_second_derivatives, norm_policy
 
 Engine = Literal["auto", "loop", "vmap"]
 Compile = bool | str
 Autocast = Literal["bfloat16"] | None
-
-
-class ExecutionOptions(TypedDict, total=False):
-    """The fields of `Execution`, as keywords of every learner."""
-
-    engine: Engine
-    compile: Compile
-    autocast: Autocast
-    norm: Norm
-    recompute: bool
 
 
 class ExecutionOptionsExceptNorm(TypedDict, total=False):
@@ -38,8 +27,14 @@ class ExecutionOptionsExceptNorm(TypedDict, total=False):
     recompute: bool
 
 
+class ExecutionOptions(ExecutionOptionsExceptNorm, total=False):
+    """The fields of `Execution`, as keywords of every learner."""
+
+    norm: Norm
+
+
 @dataclass(frozen=True)
-class Execution:
+class Execution(ValidatedConstructor):
     """Settings for the computation of rows. Learners accept `execution=Execution(...)` or its fields as keywords.
 
     `engine`, `compile` and `recompute` change the rows only by rounding errors. `autocast` changes their precision, and
@@ -83,8 +78,6 @@ class Execution:
     recompute: bool = False
 
     def __post_init__(self) -> None:
-        if self.engine not in ("auto", "loop", "vmap"):
-            raise OptionError(f"`engine` must be 'auto', 'loop' or 'vmap'; got {self.engine!r}.")
         if not isinstance(self.compile, bool) and self.compile not in torch.compiler.list_backends(exclude_tags=()):
             backends = ", ".join(torch.compiler.list_backends(exclude_tags=()))
             raise OptionError(
@@ -94,12 +87,6 @@ class Execution:
             raise OptionError(
                 f"`compile` requires engine='vmap' or 'auto'; got compile={self.compile!r} with engine='loop'."
             )
-        if self.autocast not in (None, "bfloat16"):
-            raise OptionError(
-                f"`autocast` must be None or 'bfloat16'; got {self.autocast!r}. float16 is not supported."
-            )
-        if self.norm not in ("batch", "support", "frozen"):
-            raise OptionError(f"`norm` must be 'batch', 'support' or 'frozen'; got {self.norm!r}.")
         if self.recompute:
             self.check_sequential("`recompute` processes")
 

@@ -1,27 +1,131 @@
-"""`FewShotLearner`: the base class of learners that adapt to a support set."""
+"""`FewShotLearner`, the base class of learners that adapt to a support set, and the sets of a task."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from gradhomog import Learner, OptionError, Task, TaskBatch, TaskKey, TaskRow
-from gradhomog_adapters._network import validation
-from gradhomog_adapters._network.batch_norm import Statistics, SupportStatistics
-from gradhomog_adapters._network.functional import Network, Parameters
-from gradhomog_adapters._rows.gradients import Order, autograd_gradient, autograd_hessian, detach_all
-from gradhomog_adapters._rows.one_task import autograd_row
-from gradhomog_adapters._rows.task_sets import Query, QueryRow, Support
-from gradhomog_adapters._rows.vectorized import VectorizedRows
+from gradhomog_adapters._gradients import (
+    Loss,
+    Operator,
+    Order,
+    autograd_gradient,
+    autograd_hessian,
+    detach_all,
+    differentiate,
+    func_gradient,
+    func_hessian,
+    zeros_for_missing,
+)  # fmt: skip
+from gradhomog_adapters._network import Network, Parameters, check_supported
+from gradhomog_adapters._network_mode import Statistics, SupportStatistics
+from gradhomog_adapters._recompute import InnerStep, recompute_step
+from gradhomog_adapters._vectorized import VectorizedRows
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 
 __all__ = ["FewShotLearner", "Query", "Support"]
+
+
+EvaluationPoints = Callable[[Parameters, "Support"], Sequence[Parameters]]
+"""Function that returns the parameters at which the query loss is evaluated.
+
+Its inputs are the parameters w.r.t. which the row is computed, and the support set.
+"""
+
+QueryRow = Callable[[EvaluationPoints, Parameters], TaskRow]
+"""`query_row(points, at)`: the row ∇ L_Q(points(at)) w.r.t. `at`, with loss, outputs, features and their gradients."""
+
+
+@dataclass(eq=False)
+class Support:
+    """Support set of one task, the argument of `adapt`.
+
+    Attributes:
+        x, y: inputs `[support, *input]` and targets `[support]` or `[support, outputs]`.
+        steps: the number of inner steps: `inner_steps` in training, `test_steps` at meta-test.
+        order: order of the derivatives of inner steps in the row: `"second"`, `"first"` (gradients are constants), or
+            `"none"` (inner steps are not differentiated: at meta-test, and in training of learners such as iMAML).
+        learner: the learner whose network the methods call.
+        buffers: buffers of the network; each task has copies, because passes in training mode change them.
+        begin, differentiate, differentiate_twice: of the engine: announces the part of the task to the homogenizers,
+            computes gradients, and Hessian-vector products; use `gradient` and `hessian`.
+        encoded: features that all inner steps share; None if the inner steps change the encoder.
+        statistics: statistics of batch normalization on the support set, with which queries are normalized.
+    """
+
+    x: Tensor
+    y: Tensor
+    steps: int
+    order: Order
+    learner: FewShotLearner = field(repr=False)
+    buffers: dict[str, Tensor] = field(repr=False)
+    begin: Callable[[Any], None] = field(repr=False)
+    differentiate: Callable[[Loss, Parameters, bool], dict[str, Tensor]] = field(repr=False)
+    differentiate_twice: Callable[[Loss, Parameters], Operator] = field(repr=False)
+    encoded: Tensor | None = field(default=None, repr=False)
+    statistics: Statistics | None = field(default=None, repr=False)
+
+    def features(self, parameters: Parameters) -> Tensor:
+        """Features `[support, features]` of the support set under the given parameters."""
+        return self.learner.network.call("encoder.", parameters, self.buffers, self.x)
+
+    def outputs(self, parameters: Parameters, features: Tensor | None = None) -> Tensor:
+        """Outputs `[support, ways]` of the network for the support set, or of the head for given `features`."""
+        if features is None:
+            return self.learner.network.call("", parameters, self.buffers, self.x)
+        return self.learner.network.call("head.", parameters, self.buffers, features)
+
+    def loss(self, parameters: Parameters, features: Tensor | None = None) -> Tensor:
+        """L_S, the learner's loss on the support set; `features` are computed unless given."""
+        return self.learner.loss(self.outputs(parameters, features), self.y)
+
+    def gradient(self, loss: Loss, at: Parameters) -> dict[str, Tensor]:
+        """∇loss w.r.t. the named tensors `at`: differentiable if `order` is `"second"`, otherwise constants."""
+        return self.differentiate(loss, at, self.order == "second")
+
+    def hessian(self, loss: Loss, at: Parameters) -> Operator:
+        """v ↦ ∇²loss(at) v, for named tensors."""
+        return self.differentiate_twice(loss, at)
+
+    def recomputed(self, step: InnerStep) -> InnerStep:
+        """Decorator of `step(k, adapted, state, fixed) -> adapted, state`: inner step k, as a function of the tensors
+        that it changes, the inner optimizer's state, and the tensors that it only reads.
+
+        With `Execution(recompute=True)` the graph of the step is built and freed in the backward pass.
+        """
+        if not self.learner.execution.recompute or self.order != "second":
+            return step
+        return recompute_step(step, self.buffers)
+
+
+@dataclass(eq=False)
+class Query:
+    """Query set of one task, the argument of `query_loss`.
+
+    Attributes:
+        features: `[queries, features]`, after the `transform` stages of homogenizers.
+        y: targets; None at meta-test.
+        support: the support set of the task.
+    """
+
+    features: Tensor
+    y: Tensor | None
+    support: Support = field(repr=False)
+    statistics: Statistics = field(repr=False)
+
+    def outputs(self, parameters: Parameters) -> Tensor:
+        """Outputs `[queries, ways]` of the head."""
+        learner, buffers = self.support.learner, self.support.buffers
+        with learner.normalizations.replay(self.statistics) if self.statistics else nullcontext():
+            return learner.network.call("head.", parameters, buffers, self.features)
 
 
 class FewShotLearner(Learner):
@@ -78,7 +182,7 @@ class FewShotLearner(Learner):
     ) -> None:
         super().__init__(encoder, head, homogenizers, loss)
         self.execution = Execution.of(execution, keywords)
-        validation.check_supported(encoder, head)
+        check_supported(encoder, head)
         self.network = Network(encoder, head)
         self.normalizations = SupportStatistics(())
         self.live_parameters: Mapping[str, Tensor] = {}
@@ -136,7 +240,80 @@ class FewShotLearner(Learner):
         return self._vectorized_rows.try_rows(self, batch)
 
     def task_row(self, task: Task, key: TaskKey) -> TaskRow:
-        return autograd_row(self, task, key)
+        return self.autograd_row(task, key)
+
+    def autograd_row(self, task: Task, key: TaskKey) -> TaskRow:
+        """Row of one task with `torch.autograd.grad`: one backward pass, which frees the graph.
+
+        `begin` of homogenizers is called once for the support set and once for the query set.
+        """
+        pipe = self.homogenizers
+        begin = partial(pipe.begin, key)
+        support = self.support(task.support_x, task.support_y, begin, autograd_gradient, autograd_hessian)
+
+        def query_row(evaluation_points: EvaluationPoints, at: Parameters) -> TaskRow:
+            at = {name: t if t.requires_grad else t.detach().requires_grad_() for name, t in at.items()}
+            points = evaluation_points(at, support)
+            statistics = [self.support_statistics(point, support) for point in points]
+            begin("query")
+            losses: list[Tensor] = []
+            features_of_passes: list[Tensor] = []  # features before and after each `transform` stage, of all passes
+            for point, record in zip(points, statistics, strict=True):
+                query = self.query(point, support, task.query_x, task.query_y, record)
+                # The features of a frozen encoder are leaves: derivatives end there.
+                x = query.features if query.features.requires_grad else query.features.detach().requires_grad_()
+                stage_features = pipe.transform(x[None], [key])
+                query.features = stage_features[-1][0]
+                loss, outputs = self.query_loss(point, query)
+                losses.append(loss)
+                features_of_passes += stage_features
+            loss = losses[0] if len(losses) == 1 else self.combine_losses(losses)
+            # Differentiate w.r.t. the tensors that `transform` returned: a slice of one has no separate gradient.
+            gradients, by_features = differentiate(loss, at, features_of_passes)
+            grads = zeros_for_missing(by_features, features_of_passes)
+            # A homogenizer changes the query features of all passes alike, so their gradients are summed over passes.
+            stages = len(stage_features)
+            feature_grads = [sum(grads[n::stages][1:], grads[n])[0] for n in range(stages)]
+            features = [x[0].detach() for x in stage_features]
+            return TaskRow(loss.detach(), gradients, outputs.detach(), features, feature_grads)
+
+        begin("support")
+        return self.row(self.live_parameters, support, query_row)
+
+    def func_row(
+        self, parameters: Parameters, buffers: Parameters, support_x: Tensor, support_y: Tensor, query_x: Tensor,
+        query_y: Tensor,
+    ) -> TaskRow:  # fmt: skip
+        """Row of one task with `torch.func`, equal to `autograd_row`: `vjp` up to the query features, then `grad`.
+
+        No homogenizer acts in between.
+        """
+        support = self.support(support_x, support_y, ignore, func_gradient, func_hessian, buffers)
+
+        def query_row(evaluation_points: EvaluationPoints, at: Parameters) -> TaskRow:
+            def features_from(at: dict[str, Tensor]) -> Any:
+                points = evaluation_points(at, support)
+                statistics = [self.support_statistics(point, support) for point in points]
+                pairs = zip(points, statistics, strict=True)
+                queries = [self.query(point, support, query_x, query_y, record) for point, record in pairs]
+                return points, statistics, [query.features for query in queries]
+
+            def loss_from_features(points: Any, statistics: Any, features: Any) -> tuple[Tensor, Any]:
+                losses = []
+                for point, record, query_features in zip(points, statistics, features, strict=True):
+                    loss, outputs = self.query_loss(point, Query(query_features, query_y, support, record))
+                    losses.append(loss)
+                return losses[0] if len(losses) == 1 else self.combine_losses(losses), outputs
+
+            vjp: Any = torch.func.vjp(features_from, dict(at)) if at else (features_from({}), lambda gradients: ({},))
+            inputs, pullback = vjp
+            by = (0, 1, 2) if at else (2,)
+            gradient: Any = torch.func.grad_and_value(loss_from_features, argnums=by, has_aux=True)
+            gradients, (loss, outputs) = gradient(*inputs)
+            grads, row = gradients[-1], pullback(gradients)[0]
+            return TaskRow(loss, row, outputs, [inputs[-1][-1]], [sum(grads[1:], grads[0])])
+
+        return self.row(parameters, support, query_row)
 
     def adapted_outputs(self, support_x: Tensor, support_y: Tensor, query_x: Tensor) -> Tensor:
         return self.outputs_at_meta_test(self.support_at_meta_test(support_x, support_y), query_x)
@@ -161,7 +338,7 @@ class FewShotLearner(Learner):
 
     def support_at_meta_test(self, x: Tensor, y: Tensor) -> Support:
         """Support set of a task at meta-test."""
-        support = self.support(x, y, _ignore, autograd_gradient, autograd_hessian)
+        support = self.support(x, y, ignore, autograd_gradient, autograd_hessian)
         steps = self.inner_steps if self.test_steps is None else self.test_steps
         return replace(support, steps=steps, order="none")
 
@@ -182,5 +359,5 @@ class FewShotLearner(Learner):
         return Query(features, y, support, statistics)
 
 
-def _ignore(part: Any) -> None:
-    """Do nothing: no homogenizer acts at meta-test."""
+def ignore(part: Any) -> None:
+    """Do nothing: no homogenizer acts at meta-test, or before rows that are computed at once."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from gradhomog import LearnerSpec, hookimpl
-from gradhomog_adapters._preset import hide_options
 from gradhomog_adapters.maml import MAML
 
 
-@hide_options(MAML, "first_order")
 def fomaml(*network: Any, **options: Any) -> MAML:
     """`MAML(..., first_order=True)`: row_i = ∇L_Q at the adapted point, so no Hessian is formed.
 
@@ -22,6 +21,12 @@ def fomaml(*network: Any, **options: Any) -> MAML:
     Source: Finn et al. 2017, arXiv 1703.03400, section 5.2.
     """
     return MAML(*network, first_order=True, **options)
+
+
+# The options of MAML, without the one that is fixed.
+SIGNATURE = inspect.signature(MAML)
+OPTIONS = [parameter for name, parameter in SIGNATURE.parameters.items() if name != "first_order"]
+vars(fomaml).update(__wrapped__=MAML, __signature__=SIGNATURE.replace(parameters=OPTIONS))
 
 
 @hookimpl

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, TaskRow, hookimpl
 from gradhomog_adapters import _conjugate_gradients as conjugate_gradients
+from gradhomog_adapters._gradients import Operator, detach_all, zeros_for_missing
 from gradhomog_adapters._inner_optimizer import Inner
-from gradhomog_adapters._network.functional import Parameters
+from gradhomog_adapters._network import Parameters
 from gradhomog_adapters._option_types import Count, CountOrZero, NonNegative, Positive
-from gradhomog_adapters._rows.gradients import Operator, detach_all, zeros_for_missing
-from gradhomog_adapters._rows.task_sets import QueryRow
 from gradhomog_adapters.execution import Execution, ExecutionOptions
-from gradhomog_adapters.few_shot import Support
+from gradhomog_adapters.few_shot import QueryRow, Support
 from gradhomog_adapters.maml import MAML, Tensors
 
 START = "start."

@@ -13,8 +13,7 @@ from torch import Tensor
 
 import gradhomog
 from gradhomog import OptionError, Pipeline, Ranks, StepReport, warn_of_momentum
-from gradhomog_adapters._frameworks.check_pipeline import require_pipeline
-from gradhomog_adapters._frameworks.data_parallel import ZeroLosses, batch_ranks, use_all_parameters
+from gradhomog_adapters._frameworks import ZeroLosses, batch_ranks, require_pipeline, use_all_parameters
 
 try:
     from lightning.pytorch import Callback

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, hookimpl
 from gradhomog_adapters._inner_optimizer import Inner, check_recomputable, make_inner_optimizer
-from gradhomog_adapters._network.functional import Parameters, match_names
+from gradhomog_adapters._network import Parameters, match_names
 from gradhomog_adapters._option_types import CountOrZero, Positive
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.few_shot import FewShotLearner, Support

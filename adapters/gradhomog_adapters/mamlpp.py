@@ -13,17 +13,23 @@ from torch.distributed import ProcessGroup
 
 from gradhomog import LearnerSpec, OptionError, Ranks, StepReport, Task, TaskBatch, hookimpl
 from gradhomog_adapters._inner_optimizer import Inner, make_inner_optimizer
-from gradhomog_adapters._mamlpp.multi_step import MetaStepSettings
-from gradhomog_adapters._mamlpp.running_statistics import RunningStatistics, statistics
-from gradhomog_adapters._mamlpp.schedule import anneal_rate, cosine
-from gradhomog_adapters._mamlpp.step_parameters import StepParameters, affine, clamp_step, rates
-from gradhomog_adapters._network.batch_norm import Norm, Statistics
-from gradhomog_adapters._network.functional import Parameters
+from gradhomog_adapters._mamlpp import (
+    MetaStepSettings,
+    RunningStatistics,
+    StepParameters,
+    affine,
+    anneal_rate,
+    clamp_step,
+    cosine,
+    rates,
+    statistics,
+)
+from gradhomog_adapters._network import Parameters, step_counter
+from gradhomog_adapters._network_mode import Norm, Statistics
 from gradhomog_adapters._option_types import CountOrZero, NonNegative, Positive
-from gradhomog_adapters._step_count import StepCount
 from gradhomog_adapters.execution import Execution, ExecutionOptions, ExecutionOptionsExceptNorm
 from gradhomog_adapters.few_shot import Query, Support
-from gradhomog_adapters.maml import MAML
+from gradhomog_adapters.maml import MAML, Tensors
 
 __all__ = ["MAMLPP", "cosine", "gradhomog_learner"]
 
@@ -156,7 +162,7 @@ class MAMLPP(MAML):
                 f"the outer loop; got {adapt!r}."
             )
         self._running = RunningStatistics(self.network)
-        self.register_module("count", StepCount())
+        self.register_module("count", step_counter())
         if learn_rates:
             self.register_module("rates", rates(self.adapted, inner_steps, inner_lr))
         if step_parameters.affine_names:
@@ -171,9 +177,7 @@ class MAMLPP(MAML):
         support_at_step = self._running.at_step(support, clamp_step(k, self.inner_steps))
         return support_at_step.loss({**parameters, **self.step_parameters.affine(parameters, k)})
 
-    def scale_updates(
-        self, updates: dict[str, Tensor], theta: Parameters, fixed: Parameters, k: int
-    ) -> dict[str, Tensor]:
+    def scale_updates(self, updates: Tensors, theta: Parameters, fixed: Parameters, k: int) -> Tensors:
         if not self.learn_rates:
             return updates
         alpha = self.step_parameters.rates(fixed, list(updates), k)

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gradhomog import LearnerSpec, OptionError, hookimpl
-from gradhomog_adapters._network.functional import Parameters, learner_parameter
-from gradhomog_adapters._network.named_module import parameter_module
+from gradhomog_adapters._network import Parameters, learner_parameter, parameter_module
 from gradhomog_adapters._option_types import CountOrZero
 from gradhomog_adapters.execution import Execution, ExecutionOptions
-from gradhomog_adapters.maml import MAML
+from gradhomog_adapters.maml import MAML, Tensors
 
 
 class MetaSGD(MAML):
@@ -80,9 +79,7 @@ class MetaSGD(MAML):
             drawn[name] = (low + (high - low) * share).to(weights[name])
         self.register_module("rates", parameter_module(drawn))
 
-    def scale_updates(
-        self, updates: dict[str, Tensor], theta: Parameters, fixed: Parameters, k: int
-    ) -> dict[str, Tensor]:
+    def scale_updates(self, updates: Tensors, theta: Parameters, fixed: Parameters, k: int) -> Tensors:
         """−α∘∇L_S, from the updates of gradient descent at rate 1."""
         return {
             name: learner_parameter(self.extra_modules, fixed, "rates", name) * update

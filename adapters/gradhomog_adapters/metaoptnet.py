@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, OptionError, hookimpl
 from gradhomog_adapters._metric import MetricLearner
-from gradhomog_adapters._network.functional import Parameters
+from gradhomog_adapters._network import Parameters
 from gradhomog_adapters._option_types import Positive
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.few_shot import Query, Support

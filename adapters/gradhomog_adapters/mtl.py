@@ -12,15 +12,17 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from gradhomog import LearnerSpec, OptionError, Task, TaskBatch, TaskRow, hookimpl
-from gradhomog_adapters._classifiers import make_linear
-from gradhomog_adapters._feature_shape import feature_shape
+from gradhomog_adapters._classifiers import (
+    class_count,
+    classification_loss,
+    keep_own_classes,
+    make_linear,
+    with_class_ids,
+)
 from gradhomog_adapters._inner_optimizer import Inner
-from gradhomog_adapters._metric import at_least_float32
-from gradhomog_adapters._network.functional import Parameters, learner_parameter
-from gradhomog_adapters._network.named_module import parameter_module
+from gradhomog_adapters._metric import at_least_float32, feature_shape
+from gradhomog_adapters._network import Parameters, learner_parameter, parameter_module, step_counter
 from gradhomog_adapters._option_types import Count, CountOrZero, Positive
-from gradhomog_adapters._step_count import StepCount
-from gradhomog_adapters._training_classes import class_count, classification_loss, keep_own_classes, with_class_ids
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.few_shot import Query, Support
 from gradhomog_adapters.maml import MAML
@@ -104,7 +106,7 @@ class MTL(MAML):
         if pretrain_steps:
             features = math.prod(feature_shape(self, input_shape))
             self.register_module("classifier", make_linear(features, class_count(classes, head)))
-            self.register_module("count", StepCount())
+            self.register_module("count", step_counter())
         scales, shifts = _scales_and_shifts(self.network.modules(), self.network.parameters())
         self.register_module("scales", parameter_module(scales))
         self.register_module("shifts", parameter_module(shifts))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import gradhomog
 from gradhomog import OptionError, Pipeline, StepReport, warn_of_momentum
-from gradhomog_adapters._frameworks.check_pipeline import check_pipeline
+from gradhomog_adapters._frameworks import check_pipeline
 
 try:
     from lightning.pytorch import Callback

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from gradhomog import LearnerSpec, hookimpl
 from gradhomog_adapters._metric import MetricLearner, class_means
-from gradhomog_adapters._network.functional import Parameters
+from gradhomog_adapters._network import Parameters
 from gradhomog_adapters.few_shot import Query, Support
 
 

@@ -11,14 +11,43 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import DataError, LearnerSpec, OptionError, hookimpl
-from gradhomog_adapters import _relation_module
-from gradhomog_adapters._feature_shape import feature_shape
-from gradhomog_adapters._metric import MetricLearner, class_means, one_hot
-from gradhomog_adapters._network.batch_norm import Norm, SupportStatistics, norm_policy
-from gradhomog_adapters._network.functional import Parameters, call_learner_module
+from gradhomog_adapters._metric import MetricLearner, class_means, feature_shape, one_hot
+from gradhomog_adapters._network import Parameters, call_learner_module
+from gradhomog_adapters._network_mode import Norm, SupportStatistics, norm_policy
 from gradhomog_adapters._option_types import Count
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.few_shot import Query, Support
+
+# From the authors' code and that of Chen et al. 2019.
+DEFAULT_HIDDEN = 8
+MIN_UNPADDED_SIZE = 10  # pixels; smaller maps are padded
+
+
+def make_feature_map_module(shape: Sequence[int], hidden: int) -> nn.Module:
+    """Module for pairs `[n, 2C, h, w]`: two blocks of convolution, batch normalization, ReLU and pooling, then two
+    linear layers.
+
+    Batch normalization has no running statistics: in the authors' code, with momentum 1, they are those of the last
+    batch.
+    """
+    channels, height, width = shape
+    padding = int(height < MIN_UNPADDED_SIZE and width < MIN_UNPADDED_SIZE)
+    layers: list[nn.Module] = []
+    for inputs in (2 * channels, channels):
+        convolution = nn.Conv2d(inputs, channels, 3, padding=padding)
+        nn.init.normal_(convolution.weight, std=math.sqrt(2 / (9 * channels)))
+        layers += [convolution, nn.BatchNorm2d(channels, track_running_stats=False), nn.ReLU()]
+        height, width = height + 2 * padding - 2, width + 2 * padding - 2
+        if min(height, width) > 1:  # pooling a map of height or width 1 gives an empty map
+            layers.append(nn.MaxPool2d(2))
+            height, width = height // 2, width // 2
+    classifier = [nn.Flatten(), nn.Linear(channels * height * width, hidden), nn.ReLU(), nn.Linear(hidden, 1)]
+    return nn.Sequential(*layers, *classifier)
+
+
+def make_vector_module(features: int, hidden: int) -> nn.Module:
+    """Module for pairs `[n, 2 · features]`: two linear layers, as the authors use for images and attribute vectors."""
+    return nn.Sequential(nn.Linear(2 * features, hidden), nn.ReLU(), nn.Linear(hidden, 1))
 
 
 class RelationNet(MetricLearner):
@@ -87,13 +116,11 @@ class RelationNet(MetricLearner):
         self.shape = feature_shape(self, input_shape)
         if not maps:
             self.shape = (math.prod(self.shape),)
-            self.register_module(
-                "relation", _relation_module.make_vector_module(self.shape[0], hidden or self.shape[0])
-            )
+            self.register_module("relation", make_vector_module(self.shape[0], hidden or self.shape[0]))
         elif len(self.shape) == 3:
             self.register_module(
                 "relation",
-                _relation_module.make_feature_map_module(self.shape, hidden or _relation_module.DEFAULT_HIDDEN),
+                make_feature_map_module(self.shape, hidden or DEFAULT_HIDDEN),
             )
         else:
             raise OptionError(

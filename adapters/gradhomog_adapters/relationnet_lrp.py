@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, hookimpl
-from gradhomog_adapters._network.functional import Parameters
+from gradhomog_adapters._network import Parameters
 from gradhomog_adapters._option_types import Count, NonNegative
 from gradhomog_adapters._relevance import EPSILON, relevance_of_inputs
 from gradhomog_adapters.execution import Execution, ExecutionOptions

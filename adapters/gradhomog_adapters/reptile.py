@@ -11,16 +11,14 @@ import torchopt
 from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, OptionError, Task, TaskBatch, TaskKey, TaskRow, hookimpl, to_device
+from gradhomog_adapters._gradients import autograd_gradient, detach_all
 from gradhomog_adapters._inner_optimizer import Inner, make_inner_optimizer
-from gradhomog_adapters._network.batch_norm import Statistics
-from gradhomog_adapters._network.functional import Parameters, match_names
+from gradhomog_adapters._network import Parameters, match_names
+from gradhomog_adapters._network_mode import Statistics
 from gradhomog_adapters._option_types import Count, CountOrZero, Positive
-from gradhomog_adapters._reptile.inner_state import InnerOptimizerState
-from gradhomog_adapters._reptile.minibatches import Minibatches
-from gradhomog_adapters._rows.gradients import autograd_gradient, detach_all
-from gradhomog_adapters._rows.task_sets import QueryRow
+from gradhomog_adapters._reptile import InnerOptimizerState, Minibatches
 from gradhomog_adapters.execution import Execution, ExecutionOptions
-from gradhomog_adapters.few_shot import FewShotLearner, Support
+from gradhomog_adapters.few_shot import FewShotLearner, QueryRow, Support
 
 On = Literal["support", "all"]
 Tasks = TypeVar("Tasks", Task, TaskBatch)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, Task, TaskBatch, TaskRows, hookimpl
 from gradhomog_adapters._inner_optimizer import Inner
-from gradhomog_adapters._network.functional import Parameters
+from gradhomog_adapters._network import Parameters
 from gradhomog_adapters._option_types import CountOrZero, NonNegative, Positive
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.few_shot import Support

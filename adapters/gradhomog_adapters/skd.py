@@ -13,20 +13,62 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from gradhomog import LearnerSpec, Task, TaskBatch, TaskRow, hookimpl
-from gradhomog_adapters._classifiers import make_linear, normalize_rows
-from gradhomog_adapters._feature_shape import feature_shape
+from gradhomog import DataError, LearnerSpec, Task, TaskBatch, TaskRow, hookimpl
+from gradhomog_adapters._classifiers import (
+    class_count,
+    classifier_outputs,
+    keep_own_classes,
+    make_linear,
+    normalize_rows,
+    with_class_ids,
+)
+from gradhomog_adapters._gradients import detach_all
 from gradhomog_adapters._logistic_regression import fit_logistic_regression
-from gradhomog_adapters._metric import MetricLearner, at_least_float32
-from gradhomog_adapters._network.batch_norm import SupportStatistics, norm_policy
-from gradhomog_adapters._network.functional import Parameters, call_learner_module
+from gradhomog_adapters._metric import MetricLearner, at_least_float32, feature_shape
+from gradhomog_adapters._network import Parameters, call_learner_module, step_counter
+from gradhomog_adapters._network_mode import SupportStatistics, norm_policy
 from gradhomog_adapters._option_types import Count, CountOrZero, NonNegative, Positive
-from gradhomog_adapters._rotations import distillation_loss, mean_distance, rotate_images, rotation_loss
-from gradhomog_adapters._rows.gradients import detach_all
-from gradhomog_adapters._step_count import StepCount
-from gradhomog_adapters._training_classes import class_count, classifier_outputs, keep_own_classes, with_class_ids
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.few_shot import Query, Support
+
+
+def rotate_images(x: Tensor, turns: Sequence[int]) -> Tensor:
+    """Concatenate copies of images `[n, C, s, s]`, each rotated by a number of quarter turns: `[len(turns) · n, …]`.
+
+    Raises:
+        DataError: the inputs are not square images.
+    """
+    if x.dim() != 4 or x.shape[-1] != x.shape[-2]:
+        raise DataError(
+            "images of tasks must be square, [channels, size, size], because they are rotated by 90 degrees; got "
+            f"inputs of shape {list(x.shape[1:])}. Resize the images."
+        )
+    return torch.cat([torch.rot90(x, turn, (-2, -1)) for turn in turns])
+
+
+def rotation_loss(outputs: Tensor) -> Tensor:
+    """Mean binary cross entropy of four outputs, each of which predicts if an image has been rotated by r · 90 degrees.
+
+    Args:
+        outputs: `[4 n, 4]`, for n images that are not rotated, then for those rotated once, twice and three times.
+    """
+    targets = torch.eye(4, dtype=outputs.dtype, device=outputs.device).repeat_interleave(len(outputs) // 4, 0)
+    return torch.nn.functional.binary_cross_entropy_with_logits(outputs, targets)
+
+
+def distillation_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """T² · mean KL(softmax(teacher/T) ‖ softmax(student/T)), for outputs `[n, classes]`.
+
+    T² makes gradients independent of T to first order, as in Hinton et al. 2015, arXiv 1503.02531, section 2.
+    """
+    log_p, log_q = (torch.log_softmax(outputs / temperature, 1) for outputs in (teacher, student))
+    return temperature**2 * (log_p.exp() * (log_p - log_q)).sum(1).mean()
+
+
+def mean_distance(one: Tensor, two: Tensor) -> Tensor:
+    """Mean ‖one_i − two_i‖ over rows; the derivative of equal rows is zero."""
+    distance: Tensor = torch.linalg.vector_norm(one - two, dim=1).mean()
+    return distance
 
 
 class SKD(MetricLearner):
@@ -108,7 +150,7 @@ class SKD(MetricLearner):
         self.register_module("classifier", make_linear(features, outputs))
         self.register_module("rotation", make_linear(outputs, 4))
         if generation0_steps is not None:
-            self.register_module("count", StepCount())
+            self.register_module("count", step_counter())
             parts = OrderedDict(encoder=encoder, flatten=nn.Flatten(), classifier=self.extra_modules["classifier"])
             self.register_module("teacher", copy.deepcopy(nn.Sequential(parts)).requires_grad_(False))
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 import gradhomog
 from gradhomog import OptionError, Pipeline, StepReport, warn_of_momentum
-from gradhomog_adapters._frameworks.check_pipeline import check_pipeline
-from gradhomog_adapters._frameworks.running_means import RunningMeans
+from gradhomog_adapters._frameworks import RunningMeans, check_pipeline
 
 try:
     from torch_rechub.models.multi_task import ESMM

@@ -9,8 +9,8 @@ import torchopt
 from torch import Tensor, nn
 
 from gradhomog import OptionError, Pipeline
-from gradhomog_adapters._custom_loop.meta_step import MetaStep
-from gradhomog_adapters._custom_loop.snapshot import Snapshot
+from gradhomog_adapters._meta_step import MetaStep
+from gradhomog_adapters._snapshot import Snapshot
 
 __all__ = ["MetaStep", "meta_step"]
 
@@ -96,7 +96,7 @@ def _check(net: nn.Module, pipe: Pipeline, encoder: nn.Module | None) -> None:
         raise OptionError(
             f"`pipe` must be a pipeline, created once before the loop, as gradhomog.pipeline('pcgrad'); got {pipe!r}."
         )
-    attaching = [member.selector for member in pipe.members if member.homogenizer.overrides("attach")]
+    attaching = [member.selector for member in pipe.requirements.attaching]
     if encoder is None and attaching:
         raise OptionError(
             f"`encoder` must be given, as {' and '.join(attaching)} attaches to it: meta_step(net, pipe, "

@@ -14,9 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradhomog
 from gradhomog import OptionError, Pipeline, Ranks, StepReport, warn_of_momentum
-from gradhomog_adapters._frameworks.check_pipeline import check_pipeline
-from gradhomog_adapters._frameworks.data_parallel import ZeroLosses, batch_ranks, use_all_parameters
-from gradhomog_adapters._frameworks.running_means import RunningMeans
+from gradhomog_adapters._frameworks import RunningMeans, ZeroLosses, batch_ranks, check_pipeline, use_all_parameters
 
 try:
     from accelerate.optimizer import AcceleratedOptimizer

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from gradhomog import DataError, Task, TaskBatch
-from gradhomog_adapters._classifiers import CosineClassifier, MakeCosine, fit, make_linear
+from gradhomog_adapters._classifiers import CosineClassifier, fit, make_linear
 from gradhomog_adapters.baseline import Baseline
 from gradhomog_adapters.baseline_pp import BaselinePP
 from tests.adapters import checks
@@ -106,15 +106,15 @@ def test_dead_features_have_outputs_and_derivatives_of_zero_in_baseline_pp():
 
 @pytest.mark.parametrize(("outputs", "scale"), [(5, 2.0), (200, 2.0), (201, 10.0)])
 def test_the_scale_is_2_for_up_to_200_classes_and_10_for_more(outputs, scale):
-    assert MakeCosine(None)(3, outputs).scale == scale
-    assert MakeCosine(4.0)(3, outputs).scale == 4.0
+    assert CosineClassifier(3, outputs).scale == scale
+    assert CosineClassifier(3, outputs, 4.0).scale == 4.0
 
 
-@pytest.mark.parametrize("make", [make_linear, MakeCosine(None)])
+@pytest.mark.parametrize("make", [make_linear, CosineClassifier])
 def test_the_fit_is_that_of_torch_optim_with_the_published_constants(make):
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(10, 5, dtype=torch.float64), torch.arange(10) % 3
-    ours, theirs = (make(5, 3, torch.Generator().manual_seed(1)).double() for _ in range(2))
+    ours, theirs = (make(5, 3, generator=torch.Generator().manual_seed(1)).double() for _ in range(2))
     fit(ours, x, y, nn.functional.cross_entropy, generator, lr=0.01, epochs=20, batch=4)
     outer = torch.optim.SGD(theirs.parameters(), lr=0.01, momentum=0.9, dampening=0.9, weight_decay=0.001)
     generator.manual_seed(0)

@@ -8,8 +8,7 @@ from torch import nn
 
 from gradhomog import DataError, Task
 from gradhomog.experiments import models
-from gradhomog_adapters import _relation_module
-from gradhomog_adapters.relationnet import RelationNet
+from gradhomog_adapters.relationnet import RelationNet, make_feature_map_module
 from tests.adapters import checks
 
 MAPS = {"maps": True, "input_shape": [1, 6, 6]}
@@ -42,7 +41,7 @@ def test_rows_are_those_of_the_reference_pairs(objective, maps):
 @pytest.mark.parametrize(("size", "padding", "numbers"), [(5, 1, 64), (7, 1, 64), (19, 0, 576), (54, 0, 9216)])
 def test_the_module_for_maps_has_the_published_sizes(size, padding, numbers):
     # Chen et al. 2019: after two blocks s ↦ (s − 2 + 2·padding) / 2 rounded down; 64 maps.
-    module = _relation_module.make_feature_map_module((64, size, size), 8)
+    module = make_feature_map_module((64, size, size), 8)
     kinds = [type(part).__name__ for part in module]
     block = ["Conv2d", "BatchNorm2d", "ReLU", "MaxPool2d"]
     assert kinds == [*block, *block, "Flatten", "Linear", "ReLU", "Linear"]
@@ -52,7 +51,7 @@ def test_the_module_for_maps_has_the_published_sizes(size, padding, numbers):
 
 
 def test_maps_of_size_one_are_not_pooled():
-    assert _relation_module.make_feature_map_module((4, 1, 1), 8)(torch.rand(3, 8, 1, 1)).shape == (3, 1)
+    assert make_feature_map_module((4, 1, 1), 8)(torch.rand(3, 8, 1, 1)).shape == (3, 1)
 
 
 @pytest.mark.parametrize("name", ["conv4", "resnet10"])

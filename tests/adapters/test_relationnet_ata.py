@@ -13,8 +13,7 @@ from torch import nn
 import gradhomog
 from gradhomog import OptionError, Task, TaskBatch
 from gradhomog_adapters import FewShotLearner
-from gradhomog_adapters._adversarial_tasks import AdversarialTasks
-from gradhomog_adapters._random_convolution import SIZES, RandomConvolution
+from gradhomog_adapters._adversarial_tasks import SIZES, AdversarialTasks, RandomConvolution
 from gradhomog_adapters.maml import MAML
 from gradhomog_adapters.relationnet import RelationNet
 from gradhomog_adapters.relationnet_ata import RelationNetATA

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from gradhomog_adapters import _relation_module
 from gradhomog_adapters._relevance import relevance_of_inputs
+from gradhomog_adapters.relationnet import make_feature_map_module, make_vector_module
 
 DTYPES = [(torch.float64, 1e-12), (torch.float32, 1e-5)]
 
@@ -91,7 +91,7 @@ def test_pooling_gives_all_relevance_to_the_maximum_and_other_layers_do_not_chan
 
 def test_relevance_passes_through_a_sequence_layer_by_layer():
     torch.manual_seed(0)
-    modules = _relation_module.make_feature_map_module((3, 6, 6), 8).double()
+    modules = make_feature_map_module((3, 6, 6), 8).double()
     x, relevance = torch.randn(5, 6, 6, 6, dtype=torch.float64), torch.ones(5, 1, dtype=torch.float64)
     inputs = [x]
     for module in modules:
@@ -106,7 +106,7 @@ def test_relevance_passes_through_a_sequence_layer_by_layer():
 
 def test_relevance_is_a_constant_and_the_same_within_vmap():
     torch.manual_seed(0)
-    modules = _relation_module.make_vector_module(3, 4).double()
+    modules = make_vector_module(3, 4).double()
     x = torch.randn(2, 5, 6, dtype=torch.float64, requires_grad=True)
     relevance = torch.ones(5, 1, dtype=torch.float64)
 

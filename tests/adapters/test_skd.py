@@ -12,8 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 
 from gradhomog import DataError, OptionError
 from gradhomog_adapters._logistic_regression import fit_logistic_regression
-from gradhomog_adapters._rotations import distillation_loss, mean_distance, rotate_images, rotation_loss
-from gradhomog_adapters.skd import SKD
+from gradhomog_adapters.skd import SKD, distillation_loss, mean_distance, rotate_images, rotation_loss
 from tests.adapters import checks
 from tests.adapters.few_shot import assert_training_continues
 

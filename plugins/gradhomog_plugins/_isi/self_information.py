@@ -109,8 +109,10 @@ def _of_block(
     distances = flat.new_zeros(len(halves), n, length)
     buffer = torch.empty_like(flat)
     for offset, place in halves.items():
-        difference = torch.sub(flat[:, :, offset:], flat[:, :, : length - offset], out=buffer[:, :, : length - offset])
-        torch.sum(difference.square_(), 1, out=distances[place, :, : length - offset])
+        squares = buffer[:, :, : length - offset]
+        # (a − b)² in one pass; `torch.nn.functional.mse_loss` has no `out`.
+        torch.ops.aten.mse_loss.out(flat[:, :, offset:], flat[:, :, : length - offset], 0, out=squares)
+        torch.sum(squares, 1, out=distances[place, :, : length - offset])
     for kernel, dilation, step in zip(patches.kernel, patches.dilation, steps, strict=True):
         distances = _box(distances, kernel, dilation * step)
 

@@ -6,7 +6,7 @@ import pytest
 
 import gradhomog
 from gradhomog import OptionError
-from gradhomog_adapters._frameworks.check_pipeline import check_pipeline
+from gradhomog_adapters._frameworks import check_pipeline
 
 
 @pytest.mark.parametrize("text", ["rotograd", "rotate"])

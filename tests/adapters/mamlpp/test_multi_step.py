@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradhomog import Homogenizer
-from gradhomog_adapters._mamlpp.multi_step import loss_weights
+from gradhomog_adapters._mamlpp import loss_weights
 from gradhomog_adapters.mamlpp import MAMLPP
 from tests.adapters import checks
 from tests.adapters.few_shot import tasks

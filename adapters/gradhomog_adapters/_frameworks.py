@@ -1,4 +1,4 @@
-"""The ranks of a trainer that distributes batches, and tasks without labels on a rank."""
+"""Shared parts of the adapters of frameworks that train with the sum of several losses."""
 
 from __future__ import annotations
 
@@ -12,6 +12,34 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradhomog import OptionError, Pipeline, Ranks
+
+
+def check_pipeline(pipe: Pipeline, framework: str) -> None:
+    """Raise unless losses and rows are sufficient: the framework passes on no features and no residuals.
+
+    Raises:
+        OptionError: the message names the homogenizer.
+    """
+    require_pipeline(pipe)
+    requirements = pipe.requirements
+    reading_features = [member.selector for member in requirements.transforming] + requirements.readers["features"]
+    for names, read in (
+        (reading_features, f"reads features, which {framework} does not compute"),
+        (requirements.readers["kernel_traces"], f"reads residuals, which {framework} does not pass on"),
+    ):
+        if names:
+            raise OptionError(
+                "`pipe` must require losses and gradients of parameters only, but "
+                f"{' and '.join(dict.fromkeys(names))} {read}. Choose another homogenizer: `gradhomog list`."
+            )
+
+
+def require_pipeline(pipe: Pipeline) -> None:
+    """Raise unless `pipe` is a pipeline."""
+    if not isinstance(pipe, Pipeline):
+        raise OptionError(
+            f"`pipe` must be a pipeline, created once before training, as gradhomog.pipeline('pcgrad'); got {pipe!r}."
+        )
 
 
 def batch_ranks(group: Any, default: Ranks | None) -> Ranks | None:
@@ -116,3 +144,39 @@ def _leaves(loss: Tensor) -> set[int]:
             found.add(id(node.variable))
         stack.extend(following for following, _ in node.next_functions)
     return found
+
+
+class RunningMeans:
+    """Weighted means of values by name. Tensors stay on their device until `pop`, which synchronizes once per log."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor | float] = {}
+        self._weights: dict[str, float] = {}
+
+    def add(self, name: str, value: Tensor | float, weight: float = 1.0) -> None:
+        """Add a value to the mean of its name."""
+        value = value.detach().double() if isinstance(value, Tensor) else value
+        self._sums[name] = self._sums.get(name, 0.0) + weight * value
+        self._weights[name] = self._weights.get(name, 0.0) + weight
+
+    def pop(self, ranks: int = 1) -> dict[str, float]:
+        """Return the means, and begin new ones; with several ranks those over the values of all, the same on each."""
+        values = {name: (total, self._weights[name]) for name, total in _to_floats(self._sums).items()}
+        self._sums, self._weights = {}, {}
+        parts = [values] * ranks
+        if ranks > 1:
+            dist.all_gather_object(parts, values)  # names may differ: a task can be absent on a rank
+        sums: dict[str, tuple[float, float]] = {}
+        for part in parts:
+            for name, (total, weight) in part.items():
+                before = sums.get(name, (0.0, 0.0))
+                sums[name] = before[0] + total, before[1] + weight
+        return {name: total / weight for name, (total, weight) in sums.items()}
+
+
+def _to_floats(values: Mapping[str, Tensor | float]) -> dict[str, float]:
+    """Convert tensors of one element on any devices, by one copy to the CPU."""
+    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    device = next((tensor.device for tensor in tensors.values() if tensor.device.type != "cpu"), None)
+    joined = torch.stack([tensor.to(device) for tensor in tensors.values()]).tolist() if tensors else []
+    return {**values, **dict(zip(tensors, joined, strict=True))}

@@ -1,17 +1,158 @@
-"""`MetaStep`: collects the rows of the tasks of a custom loop and homogenizes them."""
+"""`MetaStep` collects the rows of the tasks of a custom loop and homogenizes them; `OpenTask` is one of the tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from gradhomog import DataError, OptionError, Pipeline, StepReport, TaskKey
-from gradhomog_adapters._custom_loop.open_task import OpenTask, PipelineNeeds
-from gradhomog_adapters._custom_loop.snapshot import Snapshot
+from gradhomog_adapters._gradients import differentiate, zeros_for_missing
+from gradhomog_adapters._snapshot import Snapshot
+
+
+def requires_features(pipe: Pipeline) -> bool:
+    """True if a step of the pipeline requires query features; a homogenizer object without a spec may read them."""
+    return bool(pipe.requirements.transforming or pipe.requirements.readers["features"])
+
+
+class OpenTask:
+    """A task while it is open, and then its results without a graph: loss, row, features and feature gradients.
+
+    `row` contains a gradient by parameter name, None for parameters that no loss depends on.
+    """
+
+    def __init__(
+        self,
+        key: TaskKey,
+        pipe: Pipeline,
+        parameters: Mapping[str, Tensor],
+        snapshot: Snapshot,
+        inner_given: bool,
+    ) -> None:
+        self.key, self._pipe, self._snapshot, self._inner_given = key, pipe, snapshot, inner_given
+        self._parameters, self._requires_features = parameters, requires_features(pipe)
+        self._stores_features = self._requires_features or "features" in pipe.requirements.statistics
+        self._part: Literal["support", "query"] = "support"
+        self._queried = False
+        self._stage_features: list[Tensor] = []  # of the last query pass
+        self._differentiated: list[Tensor] = []  # those that `feature_grads` belong to
+        self.loss: Tensor | None = None
+        self.row: dict[str, Tensor | None] = dict.fromkeys(parameters)
+        self.features: list[Tensor] = []
+        self.feature_grads: list[Tensor] = []
+        self.targets: list[Tensor] = []
+
+    def __str__(self) -> str:
+        return f"task {self.key.slot}" + (f" (domain {self.key.domain!r})" if self.key.domain else "")
+
+    def support(self) -> None:
+        self._part = "support"
+        self._pipe.begin(self.key, "support")
+
+    def query(self, targets: Tensor | None) -> None:
+        self._part, self._queried = "query", True
+        self._pipe.begin(self.key, "query")
+        self.targets = [] if targets is None else [targets.detach()]
+
+    def transform(self, features: Tensor) -> Tensor:
+        if self._part != "query" or not self._stores_features:
+            return features
+        if features.dim() != 2:
+            raise OptionError(f"`features` must have shape [queries, features]; got {tuple(features.shape)}.")
+        if not features.requires_grad:  # the features of a frozen encoder are leaves: derivatives end there
+            features = features.detach().requires_grad_()
+        self._stage_features = self._pipe.transform(features[None], [self.key])
+        return self._stage_features[-1][0]
+
+    def add(self, loss: Tensor, retain_graph: bool) -> None:
+        self._check_loss(loss)
+        self._check_calls()
+        row, feature_grads = self._differentiate(loss.reshape(()), retain_graph)
+        for name, gradient in row.items():
+            before = self.row[name]
+            self.row[name] = before if gradient is None else gradient if before is None else before + gradient
+        value = loss.detach().reshape(()).double()
+        self.loss = value if self.loss is None else self.loss + value
+        if not self._stage_features:
+            return
+        if self._stage_features is self._differentiated:  # a loss before used the same features
+            self.feature_grads = [a + b for a, b in zip(self.feature_grads, feature_grads, strict=True)]
+        else:
+            self.features, self.feature_grads = [x[0].detach() for x in self._stage_features], feature_grads
+            self._differentiated = self._stage_features
+
+    def close(self) -> None:
+        """Release the graph of the features."""
+        self._stage_features, self._differentiated = [], []
+
+    def _check_loss(self, loss: Tensor) -> None:
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise OptionError(f"`loss` of {self} must be a scalar tensor, the mean over its queries; got {found}.")
+        if not loss.requires_grad:
+            raise OptionError(
+                f"`loss` of {self} must have a graph; it has none. Compute it from the network's outputs without "
+                "torch.no_grad, detach or item."
+            )
+        if split := self._snapshot.split_parameters():
+            raise OptionError(
+                f"{' and '.join(f'`{name}`' for name in split)} are the same (tied) parameter, but TorchOpt's inner "
+                "loop replaced them by different tensors. Adapt only modules that do not share it "
+                "(MetaSGD(net.head)), or use gradhomog_adapters.maml, which keeps it tied."
+            )
+
+    def _check_calls(self) -> None:
+        if (self._pipe.requirements.beginning or self._requires_features) and not self._queried:
+            raise OptionError(
+                f"the pipeline '{self._pipe}' distinguishes support and query inputs, but {self} did not call "
+                "step.query. Call step.query() before the network runs on query inputs."
+            )
+        if self._requires_features and not self._stage_features:
+            raise OptionError(
+                f"the pipeline '{self._pipe}' requires query features, but {self} passed none. Between encoder and "
+                "head write features = step.transform(features)."
+            )
+
+    def _differentiate(self, loss: Tensor, retain_graph: bool) -> tuple[dict[str, Tensor | None], list[Tensor]]:
+        """Gradients w.r.t. the parameters, by name, and w.r.t. the features before and after each `transform` stage."""
+        features = self._stage_features
+        try:
+            row, by_features = differentiate(loss, self._parameters, features, retain_graph)
+        except RuntimeError as cause:
+            if "second time" not in str(cause):  # PyTorch has no exception class for a freed graph
+                raise
+            raise OptionError(self._freed_message()) from cause
+        if all(gradient is None for gradient in row.values()):
+            raise OptionError(
+                f"`loss` of {self} must depend on a parameter of `net` that requires grad; it depends on none. The "
+                "graph is cut (detach, a copy of the network), or the loss is that of another network."
+            )
+        unused = bool(features) and by_features[-1] is None and features is not self._differentiated
+        if unused and self._pipe.requirements.transforming:
+            raise OptionError(f"`loss` of {self} must depend on the result of step.transform. Pass it to the head.")
+        return row, [gradient[0].detach() for gradient in zeros_for_missing(by_features, features)]
+
+    def _freed_message(self) -> str:
+        if self.loss is not None:
+            return (
+                f"the graph of {self} was freed by step.add. Add the sum of its losses, or write "
+                "step.add(loss, retain_graph=True) for all but the last."
+            )
+        if not self._inner_given:
+            return (
+                f"`loss` of {self} depends on the graph of an earlier task: the inner optimizer keeps its state "
+                "(momentum, moments) between tasks. Write meta_step(net, pipe, inner=optimizer), or create a new "
+                "optimizer in each task."
+            )
+        return (
+            f"`loss` of {self} depends on the graph of an earlier task. Pass every optimizer that adapts `net` as "
+            "`inner`, and do not use tensors of one task in another."
+        )
 
 
 class MetaStep:
@@ -23,7 +164,6 @@ class MetaStep:
 
     def __init__(self, parameters: Mapping[str, Tensor], pipe: Pipeline, snapshot: Snapshot, inner_given: bool) -> None:
         self._parameters, self._pipe, self._snapshot, self._inner_given = parameters, pipe, snapshot, inner_given
-        self._needs = PipelineNeeds(pipe)
         self._task: OpenTask | None = None
         self._done: list[OpenTask] = []
         self._ended = False
@@ -45,7 +185,7 @@ class MetaStep:
         if not isinstance(domain, str):
             raise OptionError(f"`domain` must be a string, the name of the task's domain; got {domain!r}.")
         key = TaskKey(len(self._done), domain)
-        task = OpenTask(key, self._needs, self._parameters, self._snapshot, self._inner_given)
+        task = OpenTask(key, self._pipe, self._parameters, self._snapshot, self._inner_given)
         self._task = task
         try:
             self._snapshot.restore()
@@ -128,7 +268,7 @@ class MetaStep:
         unused = {name for name in self._parameters if all(task.row[name] is None for task in done)}
         domains = tuple(task.key.domain for task in done) if any(task.key.domain for task in done) else ()
         losses = torch.stack([task.loss for task in done if task.loss is not None])
-        needed = self._needs.requires_features
+        needed = requires_features(self._pipe)
         targets = _stack_features("targets", [task.targets for task in done], needed)
         result = self._pipe.homogenize(
             {name: _stack_rows(name, parameter, done) for name, parameter in self._parameters.items()},

@@ -71,3 +71,11 @@ def func_hessian(loss: Loss, at: Mapping[str, Tensor]) -> Operator:
     """v ↦ ∇²loss(at) v with `torch.func`."""
     vjp: Any = torch.func.vjp(torch.func.grad(loss), dict(at))
     return lambda vector: dict(vjp[1](dict(vector))[0])
+
+
+def differentiate(
+    loss: Tensor, parameters: Mapping[str, Tensor], features: Sequence[Tensor] = (), retain_graph: bool = False
+) -> tuple[dict[str, Tensor | None], Sequence[Tensor | None]]:
+    """Gradients of a task's loss w.r.t. named parameters and features; None for tensors it does not depend on."""
+    found = torch.autograd.grad(loss, [*parameters.values(), *features], retain_graph=retain_graph, allow_unused=True)
+    return dict(zip(parameters, found, strict=False)), found[len(parameters) :]

@@ -12,11 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradhomog import OptionError, TaskBatch, TaskRow
-from gradhomog_adapters._network.checkpoints import reject_checkpoints
-from gradhomog_adapters._network.functional import Parameters
-from gradhomog_adapters._rows.gradients import func_gradient, func_hessian
-from gradhomog_adapters._rows.one_task import autograd_row
-from gradhomog_adapters._rows.task_sets import EvaluationPoints, Query, RowLearner
+from gradhomog_adapters._network import NO_CHECKPOINTS, Parameters, raise_for_checkpoint
 
 # Multiplications for one support set; above, arithmetic takes longer than calling the operations.
 MAX_SMALL_WORK = 2e6
@@ -30,7 +26,8 @@ class VectorizedRows:
 
     `vmap` is the outermost transform, never the innermost: with affine batch, layer or instance normalization, the
     derivative of a `vmap` is wrong without an error (PyTorch 2.13; see `tests/adapters/test_engines.py`). Each task
-    receives its own view of the parameters, so that the state of an inner optimizer is batched too.
+    receives its own view of the parameters, so that the state of an inner optimizer is batched too. `learner` is a
+    `FewShotLearner`, whose module imports this one.
     """
 
     def __init__(self) -> None:
@@ -42,7 +39,7 @@ class VectorizedRows:
         return {**vars(self), "_compiled": None}
 
     def try_rows(
-        self, learner: RowLearner, batch: TaskBatch, prepare: Callable[[TaskBatch], TaskBatch] | None = None
+        self, learner: Any, batch: TaskBatch, prepare: Callable[[TaskBatch], TaskBatch] | None = None
     ) -> TaskRow | None:
         """Return the rows, or None if the loop must compute them.
 
@@ -58,7 +55,8 @@ class VectorizedRows:
         required = execution.engine == "vmap" or (bool(execution.compile) and execution.engine == "auto")
         if not required and (execution.engine == "loop" or execution.recompute or self._vmap_failed or len(batch) == 1):
             return None
-        early = [m.selector for m in learner.homogenizers.members if m.before_rows or m.homogenizer.overrides("begin")]
+        acting = learner.homogenizers.requirements
+        early = dict.fromkeys(m.selector for m in (*acting.attaching, *acting.transforming, *acting.beginning))
         if required:
             if early:
                 raise OptionError(
@@ -77,7 +75,7 @@ class VectorizedRows:
             self._vmap_failed = True
             return None
 
-    def rows(self, learner: RowLearner, batch: TaskBatch) -> TaskRow:
+    def rows(self, learner: Any, batch: TaskBatch) -> TaskRow:
         """Rows of a batch; see `Learner.batch_row`.
 
         Raises:
@@ -100,12 +98,12 @@ class VectorizedRows:
         gradients = {name: rows for name, rows in gradients.items() if name not in self._unused[names] or rows.any()}
         return TaskRow(loss, gradients, outputs, [features], [feature_grads])
 
-    def _function(self, learner: RowLearner) -> Callable[..., Any]:
+    def _function(self, learner: Any) -> Callable[..., Any]:
         if self._compiled is not None:
             return self._compiled
 
         def row_of_task(parameters: Parameters, buffers: Parameters, *tensors: Tensor) -> Any:
-            row = func_row(learner, parameters, buffers, *tensors)
+            row = learner.func_row(parameters, buffers, *tensors)
             gradients = {name: g for name, g in row.gradients.items() if g is not None}
             return gradients, row.loss, row.outputs, row.features[0], row.feature_grads[0]
 
@@ -128,9 +126,10 @@ class VectorizedRows:
 def explain_compile_errors(option: bool | str) -> Iterator[None]:
     """Raise OptionError for activation checkpoints and, with the place in the code, if PyTorch cannot compile."""
     try:
-        with reject_checkpoints():
+        with torch.autograd.graph.disable_saved_tensors_hooks(NO_CHECKPOINTS):
             yield
     except Exception as error:
+        raise_for_checkpoint(error)
         if not type(error).__module__.startswith(("torch._dynamo.", "torch._inductor.")):
             raise
         lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
@@ -143,58 +142,18 @@ def explain_compile_errors(option: bool | str) -> Iterator[None]:
         ) from error
 
 
-def unused_parameters(learner: RowLearner, batch: TaskBatch) -> Set[str]:
+def unused_parameters(learner: Any, batch: TaskBatch) -> Set[str]:
     """Names of the parameters that the losses do not depend on, for which `torch.func` returns zeros.
 
     Computed by the loop, for one task: under `vmap` the operations cannot depend on the task.
     """
     devices = {tensor.device for tensor in learner.live_parameters.values() if tensor.device.type == "cuda"}
     with torch.random.fork_rng(list(devices)), torch.enable_grad():
-        row = autograd_row(learner, batch[0], batch.keys[0])
+        row = learner.autograd_row(batch[0], batch.keys[0])
     return {name for name in learner.live_parameters if row.gradients.get(name) is None}
 
 
-def func_row(
-    learner: RowLearner, parameters: Parameters, buffers: Parameters, support_x: Tensor, support_y: Tensor,
-    query_x: Tensor, query_y: Tensor,
-) -> TaskRow:  # fmt: skip
-    """Row of one task, equal to that of `autograd_row`, with `torch.func`: `vjp` up to the query features, then `grad`.
-
-    No homogenizer acts in between.
-    """
-    support = learner.support(support_x, support_y, _ignore, func_gradient, func_hessian, buffers)
-
-    def query_row(evaluation_points: EvaluationPoints, at: Parameters) -> TaskRow:
-        def features_from(at: dict[str, Tensor]) -> Any:
-            points = evaluation_points(at, support)
-            statistics = [learner.support_statistics(point, support) for point in points]
-            pairs = zip(points, statistics, strict=True)
-            queries = [learner.query(point, support, query_x, query_y, record) for point, record in pairs]
-            return points, statistics, [query.features for query in queries]
-
-        def loss_from_features(points: Any, statistics: Any, features: Any) -> tuple[Tensor, Any]:
-            losses = []
-            for point, record, query_features in zip(points, statistics, features, strict=True):
-                loss, outputs = learner.query_loss(point, Query(query_features, query_y, support, record))
-                losses.append(loss)
-            return losses[0] if len(losses) == 1 else learner.combine_losses(losses), outputs
-
-        vjp: Any = torch.func.vjp(features_from, dict(at)) if at else (features_from({}), lambda gradients: ({},))
-        inputs, pullback = vjp
-        by = (0, 1, 2) if at else (2,)
-        gradient: Any = torch.func.grad_and_value(loss_from_features, argnums=by, has_aux=True)
-        gradients, (loss, outputs) = gradient(*inputs)
-        features, by_features = inputs[-1], gradients[-1]
-        return TaskRow(loss, pullback(gradients)[0], outputs, [features[-1]], [sum(by_features[1:], by_features[0])])
-
-    return learner.row(parameters, support, query_row)
-
-
-def _ignore(part: Any) -> None:
-    """Do nothing: no homogenizer acts before rows."""
-
-
-def prefers_vmap(learner: RowLearner, batch: TaskBatch) -> bool:
+def prefers_vmap(learner: Any, batch: TaskBatch) -> bool:
     """True if the vectorized engine is expected to be faster and its rows do not differ from those of the loop.
 
     It is faster if calling operations takes longer than their arithmetic.
@@ -207,4 +166,4 @@ def prefers_vmap(learner: RowLearner, batch: TaskBatch) -> bool:
     if any(part._buffers and not isinstance(part, _BatchNorm) for part in parts):
         return False  # writes into buffers within a derivative cannot be separated by task
     weights = sum(p.numel() for p in learner.live_parameters.values())
-    return weights * batch.support_x.shape[1] <= MAX_SMALL_WORK
+    return bool(weights * batch.support_x.shape[1] <= MAX_SMALL_WORK)

@@ -1,1 +1,0 @@
-"""The implementation of `meta_step` for custom TorchOpt loops."""

@@ -1,1 +1,0 @@
-"""The parts of MAML++, one per module, independent of each other."""

@@ -1,0 +1,286 @@
+"""Encoder and head as functions of named parameters; modules with named parameters; networks that are supported."""
+
+from __future__ import annotations
+
+import fnmatch
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+
+from gradhomog import OptionError
+
+Parameters = Mapping[str, Tensor]
+"""Tensors named `encoder.*`, `head.*` and, for some learners, `learner.*`; networks ignore other names."""
+
+
+class Network:
+    """Calls encoder and head with given parameters and buffers; never modifies the modules.
+
+    A parameter with several names (tied weights) is listed under the first name and used for all.
+    """
+
+    def __init__(self, encoder: nn.Module, head: nn.Module) -> None:
+        self._both = nn.Sequential(OrderedDict(encoder=encoder, head=head))
+        self._without_checkpoint: set[str] = set()
+        canonical: dict[int, str] = {}
+        for name, parameter in self._both.named_parameters(remove_duplicate=False):
+            canonical.setdefault(id(parameter), name)
+        self._parts = {
+            prefix: _Submodel.of(prefix, module, canonical)
+            for prefix, module in (("", self._both), ("encoder.", encoder), ("head.", head))
+        }
+
+    def parameters(self) -> dict[str, Tensor]:
+        """The parameters that require grad, each once."""
+        return {name: p for name, p in self._both.named_parameters() if p.requires_grad}
+
+    def modules(self) -> dict[str, nn.Module]:
+        """All submodules, under each of their names."""
+        return dict(self._both.named_modules(remove_duplicate=False))
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Copies of the buffers, so that tasks do not share running statistics."""
+        copies: dict[int, Tensor] = {}
+        found: dict[str, Tensor] = {}
+        for name, buffer in self._both.named_buffers(remove_duplicate=False):
+            found[name] = copies.setdefault(id(buffer), buffer.clone())
+        return found
+
+    def call(self, part: str, parameters: Parameters, buffers: Parameters, x: Tensor) -> Tensor:
+        """Return the output of one part: `"encoder."`, `"head."`, or `""` for both."""
+        selected = self._parts[part]
+        tensors: dict[str, Tensor] = {}
+        for local, canonical in selected.parameters:
+            if canonical in parameters:  # frozen parameters are not
+                tensors[local] = parameters[canonical]
+        for name in buffers:
+            if name.rpartition(".")[0] in selected.module_names:
+                tensors[name.removeprefix(part)] = buffers[name]
+        if torch.compiler.is_compiling():  # only within torch.func, whose transforms reject checkpoints themselves
+            compiled: Tensor = functional_call(selected.module, tensors, (x,), tie_weights=False)
+            return compiled
+        replaced = trained = False
+        for tensor in tensors.values():
+            replaced = replaced or not isinstance(tensor, nn.Parameter)
+            trained = trained or tensor.requires_grad
+        first = trained and torch.is_grad_enabled() and part not in self._without_checkpoint
+        # A checkpoint would recompute with the module's own tensors: correct only if none is replaced.
+        checkpoints = torch.autograd.graph.disable_saved_tensors_hooks(NO_CHECKPOINTS) if replaced else nullcontext()
+        try:
+            with checkpoints, reject_reentrant_checkpoints_of_data() if first else nullcontext():
+                result: Tensor = functional_call(selected.module, tensors, (x,), tie_weights=False)
+        except RuntimeError as error:
+            raise_for_checkpoint(error)
+            raise
+        if first:
+            reject_reentrant_checkpoints(result, [x, *tensors.values()])
+            self._without_checkpoint.add(part)
+        return result
+
+
+@dataclass(frozen=True)
+class _Submodel:
+    """The encoder, the head, or both, as one callable.
+
+    Attributes:
+        module: the module that is called.
+        parameters: its parameters, as pairs of local and canonical name.
+        module_names: the names of its submodules.
+
+    A module with two names is listed once, because `functional_call` must replace each tensor once.
+    """
+
+    module: nn.Module
+    parameters: list[tuple[str, str]]
+    module_names: set[str]
+
+    @classmethod
+    def of(cls, prefix: str, module: nn.Module, canonical: Mapping[int, str]) -> _Submodel:
+        parameters = [
+            (local, canonical[id(parameter)])
+            for path, part in module.named_modules()
+            for local, parameter in part.named_parameters(path, recurse=False, remove_duplicate=False)
+        ]
+        return cls(module, parameters, {(prefix + path).rstrip(".") for path, _ in module.named_modules()})
+
+
+def learner_parameter(extra_modules: nn.ModuleDict, parameters: Parameters, part: str, name: str) -> Tensor:
+    """Parameter `learner.<part>.<name>`: from `parameters`, or its stored value if it is frozen."""
+    found = parameters.get(f"learner.{part}.{name}")
+    return extra_modules[part].get_parameter(name).detach() if found is None else found
+
+
+def call_learner_module(extra_modules: nn.ModuleDict, parameters: Parameters, part: str, inputs: Tensor) -> Tensor:
+    """Output of a learner's module with the parameters `learner.<part>.*`; frozen ones keep their stored values."""
+    prefix = f"learner.{part}."
+    tensors = {n.removeprefix(prefix): tensor for n, tensor in parameters.items() if n.startswith(prefix)}
+    result: Tensor = functional_call(extra_modules[part], tensors, (inputs,))
+    return result
+
+
+def match_names(names: Sequence[str], patterns: str | Sequence[str], option: str) -> list[str]:
+    """Names that match at least one of the glob patterns, in order.
+
+    Raises:
+        OptionError: there is no pattern, or a pattern matches no name.
+    """
+    chosen: set[str] = set()
+    if not patterns:
+        raise OptionError(f"`{option}` must contain at least one pattern; got {patterns!r}.")
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        matches = fnmatch.filter(names, pattern)
+        if not matches:
+            raise OptionError(
+                f"`{option}` must match the name of a parameter; {pattern!r} matches none of {', '.join(names)}."
+            )
+        chosen.update(matches)
+    return [name for name in names if name in chosen]
+
+
+def parameter_module(tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Module whose parameters have the given names, which may contain dots, and copies of the given values.
+
+    `nn.ParameterDict` does not allow dots, and users select parameters by these names.
+    """
+    return _tree(
+        tensors, lambda place, name, tensor: place.register_parameter(name, nn.Parameter(tensor.detach().clone()))
+    )
+
+
+def buffer_module(tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Module whose buffers have the given names and values: saved with the module, not trained."""
+    return _tree(tensors, lambda place, name, tensor: place.register_buffer(name, tensor))
+
+
+class SeededByStep(nn.Module):
+    """A module whose random numbers are a function of a seed and the number of the meta-step, which is its state."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seed, self.step = seed, 0
+
+    def on_step_end(self) -> None:
+        self.step += 1
+
+    # A Python number, because reading a buffer synchronizes with the device.
+    def get_extra_state(self) -> dict[str, int]:
+        return {"step": self.step}
+
+    def set_extra_state(self, state: Mapping[str, int]) -> None:
+        self.step = state["step"]
+
+
+def step_counter() -> nn.Module:
+    """Module with the buffer `done`: the number of completed meta-steps, of learners with schedules or phases."""
+    return buffer_module({"done": torch.zeros((), dtype=torch.int64)})
+
+
+def _tree(tensors: Mapping[str, Tensor], register: Callable[[nn.Module, str, Tensor], None]) -> nn.Module:
+    root = nn.Module()
+    for name, tensor in tensors.items():
+        *path, last = name.split(".")
+        place = root
+        for part in path:
+            if part not in place._modules:
+                place.add_module(part, nn.Module())
+            place = place.get_submodule(part)
+        register(place, last, tensor)
+    return root
+
+
+# -- networks that are not supported ----------------------------------------------------------------------------------
+
+
+def check_supported(encoder: nn.Module, head: nn.Module) -> None:
+    """Raise if a module cannot be called with other tensors in place of its parameters.
+
+    Raises:
+        OptionError: with the name of the module and the fix.
+    """
+    for name, module in (("encoder", encoder), ("head", head)):
+        for path, part in module.named_modules():
+            where = f"`{name}`" if not path else f"`{name}.{path}`"
+            kind = type(part).__name__
+            if any(isinstance(p, UninitializedParameter) for p in part.parameters(recurse=False)):
+                raise OptionError(
+                    f"{where}, a {kind}, has uninitialized parameters. Run the network once on an example first."
+                )
+            if isinstance(part, torch.jit.ScriptModule):
+                raise OptionError(
+                    f"{where} is compiled by TorchScript, with fixed parameters. Pass the original module."
+                )
+            if isinstance(part, nn.DataParallel | nn.parallel.DistributedDataParallel):
+                raise OptionError(f"{where} is a {kind}, which copies the network. Pass the module that it wraps.")
+            if isinstance(part, torch._dynamo.OptimizedModule) or part._compiled_call_impl is not None:
+                raise OptionError(
+                    f"{where} is compiled, but the inner loop needs second derivatives, which compiled code lacks. "
+                    "Pass the original module, and for a small network pass compile=True to the learner."
+                )
+            if any(isinstance(hook, WeightNorm | SpectralNorm) for hook in part._forward_pre_hooks.values()):
+                raise OptionError(
+                    f"{where}, a {kind}, is normalized by a hook that replaces its weight. Use weight_norm or "
+                    "spectral_norm of torch.nn.utils.parametrizations."
+                )
+
+
+NO_CHECKPOINTS = (
+    "a learner calls its network with other tensors in place of parameters (adapted ones, or those of all tasks with "
+    "engine='vmap') and of buffers, but an activation checkpoint (torch.utils.checkpoint), or another hook on saved "
+    "tensors, would run the forward pass again with those of the module, and the gradient would be wrong. Remove the "
+    "checkpoint; recompute=True saves the memory of inner steps. Learners that do not adapt the encoder accept "
+    "checkpoints with engine='loop' in networks without buffers."
+)
+
+_REENTRANT = (
+    "a network of a learner must not contain reentrant checkpoints (torch.utils.checkpoint with use_reentrant=True), "
+    "whose parameters are not part of the autograd graph and would get no gradient. Remove the checkpoint."
+)
+
+
+def raise_for_checkpoint(error: Exception) -> None:
+    """Raise OptionError for the error of a checkpoint with `use_reentrant=False`, or of hooks on saved tensors."""
+    if any(text in str(error) for text in (NO_CHECKPOINTS, "support saved tensor hooks")):  # the latter of torch.func
+        raise OptionError(NO_CHECKPOINTS) from error
+
+
+@contextmanager
+def reject_reentrant_checkpoints_of_data() -> Iterator[None]:
+    """Raise OptionError for checkpoints with `use_reentrant=True` whose inputs do not require grad.
+
+    They leave no node in the graph, but PyTorch warns. Not thread-safe, as all filters of warnings.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="None of the inputs have requires_grad=True")
+        try:
+            yield
+        except UserWarning as warning:
+            raise OptionError(_REENTRANT) from warning
+
+
+def reject_reentrant_checkpoints(output: Tensor, inputs: Iterable[Tensor]) -> None:
+    """Raise for checkpoints with `use_reentrant=True` between inputs and output: their parameters get no gradient.
+
+    Raises:
+        OptionError.
+    """
+    seen: set[Any] = {tensor.grad_fn for tensor in inputs} | {None}
+    stack = [output.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        assert node is not None  # None is in `seen`
+        if node.name() == "CheckpointFunctionBackward":
+            raise OptionError(_REENTRANT)
+        stack += [child for child, _ in node.next_functions]

@@ -1,1 +1,0 @@
-"""Rows: gradients of the tasks' query losses, computed in a loop or with vmap."""
