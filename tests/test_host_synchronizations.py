@@ -28,13 +28,12 @@ Counts = Counter[str]
 DIRECTION, GRAMIAN, LOSSES, ROWS = "direction", "Gramian", "losses", "rows"
 # Functions of the core that wait; others are named in `OWN`.
 REASONS = {
-    "jacobian/arithmetic.all_finite": DIRECTION,
-    "jacobian/arithmetic.block_products": GRAMIAN,
-    "jacobian/arithmetic.require_float64": GRAMIAN,
-    "jacobian/per_task._products": GRAMIAN,
-    "stage_execution/step_inputs.losses_on_cpu": LOSSES,
-    "jacobian/arithmetic.finite_rows": ROWS,
-    "jacobian/per_task.finite_tasks": ROWS,
+    "rows/arithmetic.all_finite": DIRECTION,
+    "rows/arithmetic.products": GRAMIAN,
+    "rows/arithmetic.require_float64": GRAMIAN,
+    "step/step_inputs.losses_on_cpu": LOSSES,
+    "rows/arithmetic.finite_rows": ROWS,
+    "rows/per_task.finite_tasks": ROWS,
     "autograd/loss.backward": "incoming gradient",
 }
 ROTATE = {"rotate._directions": 2, "_pooling.pooled_energy": 1}

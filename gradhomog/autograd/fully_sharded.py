@@ -21,9 +21,9 @@ from gradhomog.autograd.rows_over_ranks import (
 )
 from gradhomog.errors import OptionError
 from gradhomog.ranks.communicator import GroupCommunicator
-from gradhomog.ranks.dtensor_jacobian import DTensorJacobian
 from gradhomog.ranks.dtensors import count_replicas, local_part, split_whole_tensors
-from gradhomog.rows import DenseJacobian, Direction, Jacobian, PerTaskJacobian
+from gradhomog.ranks.split_rows import sharded_rows
+from gradhomog.rows import DenseRows, Direction, Jacobian, PerTaskRows
 from gradhomog.step.step import Step, task_keys
 
 
@@ -60,9 +60,9 @@ class FullyShardedRows(ExchangedRows):
         rows = self._derivatives.rows()
         self._used = torch.tensor([[any(part is not None for part in parts) for parts in rows.values()]])
         parts = {name: local_part(parameter) for name, parameter in graph.shared.items()}
-        sharded = DTensorJacobian(PerTaskJacobian(rows, parts, 1 / graph.factor), graph.shared, replicas, communicator)
+        sharded = sharded_rows(PerTaskRows(rows, parts, 1 / graph.factor), graph.shared, replicas, communicator)
         gathers = ranks.gather and step.pipe.requirements.readers["jacobian"]
-        jacobian: Jacobian = DenseJacobian(sharded.materialize()) if gathers else sharded
+        jacobian = Jacobian(DenseRows(sharded.materialize()) if gathers else sharded)
         return Step(task_keys(tasks.slots, step.present_names), jacobian, losses)
 
     def to_parameters(self, direction: Direction) -> Direction:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from gradhomog.autograd.derivatives import Derivatives, FeatureDerivatives
-from gradhomog.autograd.lazy import LazyJacobian, require_used
+from gradhomog.autograd.lazy import LossRows, require_used
 from gradhomog.autograd.loss_step import LossStep
 from gradhomog.errors import NonfiniteError
-from gradhomog.rows import DenseJacobian, Direction, Jacobian, all_finite
+from gradhomog.rows import DenseRows, Direction, Jacobian, all_finite
 from gradhomog.step.step import Step, task_keys
 
 LeafGradients = list[tuple[Tensor, Tensor]]
@@ -83,12 +83,12 @@ class OwnRows(RowSource[C]):
     def _jacobian(self) -> Jacobian:
         if self._step.level == "features":
             assert isinstance(self._derivatives, FeatureDerivatives)
-            return DenseJacobian(self._derivatives.feature_rows())
-        self._rows = LazyJacobian(
-            self._derivatives, eager=self._step.reads_rows, chunks=self._step.chunks,
-            may_be_unused=self._step.may_be_unused or self._step.communicator.size > 1,
-        )  # fmt: skip
-        return self._rows
+            return Jacobian(DenseRows(self._derivatives.feature_rows()))
+        may_be_unused = self._step.may_be_unused or self._step.communicator.size > 1
+        self._rows = LossRows(self._derivatives, self._step.chunks, may_be_unused)
+        if self._step.reads_rows:
+            self._rows.stored()
+        return Jacobian(self._rows)
 
     def to_parameters(self, direction: Direction) -> Direction:
         if self._step.level != "features":

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from gradhomog.autograd.derivatives import Derivatives, FeatureDerivatives
-from gradhomog.autograd.lazy import LazyJacobian, require_used
-from gradhomog.autograd.lazy_exchange import LazyExchangedJacobian
+from gradhomog.autograd.lazy import LossRows, require_used
+from gradhomog.autograd.lazy_exchange import ExchangedLossRows
 from gradhomog.autograd.loss_graph import LossGraph
 from gradhomog.autograd.loss_step import LossStep
 from gradhomog.autograd.parameter_groups import group_names
@@ -27,10 +27,10 @@ from gradhomog.errors import NonfiniteError, OptionError
 from gradhomog.ranks.column_split import ColumnSplit
 from gradhomog.ranks.communicator import GroupCommunicator
 from gradhomog.ranks.exchange import average, collect_tasks, sum_tensors
-from gradhomog.ranks.local_columns import LocalColumns
 from gradhomog.ranks.ranks import Ranks, pipeline_values
 from gradhomog.ranks.replicas import check_replicas, compares_in_full, digests, tensors_to_compare
-from gradhomog.rows import DenseJacobian, Direction, Jacobian
+from gradhomog.ranks.split_rows import SplitRows
+from gradhomog.rows import DenseRows, Direction, Jacobian
 from gradhomog.step.step import KernelTraces, Step, task_keys
 
 
@@ -94,10 +94,10 @@ class BatchRows(ExchangedRows):
 
     def _lazy_rows(self, one_pass: bool) -> Jacobian:
         groups = group_names(list(self._graph.shared), self._step.per).values()
-        self._rows = LazyExchangedJacobian(
-            self._derivatives, self._totals, one_pass, groups, self._communicator, self._step.reads_rows
-        )
-        return self._rows
+        self._rows = ExchangedLossRows(self._derivatives, self._totals, one_pass, groups, self._communicator)
+        if self._step.reads_rows:
+            self._rows.stored()
+        return Jacobian(self._rows)
 
     def used(self) -> Tensor:
         return self._used if self._step.level == "features" else self._rows.used
@@ -140,10 +140,11 @@ class BatchRows(ExchangedRows):
         }  # fmt: skip
         self._own: dict[str, slice] = {}  # of gathered rows the examples of this rank
         if not (self._communicator.ranks.gather and self._step.pipe.requirements.readers["jacobian"]):
-            return LocalColumns(DenseJacobian(blocks), self._communicator)
+            columns = DenseRows(blocks)
+            return Jacobian(SplitRows(columns, columns.row_like(), self._communicator))
         gathered = {name: gather_batch(name, rows, self._communicator) for name, rows in blocks.items()}
         self._own = {name: own for name, (_, own) in gathered.items()}
-        return DenseJacobian({name: whole for name, (whole, _) in gathered.items()})
+        return Jacobian(DenseRows({name: whole for name, (whole, _) in gathered.items()}))
 
     def to_parameters(self, direction: Direction) -> Direction:
         if self._step.level != "features":
@@ -177,7 +178,8 @@ class TaskRows(ExchangedRows):
                 "other ranks would not receive the gradients of heads; a loss depends on others. Pass all parameters "
                 "of the model."
             )
-        jacobian = LazyJacobian(self._derivatives, eager=True, may_be_unused=True)
+        rows = LossRows(self._derivatives, may_be_unused=True)
+        own_rows = rows.stored()
         counts = communicator.agree(len(tasks.slots), {
             **values_to_compare(step, graph, communicator.ranks),
             "tasks": "with names" if step.names else "without names",
@@ -188,18 +190,18 @@ class TaskRows(ExchangedRows):
         slots = [float(first_slot) + slot for slot in tasks.slots]
         values = [loss.item() for loss in tasks.losses]
         compared = replicas_to_compare(step, graph, communicator.ranks)
-        own = [*flags_of_used(graph.shared, jacobian.unused), *digests(compared.values())]
+        own = [*flags_of_used(graph.shared, rows.unused), *digests(compared.values())]
         gathered = communicator.all_gather_numbers([*values, *padding, *slots, *padding, *own])
-        sizes = [max(counts), max(counts), len(jacobian.names), len(compared)]
+        sizes = [max(counts), max(counts), len(rows.like), len(compared)]
         losses, all_slots, self._used, elements_of_all = torch.split(gathered, sizes, dim=1)
         check_replicas(compared, elements_of_all)
         present = torch.arange(max(counts)) < torch.tensor(counts)[:, None]
         names = communicator.all_gather_names(step.present_names) if step.names else []
-        groups = group_names(jacobian.names, step.per).values()
-        split = ColumnSplit(jacobian.row_like(), communicator.size, communicator.rank, groups)
-        rows = collect_tasks(jacobian.row, counts, split, communicator)
+        groups = group_names(list(rows.like), step.per).values()
+        split = ColumnSplit(rows.like, communicator.size, communicator.rank, groups)
+        jacobian = collect_tasks(own_rows.row, counts, split, communicator)
         keys = task_keys(tuple(int(slot) for slot in all_slots[present].tolist()), tuple(names))
-        return Step(keys, rows, losses[present])
+        return Step(keys, jacobian, losses[present])
 
     def used(self) -> Tensor:
         return self._used

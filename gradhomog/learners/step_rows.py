@@ -15,7 +15,7 @@ from gradhomog.ranks.communicator import Communicator, GroupCommunicator
 from gradhomog.ranks.exchange import average, collect_tasks
 from gradhomog.ranks.ranks import pipeline_values
 from gradhomog.ranks.replicas import check_replicas, compares_in_full, digests, tensors_to_compare
-from gradhomog.rows import DenseJacobian, Direction
+from gradhomog.rows import DenseRows, Direction, Jacobian
 from gradhomog.rows.device_copies import task_index
 from gradhomog.step.pipelines import Pipeline
 from gradhomog.step.reports import StepReport, TaskRows
@@ -61,7 +61,9 @@ def compute_meta_step(
 
 def make_step(rows: TaskRows, keys: Sequence[TaskKey], targets: Tensor) -> Step:
     """Return the record of a step of the tasks of one process."""
-    return Step(tuple(keys), DenseJacobian(rows.jacobian), rows.losses, rows.features, rows.feature_grads, targets)
+    return Step(
+        tuple(keys), Jacobian(DenseRows(rows.jacobian)), rows.losses, rows.features, rows.feature_grads, targets
+    )
 
 
 def _homogenize(step: Step, accuracies: Tensor | None, unused: Set[str], pipe: Pipeline) -> MetaStep:

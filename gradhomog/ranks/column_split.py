@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gradhomog.rows import Direction
+from gradhomog.ranks.communicator import GroupCommunicator
+from gradhomog.rows import DenseRows, Direction, StoredRows
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,6 @@ class ColumnRange:
     width: int
     start: int
 
-    def columns(self) -> Iterator[tuple[str, int, int]]:
-        """Yield each parameter with the range of its elements among the columns of this rank; it may be empty."""
-        offset = -self.start
-        for name, size in zip(self.names, self.sizes, strict=True):
-            yield name, min(max(offset, 0), self.width), min(max(offset + size, 0), self.width)
-            offset += size
-
 
 class ColumnSplit:
     """The columns of one of K ranks; a group's parameters of one dtype are concatenated, and exchanged together.
@@ -48,7 +42,7 @@ class ColumnSplit:
     def __init__(
         self, like: Mapping[str, Tensor], ranks: int, rank: int, groups: Iterable[Sequence[str]] | None = None
     ) -> None:
-        self.like, self.ranks, self._rank = like, ranks, rank
+        self.like, self.ranks = like, ranks
         self.ranges: list[ColumnRange] = []
         for group in [list(like)] if groups is None else groups:
             for dtype in dict.fromkeys(like[name].dtype for name in group):
@@ -56,10 +50,6 @@ class ColumnSplit:
                 sizes = tuple(like[name].numel() for name in names)
                 width = max(-(-sum(sizes) // ranks), 1)  # parameters without elements have one column of padding
                 self.ranges.append(ColumnRange(names, sizes, width, rank * width))
-
-    def select(self, group: Sequence[str]) -> ColumnSplit:
-        """Return the split of one of the groups, whose ranges are among those of this split."""
-        return ColumnSplit({name: self.like[name] for name in group}, self.ranks, self._rank)
 
     def flatten(self, part: ColumnRange, row: Mapping[str, Tensor | None]) -> Tensor:
         """Return a row as a vector `[ranks · width]` of one dtype, padded with zeros; None and absent names are 0."""
@@ -75,12 +65,27 @@ class ColumnSplit:
         blocks[-1].zero_()
         return flat
 
-    def unflatten(self, vectors: Sequence[Tensor]) -> Direction:
-        """Return one row from its vectors, one for each of `ranges`, by name and in the order of the parameters."""
+    def gather(self, vectors: Mapping[str, Tensor], communicator: GroupCommunicator) -> Direction:
+        """Return one row from the columns of all ranks: for some of `ranges`, by first name, those of this rank."""
+        return self.unflatten({name: communicator.all_gather(vector) for name, vector in vectors.items()})
+
+    def unflatten(self, vectors: Mapping[str, Tensor]) -> Direction:
+        """Return one row, in the order of the parameters, from vectors for some of `ranges`, by first name."""
         found: Direction = {}
-        for part, flat in zip(self.ranges, vectors, strict=True):
-            blocks = torch.split(flat[: sum(part.sizes)], list(part.sizes))
-            found.update(
-                (name, block.view(self.like[name].shape)) for name, block in zip(part.names, blocks, strict=True)
-            )
-        return {name: found[name] for name in self.like}
+        for part in self.ranges:
+            if part.names[0] in vectors:
+                flat = vectors[part.names[0]][: sum(part.sizes)]
+                found.update(zip(part.names, torch.split(flat, list(part.sizes)), strict=True))
+        return {name: found[name].view(like.shape) for name, like in self.like.items() if name in found}
+
+    def by_name(self, columns: StoredRows) -> StoredRows:
+        """Return the columns of this rank, which have a block for some of `ranges`, with one for each parameter."""
+        matrices, found = columns.materialize(), dict[str, Tensor]()
+        for part in self.ranges:
+            if part.names[0] in matrices:
+                offset = -part.start
+                for name, size in zip(part.names, part.sizes, strict=True):
+                    first, last = (min(max(place, 0), part.width) for place in (offset, offset + size))
+                    found[name] = matrices[part.names[0]][:, first:last]
+                    offset += size
+        return DenseRows({name: found[name] for name in self.like if name in found})

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from gradhomog.ranks.column_split import ColumnSplit
 from gradhomog.ranks.communicator import GroupCommunicator, Pending
-from gradhomog.ranks.exchanged import ExchangedJacobian
-from gradhomog.rows import Direction
+from gradhomog.ranks.split_rows import SplitRows, exchanged_rows
+from gradhomog.rows import Direction, Jacobian
 
 Row = Callable[[int], Direction]
 """Returns one row of this rank, by parameter name."""
@@ -19,9 +19,7 @@ PartialRow = tuple[Mapping[str, Tensor | None], float]
 """The gradient of one task on this rank, None for zero, and its weight in the sum over the ranks."""
 
 
-def collect_tasks(
-    row: Row, counts: Sequence[int], split: ColumnSplit, communicator: GroupCommunicator
-) -> ExchangedJacobian:
+def collect_tasks(row: Row, counts: Sequence[int], split: ColumnSplit, communicator: GroupCommunicator) -> Jacobian:
     """Return the rows of all ranks, in the order of the ranks.
 
     Args:
@@ -31,13 +29,13 @@ def collect_tasks(
     Cost: each rank sends n rows less its own part; memory: a copy of its rows, and N rows over K.
     """
     rows = [row(task) for task in range(counts[communicator.rank])]
-    columns = []
+    columns = {}
     for part in split.ranges:
         flat = torch.stack([split.flatten(part, one) for one in rows])
         sent = flat.view(len(rows), communicator.size, part.width).transpose(0, 1).reshape(-1)
         received = communicator.all_to_all(sent, [count * part.width for count in counts])
-        columns.append(received.view(sum(counts), part.width))
-    return ExchangedJacobian(columns, split, communicator)
+        columns[part.names[0]] = received.view(sum(counts), part.width)
+    return Jacobian(exchanged_rows(columns, split, communicator))
 
 
 def sum_tensors(
@@ -52,7 +50,7 @@ def sum_tensors(
     if not like:
         return {}
     whole = ColumnSplit(like, 1, 0)
-    return whole.unflatten([communicator.sum(whole.flatten(part, tensors)) for part in whole.ranges])
+    return whole.unflatten({p.names[0]: communicator.sum(whole.flatten(p, tensors)) for p in whole.ranges})
 
 
 def average(
@@ -62,9 +60,7 @@ def average(
     return {name: total / communicator.size for name, total in sum_tensors(tensors, like, communicator).items()}
 
 
-def sum_batches(
-    rows: Iterable[PartialRow | None], split: ColumnSplit, communicator: GroupCommunicator
-) -> ExchangedJacobian:
+def sum_batches(rows: Iterable[PartialRow | None], split: ColumnSplit, communicator: GroupCommunicator) -> SplitRows:
     """Return the rows Σ_r w_ri J_ri, from the row and the weight of each task on this rank; None for a zero row.
 
     Each row is sent while the next one is computed, if `rows` computes it on demand.
@@ -79,7 +75,8 @@ def sum_batches(
         _receive(sending, columns)
         sending = started
     _receive(sending, columns)
-    return ExchangedJacobian([torch.stack(parts) for parts in columns], split, communicator)
+    stacked = {part.names[0]: torch.stack(parts) for part, parts in zip(split.ranges, columns, strict=True)}
+    return exchanged_rows(stacked, split, communicator)
 
 
 def _receive(sending: Sequence[Pending], columns: Sequence[list[Tensor]]) -> None:

@@ -1,4 +1,4 @@
-"""Arithmetic on the rows of one block: inner products, weighted sums, checks for NaN and infinity.
+"""Arithmetic on the rows of one block: inner products, and checks for NaN and infinity.
 
 Products are computed in the dtype of the rows (float32 for half precision), sums of products in float64.
 """
@@ -8,50 +8,52 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from gradhomog.rows.device_copies import to_cpu, to_device
+from gradhomog.rows.device_copies import to_cpu
 
 # Columns per chunk of the batched product. One `bmm` over chunks is 1.2 to 2.3 times as fast as `J @ J.T` on a CPU for
 # up to 8 rows of 10⁷ columns (measured; the inner dimension fits the cache), and its partial sums are added in float64.
 CHUNK_COLUMNS = 8192
 
-# An operation on a tensor with at most this number of elements takes longer to start than to compute.
-SMALL_TENSOR = 2 * CHUNK_COLUMNS
+WIDTH = 2 * CHUNK_COLUMNS  # vectors are stacked or added up so many columns at once: 16 fit into the cache of a core
+CACHED = 8 * CHUNK_COLUMNS  # the width if vectors are multiplied in pairs, for at most 8 of them
 
-Product = Callable[[Tensor, bool], Tensor]
+# An operation on a tensor with at most this number of elements takes longer to start than to compute.
+SMALL_TENSOR = WIDTH
+
+Vectors = Tensor | Sequence[Tensor]
+"""Rows in one matrix `[tasks, elements]`, or in one vector `[elements]` per task."""
+
+Product = Callable[[Vectors, bool], Tensor]
 """The function `gramian` or `squared_norms`."""
 
 
-def block_products(blocks: Iterable[Tensor], product: Product) -> list[Tensor]:
-    """Apply a product to each block `[tasks, *shape]`; returns float64 `[tasks, tasks]` or `[tasks]` per block.
+def products(blocks: Sequence[Vectors], product: Product) -> list[Tensor]:
+    """Apply a product to the rows of each block; returns float64 `[tasks, tasks]` or `[tasks]` per block.
 
     The products are on the CPU. If the squares of a row exceed the range of float32, its block is multiplied again in
     float64. One transfer from the device to the CPU; two more if a row is zero or exceeds the range.
     """
-    found, matrices = list[Tensor](), list[Tensor]()
+    found, squares = [], []
     for block in blocks:
-        matrix = block if block.dim() == 2 else block.reshape(len(block), block[0].numel())
-        found.append(product(matrix, False))
-        matrices.append(matrix)
+        found.append(product(block, False))
     if found and not found[0].is_cpu:
         found = to_cpu(found)
-    diagonals = [value if value.dim() == 1 else value.diagonal() for value in found]
-    unsafe = outside_float32_range(diagonals, matrices)
-    if not unsafe:
-        return found
-    wide = require_float64([matrices[index] for index in unsafe])
-    again = [index for index, needed in zip(unsafe, wide, strict=True) if needed]
-    for index, exact in zip(again, to_cpu([product(matrices[index], True) for index in again]), strict=True):
-        found[index] = exact
+    for value in found:
+        squares.append(value if value.dim() == 1 else value.diagonal())
+    if unsafe := outside_float32_range(squares, blocks):
+        again = require_float64(blocks, unsafe)
+        for index, exact in zip(again, to_cpu([product(blocks[index], True) for index in again]), strict=True):
+            found[index] = exact
     return found
 
 
-def outside_float32_range(squares: Sequence[Tensor], matrices: Sequence[Tensor]) -> list[int]:
-    """Return the indices of matrices of which a squared norm `[tasks]` of the rows may be inaccurate in float32.
+def outside_float32_range(squares: Sequence[Tensor], blocks: Sequence[Vectors]) -> list[int]:
+    """Return the indices of blocks of which a squared norm `[tasks]` of the rows may be inaccurate in float32.
 
     Below 1e-30 times the number of columns the mean square of a row is below 1e-30, and most squares may lose digits
     in float32, whose smallest normal number is 1.2e-38. Above 1e34 sums of squares may overflow.
@@ -60,28 +62,45 @@ def outside_float32_range(squares: Sequence[Tensor], matrices: Sequence[Tensor])
         return []
     numbers = torch.cat(list(squares)).tolist() if len(squares) > 1 else squares[0].tolist()
     found, start = [], 0
-    for index, (square, matrix) in enumerate(zip(squares, matrices, strict=True)):
+    for index, (square, block) in enumerate(zip(squares, blocks, strict=True)):
         part = numbers[start : start + len(square)]
         start += len(square)
-        if not (1e-30 * matrix.shape[-1] <= min(part, default=1.0) and max(part, default=1.0) < 1e34):
+        columns = block.shape[1] if isinstance(block, Tensor) else block[0].numel()
+        if not (1e-30 * columns <= min(part, default=1.0) and max(part, default=1.0) < 1e34):
             found.append(index)
     return found
 
 
-def require_float64(matrices: Sequence[Tensor]) -> list[bool]:
-    """For each matrix, True if a row has nonzero entries whose squares are inaccurate in float32. One transfer."""
-    read = [index for index, one in enumerate(matrices) if one.dtype != torch.float64 and one.shape[1]]
+def require_float64(blocks: Sequence[Vectors], indices: Sequence[int]) -> list[int]:
+    """Return those indices of blocks of which a row has nonzero entries with inaccurate squares in float32.
+
+    One transfer.
+    """
+    read = [index for index in indices if blocks[index][0].dtype != torch.float64 and blocks[index][0].numel()]
     # Largest entries of each row; those of half precision are exact in float32.
-    largest = to_cpu([torch.linalg.vector_norm(matrices[i].detach(), torch.inf, dim=1).float() for i in read])
-    found = [False] * len(matrices)
-    for index, entries in zip(read, largest, strict=True):
-        # The square 1e-28 is a normal number of float32; 8192 squares of 1e16 add up to less than its maximum.
-        found[index] = bool(((entries > 0) & (entries < 1e-14) | ~(entries < 1e16)).any())
-    return found
+    largest = to_cpu([
+        torch.stack([torch.linalg.vector_norm(row.detach(), torch.inf).float() for row in blocks[index]])
+        for index in read
+    ])  # fmt: skip
+    # The square 1e-28 is a normal number of float32; 8192 squares of 1e16 add up to less than its maximum.
+    return [
+        index
+        for index, entries in zip(read, largest, strict=True)
+        if bool(((entries > 0) & (entries < 1e-14) | ~(entries < 1e16)).any())
+    ]
 
 
-def gramian(block: Tensor, exact: bool = False) -> Tensor:
-    """Return `block @ block.T`, float64 `[tasks, tasks]`; with a graph, or if `exact`, computed in float64."""
+def gramian(block: Vectors, exact: bool = False) -> Tensor:
+    """Return the inner products of the rows, float64 `[tasks, tasks]`; in float64 with a graph, or if `exact`."""
+    if not isinstance(block, Tensor):
+        if len(block) > 8 or not pairwise_is_faster(block, exact):
+            return _sum([gramian(chunk, exact) for chunk in _stack_chunks(block)])
+        pairs = torch.tril_indices(len(block), len(block))
+        places = list(zip(*pairs.tolist(), strict=True))
+        sums = [torch.stack([torch.dot(part[i], part[j]) for i, j in places]) for part in _chunks(block, CACHED)]
+        lower = torch.zeros(len(block), len(block), dtype=torch.float64)
+        lower[pairs[0], pairs[1]] = _sum([part.double() for part in sums])
+        return lower + lower.tril(-1).T
     tasks, size = block.shape
     if exact or block.requires_grad or block.dtype == torch.float64:
         wide = block.double()
@@ -101,8 +120,13 @@ def gramian(block: Tensor, exact: bool = False) -> Tensor:
     return total
 
 
-def squared_norms(block: Tensor, exact: bool = False) -> Tensor:
-    """Return the sum of squares of each row, float64 `[tasks]`; with a graph, or if `exact`, computed in float64."""
+def squared_norms(block: Vectors, exact: bool = False) -> Tensor:
+    """Return the sum of squares of each row, float64 `[tasks]`; in float64 with a graph, or if `exact`."""
+    if not isinstance(block, Tensor):
+        if not pairwise_is_faster(block, exact):
+            return _sum([squared_norms(chunk, exact) for chunk in _stack_chunks(block)])
+        sums = [torch.stack([torch.dot(row, row) for row in chunk]) for chunk in _chunks(block, CACHED)]
+        return _sum([part.double() for part in sums])
     tasks, size = block.shape
     if block.requires_grad or block.dtype == torch.float64:
         return block.double().square().sum(1)
@@ -135,37 +159,33 @@ def chunk_count(size: int) -> int:
     return next((count for count in range(least, 2 * least) if size % count == 0), least)
 
 
-def weighted_sum(block: Tensor, shares: Tensor) -> Tensor:
-    """Return `Σ_i shares_i · block_i` for a block `[tasks, *shape]`, in its dtype; half precision sums in float32.
-
-    `shares` are on the device of the block.
-    """
-    narrow = block.dtype.itemsize < 4
-    scaled = shares.to(block.device, torch.float32 if narrow else block.dtype)
-    flat = block if block.dim() == 2 else block.reshape(block.shape[0], -1)
-    if narrow:
-        parts = column_chunks(flat)
-        found = torch.cat([torch.mv(part.t().float(), scaled).to(block.dtype) for part in parts])
-    else:
-        found = torch.mv(flat.t(), scaled)  # block.mean(0) takes up to twice as long (measured)
-    return found if block.dim() == 2 else found.reshape(block.shape[1:])
+def pairwise_is_faster(rows: Sequence[Tensor], exact: bool) -> bool:
+    """True if dot products of pairs are faster than stacking chunks (measured, up to 8 rows)."""
+    some = rows[0]
+    plain = not exact and not any(row.requires_grad for row in rows)
+    return plain and some.device.type == "cpu" and some.dtype == torch.float32 and some.numel() > WIDTH
 
 
-def mix_rows(block: Tensor, mixing: Tensor) -> Tensor:
-    """Return `mixing @ block` for a block `[tasks, *shape]`, or its rows times weights `[tasks]`, in its dtype."""
-    dtype = block.dtype if block.dtype.itemsize >= 4 else torch.float32
-    mixing = to_device(mixing, block.device, dtype)
-    if mixing.dim() == 1:  # row by row: NaN in one row does not spread to others
-        return (mixing.view(-1, *[1] * (block.dim() - 1)) * block.to(dtype)).to(block.dtype)
-    flat = block.reshape(block.shape[0], -1)
-    return (mixing @ flat.to(dtype)).to(block.dtype).reshape(block.shape)
+def _chunks(rows: Sequence[Tensor], width: int) -> Iterator[list[Tensor]]:
+    for start in range(0, rows[0].numel(), width):
+        yield [row[start : start + width] for row in rows]
 
 
-def matrix_product(later: Tensor, earlier: Tensor) -> Tensor:
-    """Return the mixing of two successive stages, as weights `[tasks]` or a matrix `[tasks, tasks]`."""
-    if later.dim() == 1:
-        return later * earlier if earlier.dim() == 1 else later[:, None] * earlier
-    return later * earlier if earlier.dim() == 1 else later @ earlier
+def _stack_chunks(rows: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Yield matrices `[len(rows), ≤ WIDTH]`, at least one, also for empty rows."""
+    width = WIDTH if rows[0].device.type == "cpu" else rows[0].numel()
+    yield from (torch.stack(chunk) for chunk in _chunks(rows, max(width, 1)))
+    if rows[0].numel() == 0:
+        yield torch.stack(list(rows))
+
+
+def _sum(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.stack(list(parts)).sum(0)
+
+
+def as_matrix(block: Tensor) -> Tensor:
+    """Return a block `[tasks, *shape]` as a matrix `[tasks, elements]`."""
+    return block.reshape(len(block), block.numel() // len(block))
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
@@ -187,12 +207,16 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
     return all(map(is_finite, tensors))  # finite numbers may add up to infinity
 
 
-def finite_rows(blocks: Iterable[Tensor]) -> list[bool]:
-    """For each row of blocks `[tasks, *shape]`, True if it is finite in all of them. Cost: one read, one transfer."""
-    matrices = [block.detach().reshape(len(block), -1) for block in blocks]
-    totals: list[float] = torch.stack([row_sums(matrix).double() for matrix in matrices]).sum(0).tolist()
+def finite_rows(sums: Tensor, row: Callable[[int], Mapping[str, Tensor]]) -> list[bool]:
+    """For each row, True if it is finite: if its sum is, or, as finite numbers may add up to infinity, each number.
+
+    Args:
+        sums: of all elements of a row, `[tasks]`. One transfer.
+        row: returns a row.
+    """
     return [
-        math.isfinite(total) or all(is_finite(matrix[task]) for matrix in matrices) for task, total in enumerate(totals)
+        math.isfinite(total) or all(is_finite(part) for part in row(task).values())
+        for task, total in enumerate(sums.tolist())
     ]
 
 

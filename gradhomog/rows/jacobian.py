@@ -1,263 +1,316 @@
-"""The abstract Jacobian and its dense, repeated and mixed forms."""
+"""The Jacobian of a step: one gradient per task, with its Gramian, norms and weighted means."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import fnmatch
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import final
 
 import torch
 from torch import Tensor
 
-from gradhomog.errors import DataError
+from gradhomog.errors import DataError, OptionError
 from gradhomog.rows import arithmetic
-from gradhomog.rows.arithmetic import all_finite, finite_rows, matrix_product, mix_rows, weighted_sum
-from gradhomog.rows.device_copies import task_index, to_device
-from gradhomog.rows.statistics import RowStatistics
+from gradhomog.rows.dense import DenseRows
+from gradhomog.rows.device_copies import to_device
+from gradhomog.rows.per_task import PerTaskRows
+from gradhomog.rows.square_root import safe_sqrt
+from gradhomog.rows.storage import Direction, Rows, StoredRows
 
-Direction = dict[str, Tensor]
-"""A direction or one row: a tensor `[*shape]` for each parameter name."""
 
-
-class Jacobian(RowStatistics):
+@final
+class Jacobian:
     """One gradient per task: row i is ∂L_i/∂θ, split into blocks by parameter name.
 
-    Most methods require only a Gramian, norms and a weighted mean, so a subclass decides how the rows are stored: in
-    one tensor per parameter, or in the tensors that autograd returned. Statistics are computed once. Do not modify
-    returned tensors in place.
+    The rows are C·J: J is stored, perhaps in another form than one tensor per parameter, and a mixing C is applied only
+    to what is read. The Gramian is C·G·Cᵀ, and the mean a weighted mean of J. Statistics are computed once. They have a
+    graph if and only if the rows have one, even if gradients are disabled at the first access. Do not modify returned
+    tensors in place.
+
+    Args:
+        rows: J.
+        mixing: C, float64 on the CPU: weights `[tasks]` (a diagonal C) or a matrix `[tasks, rows]`; None for J itself.
+        source: the Jacobian of J without a mixing, which has its statistics; required with `mixing`.
 
     Attributes:
         tasks: N, the number of rows.
         names: the names of the blocks, in order; `("",)` for a Jacobian from one tensor.
         device, dtype, requires_grad: those of the rows; dtype is the narrowest among the blocks. Norms, Gramians and
             mixing matrices are on the CPU.
+        rows, mixing, source: as above.
     """
 
-    tasks: int
     names: tuple[str, ...]
     device: torch.device
     dtype: torch.dtype
-    requires_grad: bool
 
-    # -- implemented by subclasses -----------------------------------------------------------------------------------
+    def __init__(self, rows: Rows, mixing: Tensor | None = None, source: Jacobian | None = None) -> None:
+        self.rows, self.mixing, self.source = rows, mixing, source
+        self.tasks, self.requires_grad = rows.tasks, rows.requires_grad
+        if source is not None and mixing is not None:
+            self.names, self.device, self.dtype = source.names, source.device, source.dtype
+            self.tasks, self.requires_grad = len(mixing), rows.requires_grad or mixing.requires_grad
+            return
+        first = next(iter(rows.like.values()))
+        self.names, self.device, self.dtype = tuple(rows.like), first.device, first.dtype
+        for value in rows.like.values():
+            if value.dtype.itemsize < self.dtype.itemsize:
+                self.dtype = value.dtype
 
-    @abstractmethod
+    # -- rows and directions -----------------------------------------------------------------------------------------
+
+    def weights(self) -> Tensor:
+        """Return the weight of each row of J in N times the mean: the column sums of C, `[rows]`."""
+        if self.mixing is None:
+            return torch.ones(self.tasks, dtype=torch.float64)
+        return self.mixing if self.mixing.dim() == 1 else self.mixing.sum(0)
+
     def weighted_mean(self, weights: Tensor) -> Direction:
         """Return `1/N Σ_i weights_i · row_i` for weights `[tasks]`, in the rows' dtype. Cost: one read of the rows."""
-
-    @abstractmethod
-    def materialize(self) -> dict[str, Tensor]:
-        """Return the rows as tensors `[tasks, *shape]` by name; do not modify them in place."""
-
-    @abstractmethod
-    def row_like(self) -> Mapping[str, Tensor]:
-        """Return tensors `[*shape]` by name with shape, dtype and device of one row, and arbitrary values."""
-
-    @abstractmethod
-    def select(self, tasks: Sequence[int]) -> Jacobian:
-        """Return the rows of some tasks."""
-
-    @abstractmethod
-    def detach(self) -> Jacobian:
-        """Return the same rows, detached from the graph."""
-
-    def select_parameters(self, names: Sequence[str]) -> Jacobian:
-        """Return the blocks of some parameters; overridden where they need not be materialized."""
-        blocks = self.materialize()
-        return DenseJacobian({name: blocks[name] for name in names})
-
-    def finite_tasks(self) -> list[bool]:
-        """For each row, True if it contains neither NaN nor infinity. Cost: one read of the rows."""
-        return finite_rows(self.materialize().values())
-
-    def all_finite(self, tensors: Iterable[Tensor]) -> bool:
-        """True if no tensor contains NaN or infinity: a direction of these rows, or what was computed with them.
-
-        Overridden where ranks store different parts of a direction, and must come to the same result.
-        """
-        return all_finite(tensors)
-
-    def row(self, task: int) -> Direction:
-        """Return one row, without a copy if the rows are stored; do not modify it in place."""
-        return {name: block[task] for name, block in self.materialize().items()}
+        if self.mixing is not None:
+            weights = weights.to(self.mixing)
+            weights = weights * self.mixing if self.mixing.dim() == 1 else weights @ self.mixing
+        return self.rows.weighted_sum(weights, self.tasks)
 
     def mean(self) -> Direction:
         """Return the mean of the rows."""
-        return self.weighted_mean(torch.ones(self.tasks, dtype=torch.float64))
+        if self.mixing is None:
+            return self.rows.weighted_sum(torch.ones(self.tasks, dtype=torch.float64), self.tasks)
+        weights = self.weights()
+        if self.rows.tasks < self.tasks and weights.tolist() == [self.tasks]:
+            return self.rows.stored().row(0)  # of `repeat`, new memory
+        return self.rows.weighted_sum(weights, self.tasks)
+
+    def materialize(self) -> dict[str, Tensor]:
+        """Return the rows as tensors `[tasks, *shape]` by name; do not modify them in place."""
+        blocks = self.rows.stored().materialize()
+        if self.mixing is None:
+            return blocks
+        mixing = to_device(self.mixing, self.device)
+        if mixing.dim() == 2:
+            return DenseRows(blocks).weighted_sum(mixing)
+        # Row by row: NaN in one row does not spread to others.
+        return {name: _scale_rows(block, mixing) for name, block in blocks.items()}
+
+    def row(self, task: int) -> Direction:
+        """Return one row, without a copy if the rows are stored; do not modify it in place."""
+        return self._stored().row(task)
+
+    def row_like(self) -> Mapping[str, Tensor]:
+        """Return tensors `[*shape]` by name with shape, dtype and device of one row, and arbitrary values."""
+        return self.rows.row_like()
+
+    def finite_tasks(self) -> list[bool]:
+        """For each row, True if it contains neither NaN nor infinity. Cost: one read of the rows."""
+        return self._stored().finite_tasks()
+
+    def all_finite(self, tensors: Iterable[Tensor]) -> bool:
+        """True if no tensor contains NaN or infinity: a direction of these rows, or what was computed with them."""
+        return self.rows.all_finite(tensors)
+
+    def _stored(self) -> StoredRows:
+        return self.rows.stored() if self.mixing is None else DenseRows(self.materialize())
 
     # -- new Jacobians -----------------------------------------------------------------------------------------------
 
+    def select(self, tasks: Sequence[int]) -> Jacobian:
+        """Return the rows of some tasks."""
+        return Jacobian(self._stored().select(tasks))
+
+    def select_parameters(self, names: Sequence[str]) -> Jacobian:
+        """Return the blocks of some parameters."""
+        plain = Jacobian(self.rows.stored().select_parameters(names))
+        return plain if self.mixing is None else Jacobian(plain.rows, self.mixing, plain)
+
+    def detach(self) -> Jacobian:
+        """Return the same rows, detached from the graph."""
+        if not self.requires_grad:
+            return self
+        plain = Jacobian(self.rows.stored().detach() if self.rows.requires_grad else self.rows)
+        return plain if self.mixing is None else Jacobian(plain.rows, self.mixing.detach(), plain)
+
     def mix(self, mixing: Tensor) -> Jacobian:
         """Return C·J for a matrix `[tasks, tasks]`, or rows times weights `[tasks]`, lazily: no row is computed yet."""
-        return MixedJacobian(self, mixing)
+        tasks = self.tasks
+        if mixing.shape not in ((tasks,), (tasks, tasks)):
+            raise DataError(f"`mixing` must have shape [{tasks}] or [{tasks}, {tasks}]; got {tuple(mixing.shape)}.")
+        later, earlier = mixing.to("cpu", torch.float64), self.mixing
+        if earlier is None:
+            return Jacobian(self.rows, later, self)
+        if later.dim() == 2 and earlier.dim() == 2:
+            return Jacobian(self.rows, later @ earlier, self.source)
+        rows_of_later = later[:, None] if later.dim() < earlier.dim() else later
+        return Jacobian(self.rows, rows_of_later * earlier, self.source)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Jacobian:
         """Apply a function to each block `[tasks, *shape]`; it must return a block of the same shape."""
-        return DenseJacobian({name: function(value) for name, value in self.materialize().items()})
+        return Jacobian(DenseRows({name: function(value) for name, value in self.materialize().items()}))
 
     def replace(self, blocks: Mapping[str, Tensor]) -> Jacobian:
         """Return a Jacobian of the rows `blocks`, `[tasks, *shape]`, with the names and order of this one."""
-        return DenseJacobian({name: blocks[name] for name in self.names})
+        return Jacobian(DenseRows({name: blocks[name] for name in self.names}))
 
     def repeat(self, direction: Mapping[str, Tensor]) -> Jacobian:
         """Return N rows equal to `direction`, a new tensor `[*shape]` for each name; only one row is stored."""
-        return RepeatedJacobian({name: direction[name] for name in self.names}, self.tasks)
+        one = Jacobian(DenseRows({name: direction[name][None] for name in self.names}))
+        return Jacobian(one.rows, torch.ones(self.tasks, 1, dtype=torch.float64), one)
 
+    # -- statistics --------------------------------------------------------------------------------------------------
 
-@final
-class DenseJacobian(Jacobian):
-    """Rows stored in one tensor `[tasks, *shape]` per parameter; never concatenated, never copied as a whole."""
+    @functools.cached_property
+    def block_gramians(self) -> Tensor:
+        """The Gramian of each block, float64 `[blocks, tasks, tasks]`."""
+        with torch.set_grad_enabled(self.requires_grad):
+            if self.source is None:
+                return self.rows.products(arithmetic.gramian, by_block=True)
+            return self._congruence(self.source.block_gramians)
 
-    def __init__(self, blocks: Mapping[str, Tensor]) -> None:
-        self.blocks = dict(blocks)
-        first = next(iter(self.blocks.values()))
-        self.names, self.tasks, self.device = tuple(self.blocks), first.shape[0], first.device
-        self.dtype, self.requires_grad = first.dtype, False
-        for block in self.blocks.values():
-            if block.dtype.itemsize < self.dtype.itemsize:
-                self.dtype = block.dtype
-            if block.requires_grad:
-                self.requires_grad = True
+    @functools.cached_property
+    def total_gramian(self) -> Tensor:
+        """The Gramian over all blocks, float64 `[tasks, tasks]`."""
+        with torch.set_grad_enabled(self.requires_grad):
+            if self.source is None:
+                return self.rows.products(arithmetic.gramian, by_block=False)
+            return self._congruence(self.source.total_gramian)
 
-    def materialize(self) -> dict[str, Tensor]:
-        return dict(self.blocks)
+    @functools.cached_property
+    def block_squared_norms(self) -> Tensor:
+        """The squared norms in each block, float64 `[blocks, tasks]`; from the Gramians if they are cached."""
+        return self._squared_norms("block_squared_norms", "block_gramians")
 
-    def row_like(self) -> Mapping[str, Tensor]:
-        return {name: block[0] for name, block in self.blocks.items()}
+    @functools.cached_property
+    def total_squared_norms(self) -> Tensor:
+        """The squared norms over all blocks, float64 `[tasks]`; from the Gramian if it is cached."""
+        return self._squared_norms("total_squared_norms", "total_gramian")
 
-    def select(self, tasks: Sequence[int]) -> Jacobian:
-        index = task_index(tasks, self.device)
-        return DenseJacobian({name: block[index] for name, block in self.blocks.items()})
+    def gramian(self, parameters: str = "*") -> Tensor:
+        """Return the inner products of the rows, G_ij = ⟨row_i, row_j⟩, float64 `[tasks, tasks]`.
 
-    def detach(self) -> Jacobian:
-        return DenseJacobian({name: block.detach() for name, block in self.blocks.items()})
+        Args:
+            parameters: a glob pattern; the inner product is over the blocks whose name matches.
 
-    def compute_gramians(self) -> Tensor:
-        return torch.stack(arithmetic.block_products(self.blocks.values(), arithmetic.gramian))
+        Rows of float32 and narrower are multiplied in float32 and added up in float64; if squares exceed the range of
+        float32, they are multiplied in float64. Equivariant under a common factor of the rows from 1e-18 to 1e18.
+        Differentiable. The result is on the CPU for rows on any device: it is N² numbers, and reading one of them there
+        would take as long as copying all.
 
-    def compute_squared_norms(self) -> Tensor:
-        return torch.stack(arithmetic.block_products(self.blocks.values(), arithmetic.squared_norms))
+        Raises:
+            OptionError: the pattern matches no block.
 
-    def compute_total_gramian(self) -> Tensor:
-        gramians = arithmetic.block_products(self.blocks.values(), arithmetic.gramian)
-        return gramians[0] if len(gramians) == 1 else torch.stack(gramians).sum(0)
+        Cost: one read of the rows, N²/2 · params multiplications, at the first call; then none.
+        """
+        return self.total_gramian if parameters == "*" else self.block_gramians[self._matching(parameters)].sum(0)
 
-    def compute_total_squared_norms(self) -> Tensor:
-        squares = arithmetic.block_products(self.blocks.values(), arithmetic.squared_norms)
-        return squares[0] if len(squares) == 1 else torch.stack(squares).sum(0)
+    def squared_norms(self, parameters: str = "*") -> Tensor:
+        """Return the squared Euclidean norms of the rows, float64 `[tasks]`; arguments and errors as in `gramian`."""
+        if parameters == "*":
+            return self.total_squared_norms
+        return self.block_squared_norms[self._matching(parameters)].sum(0)
 
-    def weighted_mean(self, weights: Tensor) -> Direction:
-        shares, mean = weights / self.tasks, {}
-        if self.device.type != "cpu":
-            shares = to_device(shares, self.device)  # one copy for all blocks
-        for name, block in self.blocks.items():
-            mean[name] = weighted_sum(block, shares)
-        return mean
-
-
-@final
-class RepeatedJacobian(Jacobian):
-    """N equal rows, of which one is stored: the result of a method that replaces every row by its direction."""
-
-    def __init__(self, direction: Mapping[str, Tensor], tasks: int) -> None:
-        self._row = DenseJacobian({name: value[None] for name, value in direction.items()})
-        self._direction, self.tasks = dict(direction), tasks
-        self.names, self.device, self.dtype = self._row.names, self._row.device, self._row.dtype
-        self.requires_grad = self._row.requires_grad
-
-    def materialize(self) -> dict[str, Tensor]:
-        return {name: value.expand(self.tasks, *value.shape) for name, value in self._direction.items()}
-
-    def row_like(self) -> Mapping[str, Tensor]:
-        return self._direction
-
-    def select(self, tasks: Sequence[int]) -> Jacobian:
-        return RepeatedJacobian(self._direction, len(tasks))
-
-    def detach(self) -> Jacobian:
-        return RepeatedJacobian({name: value.detach() for name, value in self._direction.items()}, self.tasks)
-
-    def finite_tasks(self) -> list[bool]:
-        return self._row.finite_tasks() * self.tasks
-
-    def compute_gramians(self) -> Tensor:
-        return self._row.compute_gramians().expand(-1, self.tasks, self.tasks)
-
-    def compute_squared_norms(self) -> Tensor:
-        return self._row.compute_squared_norms().expand(-1, self.tasks)
-
-    def weighted_mean(self, weights: Tensor) -> Direction:
-        return self._row.weighted_mean(weights.mean()[None])
-
-    def mean(self) -> Direction:
-        return dict(self._direction)
-
-
-@final
-class MixedJacobian(Jacobian):
-    """C·J of another Jacobian J, lazily: its Gramian is C·G·Cᵀ, its mean a weighted mean of J.
-
-    Attributes:
-        source: J, which is not a MixedJacobian.
-        mixing: C, float64 on the CPU: weights `[tasks]` (a diagonal C) or a matrix `[tasks, tasks]`.
-    """
-
-    source: Jacobian
-    mixing: Tensor
-
-    def __init__(self, source: Jacobian, mixing: Tensor) -> None:
-        tasks = source.tasks
-        if mixing.shape not in ((tasks,), (tasks, tasks)):
-            raise DataError(f"`mixing` must have shape [{tasks}] or [{tasks}, {tasks}]; got {tuple(mixing.shape)}.")
-        mixing = mixing.to("cpu", torch.float64)
-        if isinstance(source, MixedJacobian):
-            self.source, self.mixing = source.source, matrix_product(mixing, source.mixing)
-        else:
-            self.source, self.mixing = source, mixing
-        self.names, self.tasks, self.device = source.names, source.tasks, source.device
-        self.dtype, self.requires_grad = source.dtype, source.requires_grad or mixing.requires_grad
-
-    def weights(self) -> Tensor:
-        """Return the weight of each row of J in N times the mean: the column sums of C, `[tasks]`."""
-        return self.mixing if self.mixing.dim() == 1 else self.mixing.sum(0)
-
-    def materialize(self) -> dict[str, Tensor]:
-        return {name: mix_rows(block, self.mixing) for name, block in self.source.materialize().items()}
-
-    def row_like(self) -> Mapping[str, Tensor]:
-        return self.source.row_like()
-
-    def select(self, tasks: Sequence[int]) -> Jacobian:
-        return DenseJacobian(self.materialize()).select(tasks)
-
-    def detach(self) -> Jacobian:
-        return MixedJacobian(self.source.detach(), self.mixing.detach())
-
-    def compute_gramians(self) -> Tensor:
-        return self._congruence(self.source.block_gramians)
-
-    def compute_total_gramian(self) -> Tensor:
-        return self._congruence(self.source.total_gramian)
-
-    def compute_squared_norms(self) -> Tensor:
-        if self.mixing.dim() == 1:  # norms are enough
-            return self.source.block_squared_norms * self.mixing.square()
-        return self.block_gramians.diagonal(dim1=1, dim2=2).clamp_min(0)
-
-    def compute_total_squared_norms(self) -> Tensor:
-        if self.mixing.dim() == 1:
-            return self.source.total_squared_norms * self.mixing.square()
-        return self.total_gramian.diagonal().clamp_min(0)
+    def norms(self, parameters: str = "*") -> Tensor:
+        """Return the Euclidean norms of the rows, float64 `[tasks]`; the derivative at a zero row is zero."""
+        return safe_sqrt(self.squared_norms(parameters))
 
     def _congruence(self, gramian: Tensor) -> Tensor:
         """Return C·G·Cᵀ."""
+        assert self.mixing is not None
         if self.mixing.dim() == 1:
             return self.mixing[:, None] * gramian * self.mixing
         return self.mixing @ gramian @ self.mixing.T
 
-    def weighted_mean(self, weights: Tensor) -> Direction:
-        weights = weights.to(self.mixing)
-        return self.source.weighted_mean(weights * self.mixing if self.mixing.dim() == 1 else weights @ self.mixing)
+    def _squared_norms(self, name: str, gramian: str) -> Tensor:
+        """Return squared norms; `name`, `gramian`: the attributes with these and with the inner products."""
+        with torch.set_grad_enabled(self.requires_grad):
+            if gramian not in self.__dict__:
+                if self.mixing is None:
+                    return self.rows.products(arithmetic.squared_norms, by_block=name.startswith("block"))
+                if self.mixing.dim() == 1:  # norms are enough
+                    squares: Tensor = getattr(self.source, name)
+                    return squares * self.mixing.square()
+            inner: Tensor = getattr(self, gramian)
+            return inner.diagonal(dim1=-2, dim2=-1).clamp_min(0)
 
-    def mean(self) -> Direction:
-        return self.source.weighted_mean(self.mixing if self.mixing.dim() == 1 else self.mixing.sum(0))
+    def _matching(self, parameters: str) -> list[int]:
+        matching = [index for index, name in enumerate(self.names) if fnmatch.fnmatchcase(name, parameters)]
+        if not matching:
+            some = ", ".join(self.names[:6]) + (", …" if len(self.names) > 6 else "")
+            raise OptionError(
+                f"`parameters` must match the name of at least one tensor of the Jacobian; {parameters!r} matches none "
+                f"of: {some or 'one unnamed tensor'}."
+            )
+        return matching
+
+
+def as_jacobian(rows: Tensor | Mapping[str, Tensor] | Jacobian) -> Jacobian:
+    """Create a Jacobian from task gradients: a tensor `[tasks, params]` or a dict of tensors `[tasks, *shape]` by name.
+
+    Args:
+        rows: real floating-point tensors, dense and in memory; they are not copied. A Jacobian is returned unchanged.
+
+    Raises:
+        DataError: the shape, structure, dtype or layout is invalid, or there is no task.
+
+    >>> as_jacobian(torch.tensor([[3.0, 4.0], [1.0, 0.0]])).gramian()
+    tensor([[25.,  3.],
+            [ 3.,  1.]], dtype=torch.float64)
+    """
+    if isinstance(rows, Jacobian):
+        return rows
+    if isinstance(rows, Tensor):
+        if rows.dim() != 2 or rows.shape[0] == 0:
+            raise DataError(
+                f"`jacobian` must have shape [tasks, params] with at least one task; got {tuple(rows.shape)}. "
+                "Stack the task gradients first: torch.stack(gradients)."
+            )
+        blocks: Mapping[str, Tensor] = {"": rows}
+    elif isinstance(rows, Mapping):
+        blocks = rows
+    else:
+        raise DataError(
+            f"`jacobian` must be a tensor [tasks, params] or a dict of tensors [tasks, *shape]; "
+            f"got {type(rows).__name__}."
+        )
+    tasks, device = -1, None
+    for name, value in blocks.items():
+        where = f" for `{name}`" if name else ""
+        if not isinstance(value, Tensor):
+            raise DataError(
+                f"`jacobian` must contain tensors; got {type(value).__name__}{where}. Use zeros for a parameter that a "
+                "loss does not depend on."
+            )
+        if not value.is_floating_point() or value.dtype.itemsize < 2:  # PyTorch does not compute with float8
+            raise DataError(
+                f"`jacobian` must have a real floating-point dtype of 16 bits or more; got {value.dtype}{where}. "
+                "Convert the rows, for example by .to(torch.bfloat16)."
+            )
+        if value.layout != torch.strided or value.is_meta:
+            found = "a tensor on the device meta" if value.is_meta else f"layout {value.layout}"
+            raise DataError(f"`jacobian` must be dense and in memory; got {found}{where}. Use to_dense() or real data.")
+        if device not in (None, value.device):
+            raise DataError(f"all tensors of `jacobian` must be on one device; got {device} and {value.device}{where}.")
+        device = value.device
+        if value.dim() == 0 or len(value) == 0 or tasks not in (-1, len(value)):
+            tasks = 0
+            break
+        tasks = len(value)
+    if tasks < 1:
+        counts = {name: value.shape[0] if value.dim() else 0 for name, value in blocks.items()}
+        raise DataError(f"every tensor of `jacobian` must have the same tasks as first dimension; got sizes {counts}.")
+    return Jacobian(DenseRows(blocks))
+
+
+def jacobian_of_rows(rows: Sequence[Mapping[str, Tensor]]) -> Jacobian:
+    """Return the Jacobian of rows in separate tensors `[*shape]` by name, without a copy; all rows have equal shapes.
+
+    >>> jacobian_of_rows([{"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([1.0, 0.0])}]).gramian()
+    tensor([[25.,  3.],
+            [ 3.,  1.]], dtype=torch.float64)
+    """
+    return Jacobian(PerTaskRows({name: [row[name] for row in rows] for name in rows[0]}, rows[0]))
+
+
+def _scale_rows(block: Tensor, weights: Tensor) -> Tensor:
+    """Return the rows of a block `[tasks, *shape]` times weights `[tasks]`, in its dtype."""
+    scaled = weights.to(block.dtype if block.dtype.itemsize >= 4 else torch.float32)
+    return (scaled.view(-1, *[1] * (block.dim() - 1)) * block).to(block.dtype)

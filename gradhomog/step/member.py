@@ -18,7 +18,7 @@ from gradhomog.errors import GradhomogError, PluginRunError, describe_error, rai
 from gradhomog.global_state import READ_SETTINGS, restore_settings
 from gradhomog.registry import PluginInfo
 from gradhomog.registry.specs import STATISTICS, HomogenizerSpec
-from gradhomog.rows import DenseJacobian, Jacobian
+from gradhomog.rows import DenseRows, Jacobian
 from gradhomog.step.homogenizer import Homogenizer, Part, Removable
 from gradhomog.step.step import StageResult, Step, TaskKey
 
@@ -271,8 +271,8 @@ def _check_rows(found: object, given: Jacobian) -> str:
     if found.names != given.names or found.tasks != given.tasks:
         return f"a Jacobian of {given.tasks} tasks with the blocks {', '.join(map(repr, given.names))}"
     pairs = zip(found.row_like().values(), given.row_like().values(), strict=True)
-    blocks = found.blocks.values() if isinstance(found, DenseJacobian) else []
-    if not all(_dense(row) and _alike(row, like) for row, like in pairs) or any(len(b) != given.tasks for b in blocks):
+    blocks, tasks = found.rows.blocks.values() if isinstance(found.rows, DenseRows) else [], found.rows.tasks
+    if not all(_dense(row) and _alike(row, like) for row, like in pairs) or any(len(b) != tasks for b in blocks):
         return "a Jacobian with the shapes, dtypes and device of step.jacobian"
     return ""
 

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from gradhomog.errors import GradhomogError, NonfiniteError, OptionError, PluginRunError
-from gradhomog.rows import Jacobian, MixedJacobian, all_finite
+from gradhomog.rows import Jacobian, all_finite
 from gradhomog.rows.device_copies import task_index, to_cpu
 from gradhomog.step.member import Member
 from gradhomog.step.step import StageResult, Step
@@ -116,23 +116,26 @@ def find_cause(step: Step, outcomes: Sequence[StageOutcome], transforming: Seque
     if step._losses is None or all_finite([step._losses]):
         for outcome in outcomes:
             rows, member = outcome.rows, outcome.member
-            if isinstance(rows, MixedJacobian) and member.needs <= {"losses"} and not all_finite([rows.mixing]):
+            if rows.mixing is not None and member.needs <= {"losses"} and not all_finite([rows.mixing]):
                 return member.not_finite("mix", _values(rows))  # from finite losses alone
     require_finite_inputs(step, transforming)
     before = step._jacobian
     for member, after in ((outcome.member, outcome.rows) for outcome in outcomes):
-        if all_finite([after.mixing]) if isinstance(after, MixedJacobian) else all(after.finite_tasks()):
+        mixing = after.mixing if member.stage == "mix" else None
+        if all(after.finite_tasks()) if mixing is None else all_finite([mixing]):
             before = after
             continue
-        return find_overflow(member, before) or member.not_finite(member.stage or "", _values(after))
-    mixing = [
+        return find_overflow(member, before) or member.not_finite(
+            member.stage or "", "" if mixing is None else _values(after)
+        )
+    weights = [
         (float(outcome.rows.mixing.abs().max()), outcome.member)
         for outcome in outcomes
-        if isinstance(outcome.rows, MixedJacobian)
+        if outcome.member.stage == "mix" and outcome.rows.mixing is not None
     ]
-    if not mixing:
+    if not weights:
         return NonfiniteError("the mean of the rows overflows, although every row is finite. Nothing was changed.")
-    largest, member = max(mixing, key=lambda pair: pair[0])
+    largest, member = max(weights, key=lambda pair: pair[0])
     return PluginRunError(
         f"{member} returned from `mix` weights of up to {largest:.1e}, so that the direction overflows in "
         f"{step.dtype}. Nothing was changed. {member.advice}"
@@ -151,7 +154,7 @@ def find_overflow(member: Member, rows: Jacobian) -> NonfiniteError | None:
 
 
 def _values(found: Jacobian) -> str:
-    return f": {found.mixing.detach().tolist()}" if isinstance(found, MixedJacobian) and found.tasks <= 8 else ""
+    return f": {found.mixing.detach().tolist()}" if found.mixing is not None and found.tasks <= 8 else ""
 
 
 def _describe(step: Step, kept: Sequence[int]) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gradhomog.errors import ConfigError, ConvergenceWarning, GradhomogError, OptionError
 from gradhomog.registry import Registry, expression, installed
-from gradhomog.rows import Direction, Jacobian, MixedJacobian
+from gradhomog.rows import Direction, Jacobian
 from gradhomog.step.assembly import Entry, assemble
 from gradhomog.step.homogenizer import Homogenizer, Part
 from gradhomog.step.member import InputCopies, Member, numbers_finite
@@ -78,7 +78,7 @@ class PendingStep:
         weights: Tensor | None = None
         if rows is before:
             weights = torch.ones(rows.tasks, dtype=torch.float64)
-        elif isinstance(rows, MixedJacobian) and rows.source is before:
+        elif rows.source is before:
             weights = rows.weights().detach()
         known = self.inspect or "total_gramian" in before.__dict__
         reported = self.outcomes if self.inspect else ()

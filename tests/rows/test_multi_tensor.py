@@ -7,9 +7,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradhomog import as_jacobian
-from gradhomog.rows import PerTaskJacobian, all_finite
+from gradhomog.rows import Jacobian, PerTaskRows, all_finite
 from gradhomog.rows.arithmetic import SMALL_TENSOR
-from gradhomog.rows.multi_tensor import SMALL_COPY, group_small, weighted_sums
+from gradhomog.rows.per_task import SMALL_COPY, fused_sums, group_small
 
 TASKS = 5
 LARGE = SMALL_COPY // TASKS + 7  # with such a tensor, not all parameters are copied into one matrix
@@ -17,7 +17,7 @@ LARGE = SMALL_COPY // TASKS + 7  # with such a tensor, not all parameters are co
 
 def rows(
     small: int, dtype: torch.dtype = torch.float32, missing: bool = False, last: tuple[str, float] | None = None
-) -> PerTaskJacobian:
+) -> Jacobian:
     """One large parameter and many small ones, of which some have no gradient for a task.
 
     `last`: a name, and the last entry of its gradient for task 2.
@@ -34,7 +34,7 @@ def rows(
     }
     if last is not None:
         parts[last[0]][2].view(-1)[-1] = last[1]
-    return PerTaskJacobian(parts, like, scale=0.5)
+    return Jacobian(PerTaskRows(parts, like, scale=0.5))
 
 
 @pytest.mark.parametrize("missing", [False, True])
@@ -61,7 +61,7 @@ def test_a_parameter_without_elements_is_in_a_group():
     like = {"empty": torch.zeros(0), "half": torch.zeros(0, dtype=torch.bfloat16), "full": torch.ones(2)}
     assert group_small(like, TASKS) == [["empty", "full"], ["half"]]
     without = {name: like[name] for name in ("empty", "half")}  # such as the parts of small parameters on one rank
-    found = PerTaskJacobian({name: [tensor, tensor] for name, tensor in without.items()}, without)
+    found = Jacobian(PerTaskRows({name: [tensor, tensor] for name, tensor in without.items()}, without))
     assert found.gramian().tolist() == [[0, 0], [0, 0]]
     assert found.finite_tasks() == [True, True]
 
@@ -70,7 +70,7 @@ def test_parameters_of_two_dtypes_are_not_mixed():
     like = {str(index): torch.zeros(4, dtype=(torch.float32, torch.float64)[index % 2]) for index in range(8)}
     assert group_small(like, TASKS) == [["0", "2", "4", "6"], ["1", "3", "5", "7"]]
     parts = {name: [torch.full_like(tensor, task + 1) for task in range(2)] for name, tensor in like.items()}
-    found = PerTaskJacobian(parts, like)
+    found = Jacobian(PerTaskRows(parts, like))
     assert found.gramian().tolist() == [[32, 64], [64, 128]]
     assert {name: mean.dtype for name, mean in found.mean().items()} == {n: like[n].dtype for n in like}
 
@@ -88,7 +88,7 @@ def test_finite_numbers_whose_sum_overflows_are_finite():
     assert all_finite([torch.full((4,), 6e4, dtype=torch.float16), torch.ones(2, dtype=torch.float16)])
     assert not all_finite([largest, torch.tensor([torch.inf]), torch.ones(SMALL_TENSOR + 1)])
     like = {"a": largest, "b": largest}
-    assert PerTaskJacobian({name: [largest, largest] for name in like}, like).finite_tasks() == [True, True]
+    assert Jacobian(PerTaskRows({name: [largest, largest] for name in like}, like)).finite_tasks() == [True, True]
 
 
 def test_groups_have_bounded_copies():
@@ -122,7 +122,7 @@ def test_weighted_sums_of_several_parameters_are_those_of_each():
     given = [[torch.randn(size, generator=generator) for size in (4, 1, 9)] for _ in range(3)]
     factors = [0.5, -2.0, 0.0]
     before = [[part.clone() for part in row] for row in given]
-    found = weighted_sums(given, factors)
+    found = fused_sums(given, factors)
     for column, total in zip(zip(*given, strict=True), found, strict=True):
         expected = sum(factor * part.double() for factor, part in zip(factors, column, strict=True))
         torch.testing.assert_close(total.double(), expected, rtol=1e-6, atol=1e-6)

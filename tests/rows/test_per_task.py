@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradhomog import as_jacobian
-from gradhomog.rows import PerTaskJacobian
-from gradhomog.rows.per_task import WIDTH
+from gradhomog.rows import Jacobian, PerTaskRows
+from gradhomog.rows.arithmetic import WIDTH
 from gradhomog.testing import jacobians
 
 
@@ -20,7 +20,7 @@ def per_task(stacked, missing=(), scale=1.0):
         name: [None if (name, task) in missing else row.clone() for task, row in enumerate(rows)]
         for name, rows in stacked.items()
     }
-    return PerTaskJacobian(parts, {name: rows[0] for name, rows in stacked.items()}, scale)
+    return Jacobian(PerTaskRows(parts, {name: rows[0] for name, rows in stacked.items()}, scale))
 
 
 def assert_same(rows, stacked, gramians=1e-12, directions=1e-9):
@@ -84,7 +84,7 @@ def test_tiny_and_huge_rows_keep_their_products():
 
 def test_statistics_have_the_graph_of_the_gradients_unless_detached():
     leaf = torch.ones(3, dtype=torch.float64, requires_grad=True)
-    rows = PerTaskJacobian({"w": [2 * leaf, None, leaf.square()]}, {"w": leaf})
+    rows = Jacobian(PerTaskRows({"w": [2 * leaf, None, leaf.square()]}, {"w": leaf}))
     (gradient,) = torch.autograd.grad(rows.gramian().sum() + rows.mean()["w"].sum(), leaf)
     torch.testing.assert_close(gradient, torch.full((3,), 2 * (2 + 1) * (2 + 2) + (2 + 2) / 3).double())
     assert not rows.detach().gramian().requires_grad

@@ -7,7 +7,7 @@ import torch
 
 import gradhomog
 from gradhomog import Homogenizer, OptionError, PluginRunError, StageResult
-from gradhomog.rows import DenseJacobian
+from gradhomog.rows import DenseRows, arithmetic
 from tests.step.members import ROWS, C, Matrix, Weights, declared
 
 
@@ -15,10 +15,14 @@ from tests.step.members import ROWS, C, Matrix, Weights, declared
 def gramians(monkeypatch):
     """Record every computation of a Gramian."""
     calls = []
-    original = DenseJacobian.compute_gramians
-    total = DenseJacobian.compute_total_gramian
-    monkeypatch.setattr(DenseJacobian, "compute_gramians", lambda self: calls.append("blocks") or original(self))
-    monkeypatch.setattr(DenseJacobian, "compute_total_gramian", lambda self: calls.append("total") or total(self))
+    original = DenseRows.products
+
+    def products(self, product, by_block):
+        if product is arithmetic.gramian:
+            calls.append("blocks" if by_block else "total")
+        return original(self, product, by_block)
+
+    monkeypatch.setattr(DenseRows, "products", products)
     return calls
 
 
