@@ -19,11 +19,13 @@ from gradhomog.rows.device_copies import to_cpu
 # up to 8 rows of 10⁷ columns (measured; the inner dimension fits the cache), and its partial sums are added in float64.
 CHUNK_COLUMNS = 8192
 
-WIDTH = 2 * CHUNK_COLUMNS  # vectors are stacked or added up so many columns at once: 16 fit into the cache of a core
-CACHED = 8 * CHUNK_COLUMNS  # the width if vectors are multiplied in pairs, for at most 8 of them
+# Elements of vectors that are stacked at once: 1 MB in float32, which the cache of a core keeps. On a GPU, where an
+# operation takes longer to start, the copies are only bounded.
+STACKED, STACKED_ON_GPU = 2**18, 2**25
+CACHED = 8 * CHUNK_COLUMNS  # columns at once if at most 8 vectors are multiplied in pairs
 
 # An operation on a tensor with at most this number of elements takes longer to start than to compute.
-SMALL_TENSOR = WIDTH
+SMALL_TENSOR = 2 * CHUNK_COLUMNS
 
 Vectors = Tensor | Sequence[Tensor]
 """Rows in one matrix `[tasks, elements]`, or in one vector `[elements]` per task."""
@@ -93,8 +95,8 @@ def require_float64(blocks: Sequence[Vectors], indices: Sequence[int]) -> list[i
 def gramian(block: Vectors, exact: bool = False) -> Tensor:
     """Return the inner products of the rows, float64 `[tasks, tasks]`; in float64 with a graph, or if `exact`."""
     if not isinstance(block, Tensor):
-        if len(block) > 8 or not pairwise_is_faster(block, exact):
-            return _sum([gramian(chunk, exact) for chunk in _stack_chunks(block)])
+        if len(block) > 8 or not _pairwise_is_faster(block, exact):
+            return _sum([gramian(chunk, exact) for chunk in stack_chunks(block)])
         pairs = torch.tril_indices(len(block), len(block))
         places = list(zip(*pairs.tolist(), strict=True))
         sums = [torch.stack([torch.dot(part[i], part[j]) for i, j in places]) for part in _chunks(block, CACHED)]
@@ -123,8 +125,8 @@ def gramian(block: Vectors, exact: bool = False) -> Tensor:
 def squared_norms(block: Vectors, exact: bool = False) -> Tensor:
     """Return the sum of squares of each row, float64 `[tasks]`; in float64 with a graph, or if `exact`."""
     if not isinstance(block, Tensor):
-        if not pairwise_is_faster(block, exact):
-            return _sum([squared_norms(chunk, exact) for chunk in _stack_chunks(block)])
+        if not _pairwise_is_faster(block, exact):
+            return _sum([squared_norms(chunk, exact) for chunk in stack_chunks(block)])
         sums = [torch.stack([torch.dot(row, row) for row in chunk]) for chunk in _chunks(block, CACHED)]
         return _sum([part.double() for part in sums])
     tasks, size = block.shape
@@ -159,11 +161,11 @@ def chunk_count(size: int) -> int:
     return next((count for count in range(least, 2 * least) if size % count == 0), least)
 
 
-def pairwise_is_faster(rows: Sequence[Tensor], exact: bool) -> bool:
+def _pairwise_is_faster(rows: Sequence[Tensor], exact: bool) -> bool:
     """True if dot products of pairs are faster than stacking chunks (measured, up to 8 rows)."""
     some = rows[0]
     plain = not exact and not any(row.requires_grad for row in rows)
-    return plain and some.device.type == "cpu" and some.dtype == torch.float32 and some.numel() > WIDTH
+    return plain and some.device.type == "cpu" and some.dtype == torch.float32 and some.numel() > SMALL_TENSOR
 
 
 def _chunks(rows: Sequence[Tensor], width: int) -> Iterator[list[Tensor]]:
@@ -171,10 +173,10 @@ def _chunks(rows: Sequence[Tensor], width: int) -> Iterator[list[Tensor]]:
         yield [row[start : start + width] for row in rows]
 
 
-def _stack_chunks(rows: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yield matrices `[len(rows), ≤ WIDTH]`, at least one, also for empty rows."""
-    width = WIDTH if rows[0].device.type == "cpu" else rows[0].numel()
-    yield from (torch.stack(chunk) for chunk in _chunks(rows, max(width, 1)))
+def stack_chunks(rows: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Yield matrices `[len(rows), columns]` of a bounded size, at least one, also for empty rows."""
+    elements = STACKED if rows[0].device.type == "cpu" else STACKED_ON_GPU
+    yield from (torch.stack(chunk) for chunk in _chunks(rows, max(elements // len(rows), CHUNK_COLUMNS)))
     if rows[0].numel() == 0:
         yield torch.stack(list(rows))
 

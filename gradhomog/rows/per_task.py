@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from gradhomog.rows import arithmetic
-from gradhomog.rows.arithmetic import SMALL_TENSOR, WIDTH, Product, Vectors, finite_rows, row_sums
+from gradhomog.rows.arithmetic import SMALL_TENSOR, Product, Vectors, finite_rows, row_sums, stack_chunks
 from gradhomog.rows.dense import DenseRows
 from gradhomog.rows.device_copies import to_cpu, to_device
 from gradhomog.rows.storage import Direction, StoredRows
@@ -43,15 +43,15 @@ class PerTaskRows(StoredRows):
         like: for each parameter a tensor of its shape, dtype and device.
         scale: common factor of all rows; applied to results, not to the rows.
 
-    Small parameters are copied into matrices, and multiplied and summed together (`group_small`). No other copy has
-    more than `WIDTH` columns, unless the rows are materialized.
+    Small parameters are copied into matrices, and multiplied and summed together (`group_small`). Others are copied by
+    `stack_chunks`, unless the rows are materialized.
     """
 
     def __init__(
         self, gradients: Mapping[str, Sequence[Tensor | None]], like: Mapping[str, Tensor], scale: float = 1.0
     ) -> None:
         self._gradients, self.like, self._scale = gradients, like, scale
-        self.tasks = len(next(iter(gradients.values())))
+        self.tasks, self._device = len(next(iter(gradients.values()))), next(iter(like.values())).device
         self.requires_grad = any(part is not None and part.requires_grad for row in gradients.values() for part in row)
 
     def row(self, task: int) -> Direction:
@@ -87,35 +87,28 @@ class PerTaskRows(StoredRows):
         placed = [zeros] * len(groups)
         some = [index for index, group in enumerate(groups) if len(group.rows)]
         for index, part in zip(some, arithmetic.products([groups[i].rows for i in some], product), strict=True):
-            tasks = torch.tensor(groups[index].tasks)
-            whole = len(tasks) == self.tasks
-            placed[index] = part if whole else zeros.index_put((tasks[:, None], tasks)[-dims:], part)
+            tasks = groups[index].tasks
+            if len(tasks) < self.tasks:
+                places = torch.tensor(tasks)
+                part = zeros.index_put((places[:, None], places)[-dims:], part)
+            placed[index] = part
         found = torch.stack(placed)
         return self._scale**2 * (found if by_block else found.sum(0))
 
     def weighted_sum(self, weights: Tensor, divisor: float = 1) -> Direction:
-        shares = weights.double() * (self._scale / divisor)
-        on_device = to_device(shares, next(iter(self.like.values())).device)
+        shares = to_device(weights.double() * (self._scale / divisor), self._device)
         found: Direction = {}
-        fused: list[str] = []
         for group in self._groups:
-            like, name = self.like[group.names[0]], group.names[0]
+            like = [self.like[name] for name in group.names]
             if isinstance(group.rows, Tensor):
-                total = DenseRows({"": group.rows}).weighted_sum(on_device)[""]
-                parts = torch.split(total, [self.like[one].numel() for one in group.names])
-                found.update((one, part.view_as(self.like[one])) for one, part in zip(group.names, parts, strict=True))
-            elif not group.rows:
-                found[name] = torch.zeros_like(like, requires_grad=False)
-            elif self.requires_grad or shares.requires_grad:
-                rows = torch.stack([part for part in self._gradients[name] if part is not None])
-                found[name] = DenseRows({"": rows}).weighted_sum(on_device[group.tasks])[""].to(like.dtype)
-            elif self._is_fused(name):
-                fused.append(name)
+                total = DenseRows({"": group.rows}).weighted_sum(shares)[""]
+                parts = torch.split(total, [one.numel() for one in like])
+                found.update(
+                    (name, part.view_as(one)) for name, part, one in zip(group.names, parts, like, strict=True)
+                )
             else:
-                found[name] = _sum_vectors(group.rows, shares[group.tasks].tolist(), like)
-        if fused:
-            rows_of_fused: Any = zip(*(self._gradients[name] for name in fused), strict=True)
-            found.update(zip(fused, fused_sums(list(rows_of_fused), shares.tolist()), strict=True))
+                some = shares if len(group.tasks) == self.tasks else shares[group.tasks]
+                found[group.names[0]] = _sum_vectors(group.rows, some, like[0])
         return {name: found[name] for name in self.like}
 
     def _with_gradients(self, gradients: Mapping[str, Sequence[Tensor | None]]) -> PerTaskRows:
@@ -133,14 +126,6 @@ class PerTaskRows(StoredRows):
             return _Group(names, list(range(self.tasks)), join_rows(gradients, like))
         rows = [(task, _as_vector(part, like[0])) for task, part in enumerate(gradients[0]) if part is not None]
         return _Group(names, [task for task, _ in rows], [part for _, part in rows])
-
-    def _is_fused(self, name: str) -> bool:
-        """True if multi-tensor operations sum the rows of a parameter; on a CPU parts that fit the cache are faster."""
-        like = self.like[name]
-        return like.device.type != "cpu" and like.dtype.itemsize >= 4 and all(
-            part is not None and part.dtype == like.dtype and part.stride() == like.stride()
-            for part in self._gradients[name]
-        )  # fmt: skip
 
 
 def group_small(like: Mapping[str, Tensor], tasks: int) -> list[list[str]]:
@@ -185,34 +170,21 @@ def join_rows(gradients: Sequence[Sequence[Tensor | None]], like: Sequence[Tenso
     return torch.cat(parts).view(len(gradients[0]), -1)
 
 
-def fused_sums(rows: Sequence[Sequence[Tensor]], factors: Sequence[float]) -> list[Tensor]:
-    """Return Σ_i factors_i · rows_i for each of several parameters, by one multi-tensor operation per row.
-
-    Args:
-        rows: for each row one gradient per parameter.
-    """
-    total = list(torch._foreach_mul(list(rows[0]), factors[0]))
-    for row, factor in zip(rows[1:], factors[1:], strict=True):
-        torch._foreach_add_(total, list(row), alpha=factor)
-    return total
-
-
-def _sum_vectors(rows: Sequence[Tensor], factors: Sequence[float], like: Tensor) -> Tensor:
-    """Return `Σ_i factors_i · rows_i` with shape, memory order and dtype of `like`; half precision in float32.
+def _sum_vectors(rows: Sequence[Tensor], shares: Tensor, like: Tensor) -> Tensor:
+    """Return `Σ_i shares_i · rows_i` with shape, memory order and dtype of `like`; half precision in float32.
 
     The rows are vectors in the memory order of `like`.
     """
-    dtype = like.dtype if like.dtype.itemsize >= 4 else torch.float32
-    total = torch.empty_like(like, dtype=dtype, requires_grad=False)  # without gaps
-    whole = total.permute(_memory_order(total)).view(-1)
-    width = WIDTH if like.device.type == "cpu" else like.numel()
-    for start in range(0, like.numel(), max(width, 1)):
-        # The sum of one chunk stays in the cache, and is written to memory once for all rows.
-        chunk = whole[start : start + width]
-        torch.mul(rows[0][start : start + width].to(dtype), factors[0], out=chunk)
-        for row, factor in zip(rows[1:], factors[1:], strict=True):
-            chunk.add_(row[start : start + width].to(dtype), alpha=factor)
-    return total.to(like.dtype)
+    if not rows:
+        return torch.zeros_like(like, requires_grad=False)
+    scaled = shares.to(like.dtype if like.dtype.itemsize >= 4 else torch.float32)
+    total = torch.empty_like(like, requires_grad=False)  # without gaps
+    whole, start = total.permute(_memory_order(total)).view(-1), 0
+    for chunk in stack_chunks(rows):
+        end = start + chunk.shape[1]
+        whole[start:end] = scaled @ chunk.to(scaled.dtype)
+        start = end
+    return total
 
 
 def _memory_order(like: Tensor) -> list[int]:

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradhomog import as_jacobian
 from gradhomog.rows import Jacobian, PerTaskRows
-from gradhomog.rows.arithmetic import WIDTH
+from gradhomog.rows.arithmetic import STACKED
 from gradhomog.testing import jacobians
 
 
@@ -60,7 +60,7 @@ def test_small_rows_with_missing_gradients(matrix, missing):
 def test_rows_wider_than_a_piece(dtype, gramians):
     generator = torch.Generator().manual_seed(0)
     stacked = {
-        "wide": torch.randn(3, 2 * WIDTH + 77, generator=generator).to(dtype),
+        "wide": torch.randn(3, STACKED + 77, generator=generator).to(dtype),
         "scalar": torch.randn(3, generator=generator).to(dtype),
         "empty": torch.zeros(3, 0, dtype=dtype),
     }
@@ -109,11 +109,11 @@ class Allocations(TorchDispatchMode):
 
 
 def test_the_only_allocation_as_long_as_a_row_is_the_direction():
-    rows = per_task({"a": torch.ones(4, 20 * WIDTH)})
-    with Allocations(4 * 20 * WIDTH) as allocations:
+    rows = per_task({"a": torch.ones(4, 2 * STACKED)})
+    with Allocations(4 * 2 * STACKED) as allocations:
         rows.gramian()
         rows.select(range(4)).squared_norms()
         rows.finite_tasks()
         assert allocations.new_tensors == []
         rows.weighted_mean(torch.ones(4, dtype=torch.float64))
-    assert [shape for _, shape in allocations.new_tensors] == [(20 * WIDTH,)]
+    assert [shape for _, shape in allocations.new_tensors] == [(2 * STACKED,)]

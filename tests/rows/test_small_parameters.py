@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gradhomog import as_jacobian
 from gradhomog.rows import Jacobian, PerTaskRows, all_finite
 from gradhomog.rows.arithmetic import SMALL_TENSOR
-from gradhomog.rows.per_task import SMALL_COPY, fused_sums, group_small
+from gradhomog.rows.per_task import SMALL_COPY, group_small
 
 TASKS = 5
 LARGE = SMALL_COPY // TASKS + 7  # with such a tensor, not all parameters are copied into one matrix
@@ -115,17 +115,3 @@ def test_the_number_of_operations_does_not_depend_on_that_of_small_tensors(stati
         return count.operations
 
     assert operations(200) == operations(20)
-
-
-def test_weighted_sums_of_several_parameters_are_those_of_each():
-    generator = torch.Generator().manual_seed(0)
-    given = [[torch.randn(size, generator=generator) for size in (4, 1, 9)] for _ in range(3)]
-    factors = [0.5, -2.0, 0.0]
-    before = [[part.clone() for part in row] for row in given]
-    found = fused_sums(given, factors)
-    for column, total in zip(zip(*given, strict=True), found, strict=True):
-        expected = sum(factor * part.double() for factor, part in zip(factors, column, strict=True))
-        torch.testing.assert_close(total.double(), expected, rtol=1e-6, atol=1e-6)
-    assert all(
-        torch.equal(one, other) for a, b in zip(given, before, strict=True) for one, other in zip(a, b, strict=True)
-    )
