@@ -54,16 +54,13 @@ class ColumnSplit:
     def flatten(self, part: ColumnRange, row: Mapping[str, Tensor | None]) -> Tensor:
         """Return a row as a vector `[ranks · width]` of one dtype, padded with zeros; None and absent names are 0."""
         like = self.like[part.names[0]]
-        flat = like.new_empty(self.ranks * part.width, requires_grad=False)
-        blocks = torch.split(flat, [*part.sizes, flat.numel() - sum(part.sizes)])
-        for name, block in zip(part.names, blocks, strict=False):
-            value = row.get(name)
-            if value is None:
-                block.zero_()
-            else:
-                block.view(self.like[name].shape).copy_(value)
-        blocks[-1].zero_()
-        return flat
+        values = [row.get(name) for name in part.names]
+        blocks = [
+            like.new_zeros(size) if value is None else value.to(like.dtype).reshape(-1)
+            for value, size in zip(values, part.sizes, strict=True)
+        ]
+        padding = like.new_zeros(self.ranks * part.width - sum(part.sizes), requires_grad=False)
+        return torch.cat([*blocks, padding])
 
     def gather(self, vectors: Mapping[str, Tensor], communicator: GroupCommunicator) -> Direction:
         """Return one row from the columns of all ranks: for some of `ranges`, by first name, those of this rank."""
