@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.test_learners_on_a_device import LEARNERS, batch, make_learner
 from torch import nn
 
 import gradhomog
 from gradhomog import Pipeline
 from gradhomog.rows import as_jacobian, jacobian_of_rows
 from tests import pretend_device
+from tests.learners.test_learners_on_a_device import LEARNERS, batch, make_learner
 from tests.test_device import combine_inputs, move, reads
 
 GUIDE = Path(__file__).parents[1] / "docs" / "guide" / "gpu.md"
@@ -31,7 +31,7 @@ REASONS = {
     "rows/arithmetic.all_finite": DIRECTION,
     "rows/arithmetic.products": GRAMIAN,
     "rows/arithmetic.require_float64": GRAMIAN,
-    "step/step_inputs.losses_on_cpu": LOSSES,
+    "step/pipelines._prepare": LOSSES,
     "rows/arithmetic.finite_rows": ROWS,
     "rows/per_task.finite_tasks": ROWS,
     "autograd/loss.backward": "incoming gradient",
@@ -44,7 +44,7 @@ OWN: dict[str, dict[str, int]] = {
     "lra": {"lra.entry_sizes": 1},
     "metabalance": {GRAMIAN: 1},
     "moco": {GRAMIAN: 1},
-    "ntk": {"step_inputs._given_traces": 1},
+    "ntk": {"step._given_traces": 1},
     "rotate": ROTATE,
     "rotogbml": ROTATE,
     "rotograd": {

@@ -70,7 +70,7 @@ class Jacobian:
         """Return `1/N Σ_i weights_i · row_i` for weights `[tasks]`, in the rows' dtype. Cost: one read of the rows."""
         if self.mixing is not None:
             weights = weights.to(self.mixing)
-            weights = weights * self.mixing if self.mixing.dim() == 1 else weights @ self.mixing
+            weights = weights * self.mixing if self.mixing.dim() == 1 else torch.mv(self.mixing.T, weights)
         return self.rows.weighted_sum(weights, self.tasks)
 
     def mean(self) -> Direction:
