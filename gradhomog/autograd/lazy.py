@@ -1,17 +1,24 @@
-"""A Jacobian that is computed on first use; if only a weighted mean is read, one backward pass suffices."""
+"""A Jacobian that is computed on first use; norms and inner products can be computed without its rows, and a weighted
+mean by one backward pass."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+import logging
+import os
+from collections.abc import Collection, Mapping, Sequence
 from typing import final
 
 import torch
 from torch import Tensor
 
 from gradhomog.autograd.derivatives import Derivatives
+from gradhomog.autograd.lockstep import Lockstep, check_direction
+from gradhomog.autograd.loss_step import Memory
 from gradhomog.errors import NonfiniteError, OptionError
 from gradhomog.rows import Direction, Jacobian, PerTaskJacobian
+
+_logger = logging.getLogger("gradhomog")
 
 
 @final
@@ -25,15 +32,14 @@ class LazyJacobian(Jacobian):
         derivatives: the derivatives of the losses.
         eager: compute the rows in the constructor.
         may_be_unused: do not raise if no loss depends on any of the shared parameters.
-        chunks: for norms and inner products, compute the rows of this many groups of parameters one after the other,
-            and keep none.
+        memory: see `gradhomog.backward`.
 
     Attributes:
         unused: names of parameters that no loss depends on; available after the rows or their mean were computed.
     """
 
     def __init__(
-        self, derivatives: Derivatives, eager: bool = False, chunks: int = 1, may_be_unused: bool = False
+        self, derivatives: Derivatives, eager: bool = False, memory: Memory = "rows", may_be_unused: bool = False
     ) -> None:
         self.derivatives, self._may_be_unused = derivatives, may_be_unused
         self._shared: Mapping[str, Tensor] = derivatives.graph.shared
@@ -45,7 +51,7 @@ class LazyJacobian(Jacobian):
         self.requires_grad = derivatives.graph.create_graph
         self.unused: frozenset[str] = frozenset()
         self._freed = False
-        self._chunks = _even_groups(self._shared, chunks) if chunks > 1 else []
+        self._memory = memory
         if eager:
             _ = self.per_task
 
@@ -75,41 +81,56 @@ class LazyJacobian(Jacobian):
         return self.per_task.detach() if self.derivatives.graph.create_graph else self
 
     def finite_tasks(self) -> list[bool]:
+        if self._gramians is not None:
+            finite: list[bool] = self.squared_norms().isfinite().tolist()
+            if self._freed or all(finite):  # otherwise a square may have overflowed
+                return finite
         if self._freed:
             raise error_of_one_pass()
         return self.per_task.finite_tasks()
 
     def compute_gramians(self) -> Tensor:
-        if self._whole:
+        if self._gramians is None:
             return self.per_task.compute_gramians()
-        return self._by_chunks(PerTaskJacobian.compute_gramians)
+        zeros = torch.zeros(self.tasks, self.tasks, dtype=torch.float64)
+        return torch.stack([self._gramians.get(name, zeros) for name in self.names])
 
     def compute_squared_norms(self) -> Tensor:
-        if self._freed:
-            _ = self.finite_tasks()  # raises, because the graph is freed
-        if self._whole:
-            return self.per_task.compute_squared_norms()
-        return self._by_chunks(PerTaskJacobian.compute_squared_norms)
+        if self._gramians is None and self._freed:
+            raise error_of_one_pass()
+        return self.per_task.compute_squared_norms() if self._gramians is None else self._diagonals()
 
     def compute_total_gramian(self) -> Tensor:
-        return self.per_task.total_gramian if self._whole else super().compute_total_gramian()
+        return self.per_task.total_gramian if self._gramians is None else super().compute_total_gramian()
 
     def compute_total_squared_norms(self) -> Tensor:
-        if self._whole and not self._freed:
+        if self._gramians is None and not self._freed:
             return self.per_task.total_squared_norms
         return super().compute_total_squared_norms()
 
-    @property
-    def _whole(self) -> bool:
-        return not self._chunks or "per_task" in self.__dict__
+    def _diagonals(self) -> Tensor:
+        return self.compute_gramians().diagonal(dim1=1, dim2=2)
 
-    def _by_chunks(self, product: Callable[[PerTaskJacobian], Tensor]) -> Tensor:
-        found: dict[str, Tensor] = {}
-        for names in self._chunks:
-            rows, like = self.derivatives.some_rows(names), {name: self._shared[name] for name in names}
-            some = PerTaskJacobian(rows, like, 1 / self.derivatives.graph.factor)
-            found.update(zip(names, product(some).unbind(), strict=True))
-        return torch.stack([found[name] for name in self.names])
+    @functools.cached_property
+    def _gramians(self) -> Mapping[str, Tensor] | None:
+        """The Gramian of each parameter that a loss depends on, computed without rows; None if there are rows."""
+        starts = None if self._freed or "per_task" in self.__dict__ else self.derivatives.starts()
+        if self._memory == "rows" or starts is None or self.requires_grad or self.tasks == 1:
+            return None
+        rows = self.tasks * sum(value.numel() * value.dtype.itemsize for value in self._shared.values())
+        if self._memory == "auto" and rows <= _free_memory(self.device) / 2:
+            return None
+        graph = self.derivatives.graph
+        lockstep = Lockstep(starts.outputs, self._shared, starts.unshared_leaves)
+        if self._memory == "auto" and lockstep.peak > rows / 2:
+            return None
+        _log_peaks(self.tasks, rows >> 20, lockstep.peak >> 20)
+        self._eps = lockstep.eps
+        gramians, heads = lockstep.gramians(starts.output_grads, 1 / graph.factor, graph.compiled)
+        if starts.unshared_leaves is graph.unshared_leaves:
+            self.derivatives.unshared_gradients = heads
+        self._note_unused([name for name in self.names if name not in gramians])
+        return gramians
 
     def weighted_mean(self, weights: Tensor) -> Direction:
         if "per_task" in self.__dict__ or (total := self.derivatives.weighted_sum(weights)) is None:
@@ -122,12 +143,31 @@ class LazyJacobian(Jacobian):
         ]
         scale = 1 / (self.tasks * self.derivatives.graph.factor)
         # Not in place: autograd may return one gradient for two parameters.
-        return dict(zip(self._shared, torch._foreach_mul(mean, scale), strict=True))
+        direction = dict(zip(self._shared, torch._foreach_mul(mean, scale), strict=True))
+        if gramians := self.__dict__.get("_gramians"):
+            check_direction(direction, weights.detach() / self.tasks, gramians, self._eps)
+        return direction
 
     def _note_unused(self, names: Sequence[str]) -> None:
         self.unused = frozenset(names)
         if not self._may_be_unused:
             require_used(self._shared, self.unused)
+
+
+def _free_memory(device: torch.device) -> int:
+    """Return the bytes that are free on a GPU, or on other devices those of the machine."""
+    if device.type != "cuda":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+@functools.cache
+def _log_peaks(tasks: int, rows: int, lockstep: int) -> None:
+    _logger.info(
+        "the gradients of %d tasks take %d MiB; inner products are computed without them, in about %d MiB and one more "
+        "backward pass. Pass memory='rows' to keep the gradients.", tasks, rows, lockstep,
+    )  # fmt: skip
 
 
 def error_of_one_pass() -> NonfiniteError:
@@ -152,15 +192,3 @@ def require_used(shared: Mapping[str, Tensor], unused: Collection[str]) -> None:
             f"{', …' if len(some) > 4 else ''}. Either the graph is cut (detach, a copy of the model), or these are "
             "parameters of another model."
         )
-
-
-def _even_groups(shared: Mapping[str, Tensor], chunks: int) -> list[list[str]]:
-    """Split the names into at most `chunks` consecutive groups with about the same number of elements."""
-    share, filled = sum(tensor.numel() for tensor in shared.values()) / chunks, 0
-    groups: list[list[str]] = [[]]
-    for name, tensor in shared.items():
-        if groups[-1] and filled >= share * len(groups):
-            groups.append([])
-        groups[-1].append(name)
-        filled += tensor.numel()
-    return groups

@@ -84,9 +84,10 @@ class OwnRows(RowSource[C]):
         if self._step.level == "features":
             assert isinstance(self._derivatives, FeatureDerivatives)
             return DenseJacobian(self._derivatives.feature_rows())
+        ranks = self._step.communicator.size > 1
         self._rows = LazyJacobian(
-            self._derivatives, eager=self._step.reads_rows, chunks=self._step.chunks,
-            may_be_unused=self._step.may_be_unused or self._step.communicator.size > 1,
+            self._derivatives, eager=self._step.reads_rows, memory="rows" if ranks else self._step.memory,
+            may_be_unused=self._step.may_be_unused or ranks,
         )  # fmt: skip
         return self._rows
 

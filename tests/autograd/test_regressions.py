@@ -95,11 +95,11 @@ def test_heads_are_not_shared_if_losses_are_stacked_into_one_tensor():
 @pytest.mark.parametrize(
     "text", ["excess_mtl", "moco", "db_mtl", "trimmed_mean", "graddrop", "rotate_rows", "static + excess_mtl"]
 )
-@pytest.mark.parametrize("chunks", [1, 2])
-def test_methods_that_read_rows_take_steps_and_an_infinite_row_raises_before_it_is_read(text, chunks):
+@pytest.mark.parametrize("memory", ["rows", "low"])
+def test_methods_that_read_rows_take_steps_and_an_infinite_row_raises_before_it_is_read(text, memory):
     model, pipe = Model(), gradhomog.pipeline(text)
     for _ in range(2):
-        gradhomog.backward(model.losses(model.encoder(inputs())), pipe, parameters=model.encoder, chunks=chunks)
+        gradhomog.backward(model.losses(model.encoder(inputs())), pipe, parameters=model.encoder, memory=memory)
     before, written = repr(pipe.state_dict()), copy.deepcopy(gradients(model))
     with pytest.raises(NonfiniteError, match=r"task 1 is not finite: its gradient is not finite w\.r\.t\. 2\.bias"):
         gradhomog.backward(infinite_losses(model, model.encoder(inputs())), pipe, parameters=model.encoder)
@@ -334,7 +334,7 @@ def test_a_function_with_an_attribute_variable_is_not_a_leaf():
     torch.testing.assert_close(gradients(model), gradients(reference))
 
 
-def test_losses_features_and_chunks_of_invalid_types_raise():
+def test_losses_features_and_memory_of_invalid_types_raise():
     model, pipe = Model(), gradhomog.pipeline("mgda")
     for losses, message in ((torch.tensor(1.0, requires_grad=True), "one scalar"), (None, "NoneType")):
         with pytest.raises(OptionError, match=f"one loss per task; got {message}"):
@@ -342,8 +342,8 @@ def test_losses_features_and_chunks_of_invalid_types_raise():
     z = model.encoder(inputs())
     with pytest.raises(OptionError, match="got an empty list"):
         gradhomog.backward(model.losses(z), pipe, parameters=model.encoder, features=[], level="features")
-    with pytest.raises(OptionError, match="`chunks` must be an integer >= 1"):
-        gradhomog.backward(model.losses(model.encoder(inputs())), pipe, parameters=model.encoder, chunks=1.5)
+    with pytest.raises(OptionError, match="`memory` must be 'auto', 'rows' or 'low'"):
+        gradhomog.backward(model.losses(model.encoder(inputs())), pipe, parameters=model.encoder, memory=1.5)
 
 
 def test_a_call_with_disabled_gradients_uses_the_existing_graphs():
@@ -477,7 +477,7 @@ def test_norms_that_are_read_only_in_measured_are_computed_before_the_graph_is_f
     assert len(step.measured["Measure"]["norm"]) == 3
 
 
-def test_an_undeclared_homogenizer_that_reads_rows_in_update_works_with_chunks():
+def test_an_undeclared_homogenizer_that_reads_rows_in_update_works_with_low_memory():
     class Count(gradhomog.Homogenizer):
         state_names = ("blocks",)
 
@@ -492,7 +492,7 @@ def test_an_undeclared_homogenizer_that_reads_rows_in_update_works_with_chunks()
 
     model, count = Model(), Count()
     losses = model.losses(model.encoder(inputs()))
-    gradhomog.backward(losses, gradhomog.pipeline([count]), parameters=model.encoder, chunks=2)
+    gradhomog.backward(losses, gradhomog.pipeline([count]), parameters=model.encoder, memory="low")
     assert count.blocks == 4
 
 
