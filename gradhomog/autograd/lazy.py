@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import final
 
@@ -96,9 +97,11 @@ class LazyJacobian(Jacobian):
         return torch.stack([self._gramians.get(name, zeros) for name in self.names])
 
     def compute_squared_norms(self) -> Tensor:
-        if self._gramians is None and self._freed:
+        if self._gramians is not None:
+            return self.compute_gramians().diagonal(dim1=1, dim2=2)
+        if self._freed:
             raise error_of_one_pass()
-        return self.per_task.compute_squared_norms() if self._gramians is None else self._diagonals()
+        return self.per_task.compute_squared_norms()
 
     def compute_total_gramian(self) -> Tensor:
         return self.per_task.total_gramian if self._gramians is None else super().compute_total_gramian()
@@ -108,9 +111,6 @@ class LazyJacobian(Jacobian):
             return self.per_task.total_squared_norms
         return super().compute_total_squared_norms()
 
-    def _diagonals(self) -> Tensor:
-        return self.compute_gramians().diagonal(dim1=1, dim2=2)
-
     @functools.cached_property
     def _gramians(self) -> Mapping[str, Tensor] | None:
         """The Gramian of each parameter that a loss depends on, computed without rows; None if there are rows."""
@@ -118,7 +118,7 @@ class LazyJacobian(Jacobian):
         if self._memory == "rows" or starts is None or self.requires_grad or self.tasks == 1:
             return None
         rows = self.tasks * sum(value.numel() * value.dtype.itemsize for value in self._shared.values())
-        if self._memory == "auto" and rows <= _free_memory(self.device) / 2:
+        if self._memory == "auto" and rows <= _free_memory(self.device, rows) / 2:
             return None
         graph = self.derivatives.graph
         lockstep = Lockstep(starts.outputs, self._shared, starts.unshared_leaves)
@@ -154,12 +154,17 @@ class LazyJacobian(Jacobian):
             require_used(self._shared, self.unused)
 
 
-def _free_memory(device: torch.device) -> int:
-    """Return the bytes that are free on a GPU, or on other devices those of the machine."""
-    if device.type != "cuda":
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+def _free_memory(device: torch.device, needed: int) -> int:
+    """Return the bytes that are free on a GPU, or else all of the machine; those of a GPU too if little is needed."""
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        if needed < total / 256:  # the driver's answer may take longer than a small step
+            return total
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if sys.platform == "win32":  # without sysconf
+        return sys.maxsize
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @functools.cache
