@@ -248,8 +248,8 @@ class _Graph:
     def _unbreakable(self) -> list[tuple[int, int]]:
         """Return pairs of levels between which there is no cut.
 
-        - One task's gradients arrive at a node or leaf from both sides: the engine, asked for the gradient from the
-          side of the losses, would add that from the other side.
+        - One task's gradients arrive at a node or leaf from both sides: to compute the gradient from the side of the
+          losses, the engine would pass through the other side, and add the gradient from there.
         - A checkpoint would be recomputed on both sides, and keep the tensors that the first did not use.
         - Hooks of a module's full backward keep a gradient, of one task, from its output to its input.
         """
