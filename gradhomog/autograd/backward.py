@@ -12,7 +12,7 @@ from gradhomog.autograd.homogenize import compute_step
 from gradhomog.autograd.inputs import Losses, Parameters
 from gradhomog.autograd.kernel_traces import Residuals
 from gradhomog.autograd.loss_graph import Features
-from gradhomog.autograd.loss_step import Heads, Level, begin_step
+from gradhomog.autograd.loss_step import Heads, Level, Memory, begin_step
 from gradhomog.autograd.parameter_groups import Per
 from gradhomog.ranks.communicator import communicate
 from gradhomog.ranks.ranks import Ranks
@@ -37,7 +37,7 @@ def backward(
     scaler: torch.amp.GradScaler | None = None,
     create_graph: bool = False,
     retain_graph: bool = False,
-    chunks: int = 1,
+    memory: Memory = "auto",
     inspect: bool = False,
     group: Ranks | ProcessGroup | None = None,
 ) -> StepReport:
@@ -76,9 +76,11 @@ def backward(
             step; no state changes.
         create_graph: keep the graph of the written gradients. Every homogenizer must claim `differentiable`.
         retain_graph: keep the graph of the losses.
-        chunks: to save memory, compute the rows in this many groups of parameters and keep none: norms and inner
-            products require up to `chunks` times as many passes, the direction one more. No effect if homogenizers
-            read rows, with `per`, with `nonfinite="drop"`, or if losses share a head.
+        memory: `"rows"`: keep N gradients. `"low"`: keep no row where homogenizers read norms or inner products only:
+            the N passes run in lockstep through parts of the graph, and one more computes the direction; gradients are
+            equal to rounding. `"auto"`: `"low"` if the rows would fill more than half of the free memory, and `"low"`
+            needs less than half of that; the logger `gradhomog` reports it. No effect across ranks, or if homogenizers
+            read rows, with `per`, `nonfinite="drop"` or `create_graph`.
         inspect: compute the Gramian for the result even if no homogenizer reads it.
         group: in a process group of several ranks how the rows are distributed; a plain group means
             `Ranks("batch", group)`. `parameters` is then required. Without a process group it has no effect.
@@ -102,7 +104,8 @@ def backward(
     Cost: N backward passes; the graph is freed with the last. One pass in total if no homogenizer reads norms, inner
     products or rows (the plain mean, fixed weights, weights from losses or, with `features`, from the gradients w.r.t.
     them) and losses share no other leaf; errors about NaN then cannot name the task. Memory: N gradients of the shared
-    parameters, without a copy; 1/`chunks` of that.
+    parameters, without a copy; with `memory="low"` one, and N of the largest part of the graph (see
+    docs/decisions/0043-gramian-without-rows.md).
 
     >>> import torch, gradhomog
     >>> _ = torch.manual_seed(0)
@@ -118,7 +121,7 @@ def backward(
         step = begin_step(
             losses, pipe, communicator, parameters=parameters, features=features, level=level, per=per, heads=heads,
             domains=domains, targets=targets, residuals=residuals, inspect=inspect, create_graph=create_graph,
-            chunks=chunks, scaled=scaler is not None and scaler.is_enabled(),
+            memory=memory, scaled=scaler is not None and scaler.is_enabled(),
         )  # fmt: skip
         factor = scaler_factor(scaler, losses)
         computed = compute_step(step, factor=factor, create_graph=create_graph, retain_graph=retain_graph)

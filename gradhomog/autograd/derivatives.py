@@ -14,10 +14,22 @@ from gradhomog.autograd.loss_graph import Gradients, LossGraph
 from gradhomog.errors import OptionError
 
 SMALLEST_SHARE = 1e-2
-"""The smallest weight by which a head's gradient is divided again; with smaller ones half precision underflows."""
+"""The smallest weight, relative to the largest, by which a head's gradient is divided again.
+
+With smaller ones half precision underflows.
+"""
 
 TaskGradients = dict[str, Gradients]
 """For each shared parameter one gradient per task, None if the loss does not depend on it."""
+
+
+@dataclass(frozen=True)
+class Starts:
+    """For each task the tensors at which its pass begins, the gradients w.r.t. them, and leaves that are not shared."""
+
+    outputs: Sequence[Sequence[Tensor]]
+    output_grads: Sequence[Sequence[Tensor]]
+    unshared_leaves: Sequence[Sequence[Tensor]]
 
 
 @dataclass
@@ -26,7 +38,7 @@ class Derivatives(ABC):
 
     Attributes:
         unshared_gradients: for each task the gradients of `graph.unshared_leaves`; available after `rows` or
-            `weighted_sum`.
+            `weighted_sum`, or if they were computed in lockstep.
     """
 
     graph: LossGraph
@@ -48,11 +60,12 @@ class Derivatives(ABC):
 
     def rows(self) -> TaskGradients:
         """Return one gradient per task and shared parameter."""
-        return self._by_name(list(self.iterate()), self.graph.shared)
+        rows = list(self.iterate())
+        return {name: [row[index] for row in rows] for index, name in enumerate(self.graph.shared)}
 
-    @abstractmethod
-    def some_rows(self, names: Sequence[str]) -> TaskGradients:
-        """Return the rows of some parameters; the graph is kept for the others."""
+    def starts(self) -> Starts | None:
+        """Return where the passes begin; None if the rows cannot be computed in lockstep."""
+        return None
 
     @property
     @abstractmethod
@@ -61,10 +74,7 @@ class Derivatives(ABC):
 
     @abstractmethod
     def weighted_sum(self, weights: Tensor) -> Gradients | None:
-        """Return Σ_i weights_i · row_i for each shared parameter; None unless `one_pass`: compute it from the rows."""
-
-    def _by_name(self, rows: Sequence[Gradients], names: Iterable[str]) -> TaskGradients:
-        return {name: [row[index] for row in rows] for index, name in enumerate(names)}
+        """Return Σ_i weights_i · row_i for each shared parameter; None if only rows give it (see `one_pass`)."""
 
 
 class DirectDerivatives(Derivatives):
@@ -78,10 +88,10 @@ class DirectDerivatives(Derivatives):
             self.unshared_gradients.append(found[len(shared) :])
             yield found[: len(shared)]
 
-    def some_rows(self, names: Sequence[str]) -> TaskGradients:
-        graph, some = self.graph, [self.graph.shared[name] for name in names]
-        rows = [graph.task_gradients(task, some, False) for task in range(len(graph.losses))]
-        return self._by_name(rows, names)
+    def starts(self) -> Starts:
+        graph = self.graph
+        initial = [[graph.initial_gradient(task)] for task in range(len(graph.losses))]
+        return Starts([[loss] for loss in graph.losses], initial, graph.unshared_leaves)
 
     @property
     def one_pass(self) -> bool:
@@ -91,16 +101,19 @@ class DirectDerivatives(Derivatives):
 
     def weighted_sum(self, weights: Tensor) -> Gradients | None:
         graph, shared = self.graph, list(self.graph.shared.values())
-        if not self.one_pass:
+        known = bool(self.unshared_gradients)
+        if not known and not self.one_pass:
             return None
         factors: list[float] = weights.tolist()
         # The same pass returns a head's gradient multiplied by its task's weight, which is then divided out. If the
-        # weight is so small that digits would be lost, a separate pass differentiates the head.
-        together = [abs(factor) > SMALLEST_SHARE for factor in factors]
-        self.unshared_gradients = [
-            [None] * len(leaves) if together[task] else graph.task_gradients(task, leaves, False)
-            for task, leaves in enumerate(graph.unshared_leaves)
-        ]
+        # weight is so small beside the others that digits would be lost, a separate pass differentiates the head.
+        smallest = SMALLEST_SHARE * max(map(abs, factors))
+        together = [not known and abs(factor) > smallest for factor in factors]
+        if not known:
+            self.unshared_gradients = [
+                [None] * len(leaves) if together[task] else graph.task_gradients(task, leaves, False)
+                for task, leaves in enumerate(graph.unshared_leaves)
+            ]
         active = [task for task, factor in enumerate(factors) if factor or weights.requires_grad]
         if not active:
             return [torch.zeros_like(parameter, requires_grad=False) for parameter in shared]
@@ -137,11 +150,8 @@ class FeatureDerivatives(Derivatives):
 
     def __init__(self, graph: LossGraph) -> None:
         super().__init__(graph)
-        self.features, self.feature_grads, self.stage_feature_grads = (
-            graph.features,
-            list[Gradients](),
-            list[Gradients](),
-        )
+        self.features = graph.features
+        self.feature_grads, self.stage_feature_grads = list[Gradients](), list[Gradients]()
         for task, unshared in enumerate(graph.unshared_leaves):
             between = list(graph.stage_features[task]) if graph.stage_features else []
             last = task == len(graph.losses) - 1 and not between
@@ -189,9 +199,10 @@ class FeatureDerivatives(Derivatives):
         for task, row in enumerate(self.feature_grads):
             yield self._backpropagate(row, shared, task == tasks - 1)
 
-    def some_rows(self, names: Sequence[str]) -> TaskGradients:
-        some = [self.graph.shared[name] for name in names]
-        return self._by_name([self._backpropagate(row, some, False) for row in self.feature_grads], names)
+    def starts(self) -> Starts:
+        pairs = [self._with_gradient(row) for row in self.feature_grads]
+        outputs, grads = ([[pair[side] for pair in row] for row in pairs] for side in (0, 1))
+        return Starts(outputs, grads, [()] * len(pairs))  # those of the heads are known
 
     @property
     def one_pass(self) -> bool:
@@ -218,8 +229,11 @@ class FeatureDerivatives(Derivatives):
         return self._backpropagate(feature_grads, self.graph.shared.values(), True)
 
     def _backpropagate(self, feature_grads: Gradients, inputs: Iterable[Tensor], last: bool) -> Gradients:
-        pairs = [(x, grad) for x, grad in zip(self.features, feature_grads, strict=True) if grad is not None]
+        pairs = self._with_gradient(feature_grads)
         return self.graph.gradients([x for x, _ in pairs], list(inputs), [grad for _, grad in pairs], last)
+
+    def _with_gradient(self, feature_grads: Gradients) -> list[tuple[Tensor, Tensor]]:
+        return [(x, grad) for x, grad in zip(self.features, feature_grads, strict=True) if grad is not None]
 
 
 class SummedDerivatives(Derivatives):
@@ -241,9 +255,6 @@ class SummedDerivatives(Derivatives):
 
     def rows(self) -> TaskGradients:
         return self._rows
-
-    def some_rows(self, names: Sequence[str]) -> TaskGradients:
-        return {name: self._rows[name] for name in names}
 
     @property
     def one_pass(self) -> bool:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from gradhomog.autograd.backward_pass import explain_errors
-from gradhomog.autograd.derivatives import Derivatives, TaskGradients
+from gradhomog.autograd.derivatives import Derivatives
 from gradhomog.autograd.loss_graph import Gradients
 from gradhomog.autograd.row_source import LeafGradients
 from gradhomog.autograd.rows_over_ranks import (
@@ -121,9 +121,6 @@ class FullyShardedDerivatives(Derivatives):
         finally:
             for leaf, gradient in zip(leaves, before, strict=True):
                 leaf.grad = gradient
-
-    def some_rows(self, names: Sequence[str]) -> TaskGradients:
-        raise OptionError("`chunks` must be 1 for parameters that are sharded by fully_shard.")
 
     @property
     def one_pass(self) -> bool:

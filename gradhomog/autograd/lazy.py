@@ -1,17 +1,26 @@
-"""The rows of losses, computed on first use; if only a weighted mean is read, one backward pass suffices."""
+"""The rows of losses, computed on first use; norms and inner products can do without them, a weighted mean too."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import functools
+import logging
+import os
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import final
 
 import torch
 from torch import Tensor
 
 from gradhomog.autograd.derivatives import Derivatives
+from gradhomog.autograd.lockstep import Lockstep, check_direction
+from gradhomog.autograd.loss_graph import Gradients
+from gradhomog.autograd.loss_step import Memory
 from gradhomog.errors import OptionError
 from gradhomog.rows import Direction, LazyRows, PerTaskRows
-from gradhomog.rows.arithmetic import Product
+from gradhomog.rows.arithmetic import Product, squared_norms
+
+_logger = logging.getLogger("gradhomog")
 
 
 @final
@@ -20,20 +29,18 @@ class LossRows(LazyRows):
 
     Args:
         derivatives: the derivatives of the losses.
+        memory: see `gradhomog.backward`.
         may_be_unused: do not raise if no loss depends on any of the shared parameters.
-        chunks: for norms and inner products, compute the rows of this many groups of parameters one after the other,
-            and keep none.
 
     Attributes:
         unused: names of parameters that no loss depends on; available after the rows or their mean were computed.
     """
 
-    def __init__(self, derivatives: Derivatives, chunks: int = 1, may_be_unused: bool = False) -> None:
-        self._derivatives, self._may_be_unused = derivatives, may_be_unused
+    def __init__(self, derivatives: Derivatives, memory: Memory = "rows", may_be_unused: bool = False) -> None:
+        self._derivatives, self._memory, self._may_be_unused = derivatives, memory, may_be_unused
         self.like, self.tasks = derivatives.graph.shared, len(derivatives.graph.losses)
         self.requires_grad = derivatives.graph.create_graph
         self.unused: frozenset[str] = frozenset()
-        self._chunks = _even_groups(self.like, chunks) if chunks > 1 else []
 
     def compute(self) -> PerTaskRows:
         """Compute the rows by one backward pass per task."""
@@ -42,29 +49,60 @@ class LossRows(LazyRows):
         return PerTaskRows(rows, self.like, 1 / self._derivatives.graph.factor)
 
     def products(self, product: Product, by_block: bool) -> Tensor:
-        if not self._chunks or self.computed or self.freed:
+        if self._gramians is None:
             return super().products(product, by_block)
-        found: dict[str, Tensor] = {}
-        for names in self._chunks:
-            some, like = self._derivatives.some_rows(names), {name: self.like[name] for name in names}
-            rows = PerTaskRows(some, like, 1 / self._derivatives.graph.factor)
-            found.update(zip(names, rows.products(product, by_block=True).unbind(), strict=True))
-        blocks = torch.stack([found[name] for name in self.like])
+        zeros = torch.zeros(self.tasks, self.tasks, dtype=torch.float64)
+        blocks = torch.stack([self._gramians.get(name, zeros) for name in self.like])
+        if product is squared_norms:
+            blocks = blocks.diagonal(dim1=1, dim2=2)
         return blocks if by_block else blocks.sum(0)
 
+    def finite_tasks(self) -> list[bool]:
+        if self._gramians is None:
+            return super().finite_tasks()
+        finite: list[bool] = self.products(squared_norms, by_block=False).isfinite().tolist()
+        # A square may have overflowed.
+        return finite if self.freed or all(finite) else super().finite_tasks()
+
     def sum_in_one_pass(self, weights: Tensor, divisor: float) -> Direction | None:
-        total = self._derivatives.weighted_sum(weights)
+        graph = self._derivatives.graph
+        total = self._derivatives.weighted_sum(weights / divisor)
         if total is None:
             return None
-        self.freed = not self._derivatives.graph.retain_graph
+        self.freed = not graph.retain_graph
         self._note_unused([name for name, part in zip(self.like, total, strict=True) if part is None])
-        parts = [
-            torch.zeros_like(like, requires_grad=False) if part is None else part
-            for like, part in zip(self.like.values(), total, strict=True)
-        ]
-        # Not in place: autograd may return one gradient for two parameters.
-        scaled = torch._foreach_mul(parts, 1 / (divisor * self._derivatives.graph.factor))
-        return dict(zip(self.like, scaled, strict=True))
+        if graph.factor == 1:
+            copy_shared_gradients(total)
+        direction = {
+            name: torch.zeros_like(like, requires_grad=False) if part is None else part
+            for (name, like), part in zip(self.like.items(), total, strict=True)
+        }
+        if graph.factor != 1:
+            direction = {name: part / graph.factor for name, part in direction.items()}
+        if gramians := self.__dict__.get("_gramians"):
+            check_direction(direction, weights.detach() / divisor, gramians, self._eps)
+        return direction
+
+    @functools.cached_property
+    def _gramians(self) -> Mapping[str, Tensor] | None:
+        """The Gramian of each parameter that a loss depends on, computed without rows; None if there are rows."""
+        starts = None if self.freed or self.computed else self._derivatives.starts()
+        if self._memory == "rows" or starts is None or self.requires_grad or self.tasks == 1:
+            return None
+        rows = self.tasks * sum(value.numel() * value.dtype.itemsize for value in self.like.values())
+        if self._memory == "auto" and rows <= _free_memory(next(iter(self.like.values())).device, rows) / 2:
+            return None
+        graph = self._derivatives.graph
+        lockstep = Lockstep(starts.outputs, self.like, starts.unshared_leaves)
+        if self._memory == "auto" and lockstep.peak > rows / 2:
+            return None
+        _log_peaks(self.tasks, rows >> 20, lockstep.peak >> 20)
+        self._eps = lockstep.eps
+        gramians, heads = lockstep.gramians(starts.output_grads, 1 / graph.factor, graph.compiled)
+        if starts.unshared_leaves is graph.unshared_leaves:
+            self._derivatives.unshared_gradients = heads
+        self._note_unused([name for name in self.like if name not in gramians])
+        return gramians
 
     def _note_unused(self, names: Sequence[str]) -> None:
         self.unused = frozenset(names)
@@ -87,13 +125,58 @@ def require_used(shared: Mapping[str, Tensor], unused: Collection[str]) -> None:
         )
 
 
-def _even_groups(shared: Mapping[str, Tensor], chunks: int) -> list[list[str]]:
-    """Split the names into at most `chunks` consecutive groups with about the same number of elements."""
-    share, filled = sum(tensor.numel() for tensor in shared.values()) / chunks, 0
-    groups: list[list[str]] = [[]]
-    for name, tensor in shared.items():
-        if groups[-1] and filled >= share * len(groups):
-            groups.append([])
-        groups[-1].append(name)
-        filled += tensor.numel()
-    return groups
+# As in PyTorch's accumulation of gradients; if a version lacks the private method, every gradient is copied.
+_use_count: Callable[[Tensor], int] = getattr(Tensor, "_use_count", lambda tensor: 2)
+
+
+def copy_shared_gradients(gradients: Gradients) -> None:
+    """Copy the gradients, in place of the list, that something else holds and that must not become a `.grad`.
+
+    Autograd returns one tensor for two leaves, or views of one, where an operation passes its gradient on; a custom
+    function may return a tensor that it keeps, and a hook may have stored it.
+    """
+    addresses: set[int] = set()
+    for index, gradient in enumerate(gradients):
+        if gradient is None or gradient.requires_grad:
+            continue
+        address = gradient.data_ptr()
+        if _use_count(gradient) > 1 or _references(gradients, index) > _REFERENCES or address in addresses:
+            gradients[index] = gradient.clone()
+        elif address:  # 0 for a tensor without elements
+            addresses.add(address)
+
+
+def _references(entries: Gradients, index: int) -> int:
+    return sys.getrefcount(entries[index])
+
+
+def _references_in_a_loop() -> int:
+    """Return the number of references to a tensor that only a list and the loop variable hold."""
+    entries: Gradients = [torch.zeros(())]
+    for index, _ in enumerate(entries):
+        return _references(entries, index)
+    raise AssertionError
+
+
+_REFERENCES = _references_in_a_loop()
+
+
+def _free_memory(device: torch.device, needed: int) -> int:
+    """Return the bytes that are free on a GPU, or else all of the machine; those of a GPU too if little is needed."""
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        if needed < total / 256:  # the driver's answer may take longer than a small step
+            return total
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if sys.platform == "win32":  # without sysconf
+        return sys.maxsize
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@functools.cache
+def _log_peaks(tasks: int, rows: int, lockstep: int) -> None:
+    _logger.info(
+        "the gradients of %d tasks take %d MiB; inner products are computed without them, in about %d MiB and one more "
+        "backward pass. Pass memory='rows' to keep the gradients.", tasks, rows, lockstep,
+    )  # fmt: skip

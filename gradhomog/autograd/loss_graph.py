@@ -106,13 +106,15 @@ class LossGraph:
             create_graph=self.create_graph, compiled=self.compiled,
         )  # fmt: skip
         check_not_gathered(inputs)
-        return [_plain(leaf, gradient) for leaf, gradient in zip(inputs, found, strict=True)]
+        return [plain_gradient(leaf, gradient) for leaf, gradient in zip(inputs, found, strict=True)]
+
+    def initial_gradient(self, task: int) -> Tensor:
+        """Return the gradient at which the pass of one task begins."""
+        return torch.full_like(self.losses[task], self.weight(task) * self.factor)
 
     def task_gradients(self, task: int, inputs: Sequence[Tensor], last: bool) -> Gradients:
         """Return the gradients of one task's loss; the last call frees the graph."""
-        loss = self.losses[task]
-        initial = torch.full_like(loss, self.weight(task) * self.factor)
-        found = self.gradients([loss], inputs, [initial], last)
+        found = self.gradients([self.losses[task]], inputs, [self.initial_gradient(task)], last)
         return found if self.counts(task) else [None] * len(found)
 
     def counts(self, task: int) -> bool:
@@ -266,7 +268,7 @@ def as_dense(gradient: Tensor | None) -> Tensor | None:
     return gradient.to_dense() if gradient is not None and gradient.layout != torch.strided else gradient
 
 
-def _plain(leaf: Tensor, gradient: Tensor | None) -> Tensor | None:
+def plain_gradient(leaf: Tensor, gradient: Tensor | None) -> Tensor | None:
     """Return the gradient of a plain tensor or parameter as a plain, dense tensor.
 
     If one leaf belongs to a subclass of Tensor, such as labelled collocation points, `torch.autograd.grad` returns the

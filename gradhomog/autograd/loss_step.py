@@ -21,6 +21,8 @@ from gradhomog.step.step import KernelTraces, task_keys
 
 Level = Literal["parameters", "features"]
 Heads = Literal["own", "weighted"]
+Memory = Literal["auto", "rows", "low"]
+"""Keep the rows, or compute norms and inner products without them; `"auto"` decides by the free memory."""
 
 COLLECTIVE = re.compile("sync_?batch_?norm|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all", re.IGNORECASE)
 """Names of autograd nodes whose backward passes have collective operations."""
@@ -38,7 +40,7 @@ class LossStep:
         targets: of the present tasks.
         kernel_traces: computes the traces of the residuals' tangent kernels; None if no homogenizer reads them.
         scaled: True with a gradient scaler. On overflow infinity is then written, so that the scaler skips the step.
-        level, per, heads, inspect, chunks: as in `gradhomog.backward`.
+        level, per, heads, inspect, memory: as in `gradhomog.backward`.
     """
 
     pipe: Pipeline
@@ -53,7 +55,7 @@ class LossStep:
     heads: Heads = "own"
     inspect: bool = False
     scaled: bool = False
-    chunks: int = 1
+    memory: Memory = "auto"
 
     @property
     def present_names(self) -> tuple[str, ...]:
@@ -75,8 +77,8 @@ class LossStep:
 def begin_step(
     losses: Losses, pipe: Pipeline, communicator: Communicator, *, parameters: Parameters | None,
     features: Features | None, level: Level, per: Per, heads: Heads, domains: Sequence[str] | None,
-    targets: Tensor | None, residuals: Residuals | None, inspect: bool, create_graph: bool = False, chunks: int = 1,
-    scaled: bool = False, graph: bool = True,
+    targets: Tensor | None, residuals: Residuals | None, inspect: bool, create_graph: bool = False,
+    memory: Memory = "auto", scaled: bool = False, graph: bool = True,
 ) -> LossStep:  # fmt: skip
     """Validate losses and options, find the leaves of the losses, and let homogenizers choose tasks.
 
@@ -86,7 +88,7 @@ def begin_step(
         OptionError: see `gradhomog.backward`.
         RankError: ranks would choose different tasks.
     """
-    check_options(pipe, features, level, per, heads, chunks, create_graph)
+    check_options(pipe, features, level, per, heads, memory, create_graph)
     found = find_graph(losses, parameters, features, graph)
     given, names = found.tasks, tuple(domains or found.tasks.names or ())
     if graph:
@@ -111,7 +113,7 @@ def begin_step(
         targets = targets[list(found.tasks.slots)]
     traces = kernel_trace_function(residuals, found, pipe, graph)
     return LossStep(
-        pipe, found, communicator, given, names, targets, traces, level, per, heads, inspect, scaled, chunks
+        pipe, found, communicator, given, names, targets, traces, level, per, heads, inspect, scaled, memory
     )
 
 
@@ -160,7 +162,7 @@ def agree_on_present(given: LossGraph, choosing: bool, communicator: Communicato
 
 def check_options(
     pipe: Pipeline, features: Features | None = None, level: Level = "parameters", per: Per = "model",
-    heads: Heads = "own", chunks: int = 1, create_graph: bool = False, features_follow: bool = False,
+    heads: Heads = "own", memory: Memory = "auto", create_graph: bool = False, features_follow: bool = False,
 ) -> None:  # fmt: skip
     """Raise for invalid options, and for options without effect or in contradiction.
 
@@ -176,8 +178,8 @@ def check_options(
         )
     if level not in ("parameters", "features"):
         raise OptionError(f"`level` must be 'parameters' or 'features'; got {level!r}.")
-    if type(chunks) is not int or chunks < 1:
-        raise OptionError(f"`chunks` must be an integer >= 1; got {chunks!r}.")
+    if memory not in ("auto", "rows", "low"):
+        raise OptionError(f"`memory` must be 'auto', 'rows' or 'low'; got {memory!r}.")
     if heads not in ("own", "weighted"):
         raise OptionError(f"`heads` must be 'own' or 'weighted'; got {heads!r}.")
     requirements = pipe.requirements

@@ -84,8 +84,9 @@ class OwnRows(RowSource[C]):
         if self._step.level == "features":
             assert isinstance(self._derivatives, FeatureDerivatives)
             return Jacobian(DenseRows(self._derivatives.feature_rows()))
-        may_be_unused = self._step.may_be_unused or self._step.communicator.size > 1
-        self._rows = LossRows(self._derivatives, self._step.chunks, may_be_unused)
+        ranks = self._step.communicator.size > 1
+        memory = "rows" if ranks else self._step.memory
+        self._rows = LossRows(self._derivatives, memory, self._step.may_be_unused or ranks)
         if self._step.reads_rows:
             self._rows.stored()
         return Jacobian(self._rows)

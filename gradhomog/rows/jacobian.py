@@ -103,7 +103,7 @@ class Jacobian:
 
     def finite_tasks(self) -> list[bool]:
         """For each row, True if it contains neither NaN nor infinity. Cost: one read of the rows."""
-        return self._stored().finite_tasks()
+        return self.rows.finite_tasks() if self.mixing is None else self._stored().finite_tasks()
 
     def all_finite(self, tensors: Iterable[Tensor]) -> bool:
         """True if no tensor contains NaN or infinity: a direction of these rows, or what was computed with them."""

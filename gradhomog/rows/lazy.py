@@ -43,6 +43,9 @@ class LazyRows(Rows):
     def products(self, product: Product, by_block: bool) -> Tensor:
         return self._stored.products(product, by_block)
 
+    def finite_tasks(self) -> list[bool]:
+        return self._stored.finite_tasks()
+
     def weighted_sum(self, weights: Tensor, divisor: float = 1) -> Direction:
         found = None if self.computed else self.sum_in_one_pass(weights, divisor)
         return self._stored.weighted_sum(weights, divisor) if found is None else found

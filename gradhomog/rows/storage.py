@@ -39,6 +39,10 @@ class Rows(ABC):
         """
 
     @abstractmethod
+    def finite_tasks(self) -> list[bool]:
+        """For each row, True if it contains neither NaN nor infinity. Cost: one read of the rows."""
+
+    @abstractmethod
     def weighted_sum(self, weights: Tensor, divisor: float = 1) -> Direction:
         """Return `Σ_i weights_i / divisor · row_i` for weights `[tasks]`, in the rows' dtype.
 
@@ -75,10 +79,6 @@ class StoredRows(Rows):
     @abstractmethod
     def detach(self) -> StoredRows:
         """Return the same rows, detached from the graph."""
-
-    @abstractmethod
-    def finite_tasks(self) -> list[bool]:
-        """For each row, True if it contains neither NaN nor infinity. Cost: one read of the rows."""
 
     def materialize(self) -> dict[str, Tensor]:
         """Return the rows as tensors `[tasks, *shape]` by name; do not modify them in place."""

@@ -147,13 +147,13 @@ def test_batches_of_one_step_have_the_same_chosen_task():
         assert several.step.tasks == (number % 3,)
 
 
-def test_chunks_and_features_have_no_effect():
+def test_memory_and_features_have_no_effect():
     model, pipe = Model(), gradhomog.pipeline(TEXT)
     for number, expected in enumerate(by_hand(Model(), 4)):
         model.zero_grad()
         features = model.encoder(inputs(seed=number))
         losses = model.losses(features, seed=number)
-        gradhomog.backward(losses, pipe, parameters=model.encoder, features=features, chunks=2)
+        gradhomog.backward(losses, pipe, parameters=model.encoder, features=features, memory="low")
         torch.testing.assert_close(encoder_gradient(model), expected)
 
 

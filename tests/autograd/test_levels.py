@@ -135,34 +135,6 @@ def test_groups_require_names_and_rows():
     assert gradients(model) == [None] * len(gradients(model))
 
 
-@pytest.mark.parametrize("text", ["mgda", "gradnorm", "pcgrad(order='fixed')", "graddrop"])
-@pytest.mark.parametrize("through", [False, True])
-def test_chunks_reduce_the_size_of_the_passes_and_do_not_change_gradients(text, through, monkeypatch):
-    model, reference = Model(), Model()
-    sizes = []
-    original = torch.autograd.grad
-    for owner, chunks in ((reference, 1), (model, 3)):
-        z = owner.encoder(inputs())
-        losses = owner.losses(z)
-        shared = {id(p) for p in owner.encoder.parameters()}
-
-        def noting(outputs, leaves, *rest, shared=shared, **options):
-            sizes.append(sum(leaf.numel() for leaf in leaves if id(leaf) in shared))
-            return original(outputs, leaves, *rest, **options)
-
-        sizes.clear()
-        monkeypatch.setattr(torch.autograd, "grad", noting)
-        features = z if through else None
-        pipe = gradhomog.pipeline(text)
-        gradhomog.backward(losses, pipe, parameters=owner.encoder, features=features, chunks=chunks)
-        monkeypatch.setattr(torch.autograd, "grad", original)
-    torch.testing.assert_close(gradients(model), gradients(reference))
-    total = sum(p.numel() for p in model.encoder.parameters())
-    if text != "graddrop":
-        assert sizes[-1] == total  # the direction, in one pass
-        assert max(sizes[:-1]) <= 0.7 * total
-
-
 class Turn(Homogenizer):
     """Multiplies a task's features by its slot plus one, and stores the features that `update` receives."""
 

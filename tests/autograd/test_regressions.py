@@ -1,6 +1,7 @@
 """Regression tests: inputs that once gave wrong results or errors."""
 
 import copy
+from typing import ClassVar
 
 import pytest
 import torch
@@ -95,11 +96,11 @@ def test_heads_are_not_shared_if_losses_are_stacked_into_one_tensor():
 @pytest.mark.parametrize(
     "text", ["excess_mtl", "moco", "db_mtl", "trimmed_mean", "graddrop", "rotate_rows", "static + excess_mtl"]
 )
-@pytest.mark.parametrize("chunks", [1, 2])
-def test_methods_that_read_rows_take_steps_and_an_infinite_row_raises_before_it_is_read(text, chunks):
+@pytest.mark.parametrize("memory", ["rows", "low"])
+def test_methods_that_read_rows_take_steps_and_an_infinite_row_raises_before_it_is_read(text, memory):
     model, pipe = Model(), gradhomog.pipeline(text)
     for _ in range(2):
-        gradhomog.backward(model.losses(model.encoder(inputs())), pipe, parameters=model.encoder, chunks=chunks)
+        gradhomog.backward(model.losses(model.encoder(inputs())), pipe, parameters=model.encoder, memory=memory)
     before, written = repr(pipe.state_dict()), copy.deepcopy(gradients(model))
     with pytest.raises(NonfiniteError, match=r"task 1 is not finite: its gradient is not finite w\.r\.t\. 2\.bias"):
         gradhomog.backward(infinite_losses(model, model.encoder(inputs())), pipe, parameters=model.encoder)
@@ -334,7 +335,7 @@ def test_a_function_with_an_attribute_variable_is_not_a_leaf():
     torch.testing.assert_close(gradients(model), gradients(reference))
 
 
-def test_losses_features_and_chunks_of_invalid_types_raise():
+def test_losses_features_and_memory_of_invalid_types_raise():
     model, pipe = Model(), gradhomog.pipeline("mgda")
     for losses, message in ((torch.tensor(1.0, requires_grad=True), "one scalar"), (None, "NoneType")):
         with pytest.raises(OptionError, match=f"one loss per task; got {message}"):
@@ -342,8 +343,8 @@ def test_losses_features_and_chunks_of_invalid_types_raise():
     z = model.encoder(inputs())
     with pytest.raises(OptionError, match="got an empty list"):
         gradhomog.backward(model.losses(z), pipe, parameters=model.encoder, features=[], level="features")
-    with pytest.raises(OptionError, match="`chunks` must be an integer >= 1"):
-        gradhomog.backward(model.losses(model.encoder(inputs())), pipe, parameters=model.encoder, chunks=1.5)
+    with pytest.raises(OptionError, match="`memory` must be 'auto', 'rows' or 'low'"):
+        gradhomog.backward(model.losses(model.encoder(inputs())), pipe, parameters=model.encoder, memory=1.5)
 
 
 def test_a_call_with_disabled_gradients_uses_the_existing_graphs():
@@ -477,7 +478,7 @@ def test_norms_that_are_read_only_in_measured_are_computed_before_the_graph_is_f
     assert len(step.measured["Measure"]["norm"]) == 3
 
 
-def test_an_undeclared_homogenizer_that_reads_rows_in_update_works_with_chunks():
+def test_an_undeclared_homogenizer_that_reads_rows_in_update_works_with_low_memory():
     class Count(gradhomog.Homogenizer):
         state_names = ("blocks",)
 
@@ -492,7 +493,7 @@ def test_an_undeclared_homogenizer_that_reads_rows_in_update_works_with_chunks()
 
     model, count = Model(), Count()
     losses = model.losses(model.encoder(inputs()))
-    gradhomog.backward(losses, gradhomog.pipeline([count]), parameters=model.encoder, chunks=2)
+    gradhomog.backward(losses, gradhomog.pipeline([count]), parameters=model.encoder, memory="low")
     assert count.blocks == 4
 
 
@@ -560,3 +561,44 @@ def test_losses_of_inputs_in_a_tensor_subclass_give_plain_gradients(text):
         assert all(type(parameter.grad) is torch.Tensor for parameter in net.parameters())
         gradients.append(net.weight.grad)
     torch.testing.assert_close(*gradients)
+
+
+class _PassesAndKeepsItsGradient(torch.autograd.Function):
+    kept: ClassVar[list[torch.Tensor]] = []
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        _PassesAndKeepsItsGradient.kept.append(grad)
+        return grad
+
+
+@pytest.mark.parametrize("name", ["none", "pcgrad"])
+def test_grad_shares_memory_neither_with_tensors_of_a_function_or_hook_nor_with_another_grad(name):
+    constant, stored = torch.tensor([1.0, 2.0]), []
+    first, second, third, fourth = (torch.zeros(2, requires_grad=True) for _ in range(4))
+    fourth.register_hook(lambda grad: stored.append(grad))
+    kept = _PassesAndKeepsItsGradient.kept
+    kept.clear()
+    changed = _PassesAndKeepsItsGradient.apply(first) + fourth
+    losses = [(changed * constant).sum(), ((second + third.view(1, 2)) * constant).sum()]
+    gradhomog.backward(losses, gradhomog.pipeline(name), parameters=[first, second, third, fourth])
+    before = [grad.clone() for grad in (*kept, *stored)]
+    for leaf in (first, second, third, fourth):
+        assert leaf.grad.tolist() == [0.5, 1]
+        leaf.grad.add_(1)
+        assert leaf.grad.tolist() == [1.5, 2]
+    assert before
+    assert all(map(torch.equal, (*kept, *stored), before))
+
+
+@pytest.mark.parametrize("name", ["none", "famo"])
+def test_one_pass_writes_the_gradient_that_autograd_returned_without_a_copy(name):
+    net, returned = nn.Linear(64, 64), []
+    pipe, losses = gradhomog.pipeline(name), list(net(torch.randn(5, 64)).square().mean(0)[:2])
+    net.weight.register_hook(lambda grad: returned.append(grad.data_ptr()))
+    gradhomog.backward(losses, pipe, parameters=net)
+    assert returned == [net.weight.grad.data_ptr()]
