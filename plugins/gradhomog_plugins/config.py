@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Step, gramian_rounding, hookimpl
+from gradhomog_plugins._arrays import numpy_without_graph
 from gradhomog_plugins._unit_rows import equal_cosines
 
 Length = Literal["projection", "min", "max", "harmonic", "arithmetic", "geometric"]
@@ -58,35 +59,38 @@ class ConFIG(Homogenizer):
         self.length = length
 
     def mix(self, step: Step) -> Tensor:
-        return conflict_free_weights(step.gramian(), self.length, gramian_rounding(step.dtype))
+        weights: Tensor = conflict_free_weights(step.gramian(), self.length, gramian_rounding(step.dtype))
+        return weights
 
     def paper_scale(self, step: Step) -> float:
         return step.tasks
 
 
+@numpy_without_graph
 def conflict_free_weights(
-    gramian: Tensor, length: Length = "projection", rounding: float = gramian_rounding(torch.float64)
-) -> Tensor:
+    xp: Any, gramian: Any, length: Length = "projection", rounding: float = gramian_rounding(torch.float64)
+) -> Any:
     """Return weights w, float64 `[tasks]`, with d = Σ_i w_i g_i in the paper's scale."""
-    norms, present, coefficients, inner_products, projection_sum = equal_cosines(gramian, rounding)
-    square = torch.where(projection_sum < torch.inf, coefficients.sum(), torch.inf)  # ‖Û⁺1‖²
-    total = (norms if length == "projection" else _length(norms, present > 0, length) * present) * inner_products
+    norms, present, coefficients, inner_products, projection_sum = equal_cosines(xp, gramian, rounding)
+    square = xp.where(projection_sum < xp.inf, coefficients.sum(), xp.inf)  # ‖Û⁺1‖²
+    total = (norms if length == "projection" else _length(xp, norms, present, length) * present) * inner_products
     return coefficients * (total.sum() / square) / norms
 
 
-def _length(norms: Tensor, present: Tensor, length: Length) -> Tensor:
+def _length(xp: Any, norms: Any, present: Any, length: Length) -> Any:
     """Return one length for all tasks, from the norms of the rows that are not zero."""
-    count = present.sum().clamp_min(1)
+    total = present.sum()
+    count = xp.where(total > 0, total, 1.0)
     if length == "min":
-        least = torch.where(present, norms, torch.inf).amin()
-        return torch.where(present.any(), least, 0.0)
+        least = xp.where(present > 0, norms, xp.inf).min()
+        return xp.where(total > 0, least, 0.0)
     if length == "max":
-        return (norms * present).amax()
+        return (norms * present).max()
     if length == "harmonic":
-        return count / ((present / norms).sum() + ~present.any())
+        return count / ((present / norms).sum() + (total == 0))
     if length == "arithmetic":
         return (norms * present).sum() / count
-    return ((norms.log() * present).sum() / count).exp()
+    return xp.exp((xp.log(norms) * present).sum() / count)
 
 
 @hookimpl

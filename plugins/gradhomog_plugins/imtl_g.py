@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Step, gramian_rounding, hookimpl
+from gradhomog_plugins._arrays import numpy_without_graph
 from gradhomog_plugins._unit_rows import equal_cosines
 
 
@@ -51,19 +54,21 @@ class IMTLG(Homogenizer):
     """
 
     def mix(self, step: Step) -> Tensor:
-        return step.tasks * impartial_weights(step.gramian(), gramian_rounding(step.dtype))
+        weights: Tensor = step.tasks * impartial_weights(step.gramian(), gramian_rounding(step.dtype))
+        return weights
 
 
-def impartial_weights(gramian: Tensor, rounding: float = gramian_rounding(torch.float64)) -> Tensor:
+@numpy_without_graph
+def impartial_weights(xp: Any, gramian: Any, rounding: float = gramian_rounding(torch.float64)) -> Any:
     """Return weights w, float64 `[tasks]`, with d = Σ_i w_i g_i."""
-    norms, present, coefficients, _, projection_sum = equal_cosines(gramian, rounding)
+    norms, present, coefficients, _, projection_sum = equal_cosines(xp, gramian, rounding)
     weights = coefficients * ((norms * present).max() / norms)  # v times the largest norm, which cannot overflow
     # ‖Û⁺1‖² divided by the share of 1 in the span of U; the share is 1 unless no d has equal cosines.
     bound = coefficients.sum() * (present.sum() / projection_sum)
     total = weights.sum()
     # For equal norms both are equal up to rounding; the sum is preferred there.
-    total = torch.where(total > bound * (1 - 1e-9), total, bound)
-    return weights / torch.where(projection_sum < torch.inf, total, torch.inf)
+    total = xp.where(total > bound * (1 - 1e-9), total, bound)
+    return weights / xp.where(projection_sum < xp.inf, total, xp.inf)
 
 
 @hookimpl

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import functools
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Step, hookimpl
+from gradhomog_plugins._arrays import numpy_without_graph
 from gradhomog_plugins._orders import projection_coefficients, task_orders
 
 
@@ -60,22 +63,23 @@ class PCGrad(Homogenizer):
         self.order, self.seed = order, seed
 
     def mix(self, step: Step) -> Tensor:
-        gramian = step.gramian()
-        orders = task_orders(len(gramian), self.order, step.generator)
-        return project(gramian, orders)
+        mixing: Tensor = project(step.gramian(), task_orders(step, self.order))
+        return mixing
 
     def paper_scale(self, step: Step) -> float:
         return step.tasks
 
 
-def project(gramian: Tensor, orders: Tensor) -> Tensor:
+@numpy_without_graph
+def project(xp: Any, gramian: Any, orders: Any) -> Any:
     """Return the mixing matrix C of PCGrad for given orders, float64 `[tasks, tasks]`, ĝ = C·J."""
-    squares = gramian.diagonal()
+    squares, identity = gramian.diagonal(), xp.eye(len(gramian), dtype=gramian.dtype)
     # A zero row has only zero inner products; division by one instead of zero avoids 0/0 in the graph.
-    multiples = gramian / torch.where(squares > 0, squares, 1.0)  # ⟨g_i, g_j⟩ / ‖g_j‖²
-    # Every pair (i, j) occurs once, so each coefficient is an entry of C.
-    identity = torch.eye(len(gramian), dtype=gramian.dtype, device=gramian.device)
-    return identity.scatter(1, orders, projection_coefficients(-multiples, orders, torch.relu)[0])
+    multiples = gramian / xp.where(squares > 0, squares, 1.0)  # ⟨g_i, g_j⟩ / ‖g_j‖²
+    positive_part = torch.relu if xp is torch else functools.partial(np.maximum, 0.0)
+    amounts, _ = projection_coefficients(xp, -multiples, orders, positive_part)
+    identity[xp.arange(len(gramian))[:, None], orders] = amounts  # every pair (i, j) occurs once
+    return identity
 
 
 @hookimpl
