@@ -89,14 +89,13 @@ def exchange(matrix: Array, regular: Array, target: Array, support: Flags) -> tu
         terms = np.abs(solution).sum(-1, keepdims=True)
         slope = product(matrix, solution) - target + ROUNDING * (1 + terms)
         margins = np.where(support, solution, slope)
-        wrong = ~(margins >= 0)
-        if not wrong.any():
+        if margins.min() >= 0:
             break
-        count = wrong.sum(-1, keepdims=True)
+        count = (~(margins >= 0)).sum(-1, keepdims=True)
         since = np.where(count < fewest, 0, since + 1)
         fewest = np.minimum(fewest, count)
         support = support ^ entries_to_exchange(margins, since)
-    return solution, support, ~wrong.any(-1, keepdims=True)
+    return solution, support, (margins >= 0).all(-1, keepdims=True)
 
 
 def entries_to_exchange(margins: Array, since: Array) -> Flags:

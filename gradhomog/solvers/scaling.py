@@ -81,11 +81,6 @@ def to_tensor(array: npt.NDArray[Any], like: Tensor) -> Tensor:
     return to_device(torch.as_tensor(array), like.device)
 
 
-def namespace(array: Any) -> Any:
-    """Return the module of an array's functions: `torch` for a tensor, `numpy` for an array."""
-    return torch if isinstance(array, Tensor) else np
-
-
 def needs_graph(*tensors: Tensor) -> bool:
     """True if autograd records operations on one of these tensors."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)

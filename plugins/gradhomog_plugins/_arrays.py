@@ -31,11 +31,12 @@ def numpy_without_graph(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def pseudo_inverse(xp: Any, matrix: Any, tolerance: float) -> Any:
-    """Return the pseudo-inverse of a symmetric matrix; eigenvalues up to `tolerance` count as zero.
+    """Return the pseudo-inverse of a positive semi-definite matrix; eigenvalues up to `tolerance` count as zero.
 
     Differentiable where the rank does not change, at equal eigenvalues too.
     """
     if xp is torch:
         return torch.linalg.pinv(matrix, atol=tolerance, rtol=0.0, hermitian=True)
     values, vectors = np.linalg.eigh(matrix)
-    return (vectors / np.where(np.abs(values) > tolerance, values, np.inf)) @ vectors.T
+    values[values <= tolerance] = np.inf
+    return (vectors / values) @ vectors.T

@@ -10,8 +10,10 @@ from gradhomog_plugins._arrays import pseudo_inverse
 def unit_gramian(xp: Any, gramian: Any) -> tuple[Any, Any]:
     """Return norms `[tasks]`, with the largest instead of zero, and cosines `[tasks, tasks]`, zero for a zero row."""
     squares = gramian.diagonal()
-    # Not zero, where the derivative of the root is infinite, but a value in the unit of the rows.
-    norms = xp.sqrt(xp.where(squares > 0, squares, squares.max().item() or 1.0))
+    numbers = squares.tolist()
+    if min(numbers) <= 0:  # the derivative of the root is infinite at zero: a value in the unit of the rows instead
+        squares = xp.where(squares > 0, squares, max(numbers) or 1.0)
+    norms = xp.sqrt(squares)
     return norms, gramian / (norms[:, None] * norms)
 
 
@@ -49,6 +51,4 @@ def equal_cosines(xp: Any, gramian: Any, rounding: float) -> EqualCosines:
     ) * present  # zero rows: exactly zero, in any unit
     inner_products = unit @ weights
     total = inner_products @ present
-    return EqualCosines(
-        norms, present, weights, inner_products, xp.where(total > rounding**2 * len(unit), total, xp.inf)
-    )
+    return EqualCosines(norms, present, weights, inner_products, total if total > rounding**2 * len(unit) else xp.inf)

@@ -72,9 +72,10 @@ def conflict_free_weights(
 ) -> Any:
     """Return weights w, float64 `[tasks]`, with d = Σ_i w_i g_i in the paper's scale."""
     norms, present, coefficients, inner_products, projection_sum = equal_cosines(xp, gramian, rounding)
-    square = xp.where(projection_sum < xp.inf, coefficients.sum(), xp.inf)  # ‖Û⁺1‖²
-    total = (norms if length == "projection" else _length(xp, norms, present, length) * present) * inner_products
-    return coefficients * (total.sum() / square) / norms
+    if projection_sum == xp.inf:
+        return 0.0 * coefficients
+    lengths = norms if length == "projection" else _length(xp, norms, present, length) * present
+    return coefficients * ((lengths @ inner_products) / (coefficients @ present)) / norms  # divided by ‖Û⁺1‖²
 
 
 def _length(xp: Any, norms: Any, present: Any, length: Length) -> Any:

@@ -47,9 +47,9 @@ class DualProj(Homogenizer):
     """
 
     def mix(self, step: Step) -> StageResult:
-        gramian = step.gramian()
         # N times the paper's weights, as the step is the mean: the constraint is v ≥ 1.
-        solution = dual_cone_weights(gramian, torch.ones_like(gramian[0]), gramian_rounding(step.dtype))
+        ones = torch.ones(step.tasks, dtype=torch.float64)
+        solution = dual_cone_weights(step.gramian(), ones, gramian_rounding(step.dtype))
         return StageResult(solution.weights, converged=bool(solution.converged))
 
 

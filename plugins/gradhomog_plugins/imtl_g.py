@@ -62,13 +62,14 @@ class IMTLG(Homogenizer):
 def impartial_weights(xp: Any, gramian: Any, rounding: float = gramian_rounding(torch.float64)) -> Any:
     """Return weights w, float64 `[tasks]`, with d = Σ_i w_i g_i."""
     norms, present, coefficients, _, projection_sum = equal_cosines(xp, gramian, rounding)
-    weights = coefficients * ((norms * present).max() / norms)  # v times the largest norm, which cannot overflow
+    weights = coefficients * (norms.max() / norms)  # v times the largest norm, which cannot overflow
+    if projection_sum == xp.inf:
+        return 0.0 * weights
     # ‖Û⁺1‖² divided by the share of 1 in the span of U; the share is 1 unless no d has equal cosines.
-    bound = coefficients.sum() * (present.sum() / projection_sum)
-    total = weights.sum()
+    bound = (coefficients @ present) * (present.sum() / projection_sum)
+    total = weights @ present
     # For equal norms both are equal up to rounding; the sum is preferred there.
-    total = xp.where(total > bound * (1 - 1e-9), total, bound)
-    return weights / xp.where(projection_sum < xp.inf, total, xp.inf)
+    return weights / (total if total > bound * (1 - 1e-9) else bound)
 
 
 @hookimpl

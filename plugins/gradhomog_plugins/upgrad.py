@@ -48,9 +48,8 @@ class UPGrad(Homogenizer):
     """
 
     def mix(self, step: Step) -> StageResult:
-        gramian = step.gramian()
-        each = torch.eye(step.tasks, dtype=gramian.dtype, device=gramian.device)
-        solution = dual_cone_weights(gramian, each, gramian_rounding(step.dtype))
+        each = torch.eye(step.tasks, dtype=torch.float64)
+        solution = dual_cone_weights(step.gramian(), each, gramian_rounding(step.dtype))
         return StageResult(solution.weights, converged=bool(solution.converged.all()))
 
 
