@@ -20,6 +20,9 @@ LEAST_RIDGE = 3e-15
 ROUNDING = 1e-14
 # Largest number of matrix entries in one batch of systems: larger batches take more memory and are not faster.
 MAX_BATCH_ENTRIES = 2**20
+# Number of tasks from which a system without the rows outside the support is faster than the whole one with ones on
+# their diagonal, which is solved in a batch.
+LARGE = 64
 # Exchanges of all wrong entries for which their number need not fall, before single exchanges (Kim and Park 2011).
 BLOCK_EXCHANGES = 3
 
@@ -84,8 +87,15 @@ def exchange(matrix: Array, regular: Array, target: Array, support: Flags) -> tu
     identity = np.eye(target.shape[-1])
     fewest, since = np.inf, np.zeros(1)
     for _ in range(20 * target.shape[-1] + 1):
-        whole = np.where(support[..., None], regular, identity)
-        solution = solve(whole, (target * support)[..., None])[..., 0]
+        if len(regular) > LARGE and regular.ndim == 2:
+            solution = np.zeros_like(target)
+            for found, inside, right in zip(
+                *(each.reshape(-1, len(regular)) for each in (solution, support, target)), strict=True
+            ):
+                found[inside] = solve(regular[inside][:, inside], right[inside, None])[:, 0]
+        else:
+            whole = np.where(support[..., None], regular, identity)
+            solution = solve(whole, (target * support)[..., None])[..., 0]
         terms = np.abs(solution).sum(-1, keepdims=True)
         slope = product(matrix, solution) - target + ROUNDING * (1 + terms)
         margins = np.where(support, solution, slope)
@@ -95,7 +105,8 @@ def exchange(matrix: Array, regular: Array, target: Array, support: Flags) -> tu
         since = np.where(count < fewest, 0, since + 1)
         fewest = np.minimum(fewest, count)
         support = support ^ entries_to_exchange(margins, since)
-    return solution, support, (margins >= 0).all(-1, keepdims=True)
+    solved: Flags = np.min(margins, axis=-1, keepdims=True) >= 0
+    return solution, support, solved
 
 
 def entries_to_exchange(margins: Array, since: Array) -> Flags:
