@@ -29,6 +29,7 @@ from gradhomog_plugins._flat_rows import (
     Layout,
     add_difference,
     flatten,
+    gramian,
     layout_of,
     moved_average,
     unflatten,
@@ -99,8 +100,8 @@ class Tracked(Homogenizer):
     State: a row for every key of the last `forget` steps, N × params numbers; with `every` > 1 one more for the
     direction; the other method's state. Rows with other names or shapes restart the averages.
 
-    Cost: one backward pass (`rows="one"`), about seven reads and three writes of a row; in every R-th step a Gramian
-    and a weighted sum of N rows, and the cost of the other method.
+    Cost: one backward pass (`rows="one"`), about seven reads and three writes of a row; in every R-th step N
+    inner products for each new row and a weighted sum of N rows, and the cost of the other method.
 
     Source: Liu, Chu, Thuerey 2024, "ConFIG", arXiv 2408.11104, section 3.3 (M-ConFIG), which is the case
     `tracked(method="config")`; here for any method.
@@ -155,6 +156,7 @@ class Tracked(Homogenizer):
         self.changes: dict[str, float] = {}
         self.weights: dict[str, float] = {}
         self.direction = torch.empty(0)
+        self._products: tuple[Sequence[Tensor], Tensor] = [], torch.empty(0, 0)  # of the averages; a memo, no state
         self.steps = 0
         self.weighted = 0
 
@@ -267,6 +269,9 @@ class Tracked(Homogenizer):
         reads_rows = "jacobian" in self._inner_needs
         stacked = {name: torch.stack([row[name] for row in rows]).to(wide) for name in layout} if reads_rows else {}
         jacobian = as_jacobian(stacked) if reads_rows else jacobian_of_rows(rows)
+        if "gramian" in self._inner_needs and not reads_rows:
+            self._products = vectors, gramian(vectors, *self._products)
+            jacobian.total_gramian = self._products[1]
         named = bool(step.keys[0].domain)
         tasks = tuple(TaskKey(state["slots"][key], key if named else "") for key in order)
         if self._max_tasks is not None and len(tasks) > self._max_tasks:

@@ -12,6 +12,7 @@ from torchjd.aggregation import UPGrad
 
 import gradhomog
 from gradhomog import ConfigError, Homogenizer, NotDifferentiableError, OptionError, TaskKey
+from gradhomog_plugins._flat_rows import gramian
 
 
 def random_rows(steps, tasks, params, seed=0):
@@ -432,3 +433,15 @@ def test_without_tracked_all_tasks_are_chosen():
     assert gradhomog.pipeline("none").choose(["a", "b"]) == ("a", "b")
     with pytest.raises(OptionError, match="`tasks` must be different names; got \\['a', 'a'\\]"):
         gradhomog.pipeline("none").choose(["a", "a"])
+
+
+def test_inner_products_of_averages_that_are_kept_or_new_are_exact_in_every_unit():
+    sizes = [1.0, 1e-25, 1e18, 0.0, 3.0]
+    rows = [size * torch.randn(70_000, generator=torch.Generator().manual_seed(i)) for i, size in enumerate(sizes)]
+    before = gramian(rows[:4], [], torch.empty(0, 0))
+    found = gramian([rows[4], *rows[1:4]], rows[:4], before)
+    exact = torch.stack([rows[4], *rows[1:4]]).double()
+    norms = exact.norm(dim=1)
+    error = found - exact @ exact.T
+    assert (error.abs() <= 1e-6 * norms[:, None] * norms).all()
+    assert torch.equal(found[1:, 1:], before[1:, 1:])
