@@ -58,11 +58,7 @@ class COSMOS(Homogenizer):
     tensor([0.5401, 0.4599])
     """
 
-    def __init__(
-        self,
-        penalty: Annotated[float, Ge(0)] = 2.0,
-        preferences: Preferences = None,
-    ) -> None:
+    def __init__(self, penalty: Annotated[float, Ge(0)] = 2.0, preferences: Preferences = None) -> None:
         self.penalty, self.preferences = penalty, preferences
 
     def mix(self, step: Step) -> Tensor:

@@ -67,11 +67,7 @@ class CRMOGM(Homogenizer):
 
     state_names = ("method", "averages", "inner")
 
-    def __init__(
-        self,
-        method: str = "mgda",
-        alpha: Annotated[float, Interval(ge=0, le=1)] = 0.9,
-    ) -> None:
+    def __init__(self, method: str = "mgda", alpha: Annotated[float, Interval(ge=0, le=1)] = 0.9) -> None:
         members = gradhomog.pipeline(method).members
         if len(members) != 1:
             raise OptionError(

@@ -83,10 +83,7 @@ class DBMTL(Homogenizer):
     state_names = ("averages", "units", "weight_sums", "counts")
 
     def __init__(
-        self,
-        beta: Annotated[float, Interval(ge=0, lt=1)] = 0.9,
-        sigma: Annotated[float, Ge(0)] = 0.0,
-        log: bool = True,
+        self, beta: Annotated[float, Interval(ge=0, lt=1)] = 0.9, sigma: Annotated[float, Ge(0)] = 0.0, log: bool = True
     ) -> None:
         self.beta, self.sigma, self.log = beta, sigma, log
         self.needs = {"jacobian", "losses"} if log else {"jacobian"}

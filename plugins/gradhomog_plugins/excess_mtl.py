@@ -68,10 +68,7 @@ class ExcessMTL(Homogenizer):
 
     state_names = ("roots", "first", "weights")
 
-    def __init__(
-        self,
-        lr: Annotated[float, Gt(0)] = 0.01,
-    ) -> None:
+    def __init__(self, lr: Annotated[float, Gt(0)] = 0.01) -> None:
         self.lr = lr
         self.roots: RowState = {}  # √S, because squares can overflow float32 where rows do not
         self.first: dict[str, float] = {}

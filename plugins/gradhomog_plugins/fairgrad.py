@@ -49,9 +49,7 @@ class FairGrad(Homogenizer):
     """
 
     def __init__(
-        self,
-        alpha: Annotated[float, Interval(ge=0.25, le=20)] = 2.0,
-        max_norm: Annotated[float, Gt(0)] | None = None,
+        self, alpha: Annotated[float, Interval(ge=0.25, le=20)] = 2.0, max_norm: Annotated[float, Gt(0)] | None = None
     ) -> None:
         self.alpha, self.max_norm = alpha, max_norm
 

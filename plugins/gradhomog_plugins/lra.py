@@ -73,10 +73,7 @@ class LRA(Homogenizer):
     state_names = ("weights",)
 
     def __init__(
-        self,
-        primary: Primary = 0,
-        alpha: Annotated[float, Interval(gt=0, le=1)] = 0.1,
-        weighted: bool = True,
+        self, primary: Primary = 0, alpha: Annotated[float, Interval(gt=0, le=1)] = 0.1, weighted: bool = True
     ) -> None:
         self.primary, self.alpha, self.weighted = primary, alpha, weighted
         self.weights: dict[str, float] = {}  # λ

@@ -7,15 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradhomog import (
-    Homogenizer,
-    HomogenizerSpec,
-    StageResult,
-    Step,
-    gramian_rounding,
-    hookimpl,
-    minimum_norm_weights,
-)
+from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, gramian_rounding, hookimpl, minimum_norm_weights
 from gradhomog_plugins import _losses
 from gradhomog_plugins._zero_rows import without_zero_rows
 

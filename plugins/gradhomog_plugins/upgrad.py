@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gradhomog import (
-    Homogenizer,
-    HomogenizerSpec,
-    StageResult,
-    Step,
-    dual_cone_weights,
-    gramian_rounding,
-    hookimpl,
-)
+from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, dual_cone_weights, gramian_rounding, hookimpl
 
 
 class UPGrad(Homogenizer):
