@@ -16,16 +16,6 @@ Layout = dict[str, list[int]]
 WIDTH = 2**16
 
 
-def layout_of(row: Mapping[str, Tensor]) -> Layout:
-    """Return the layout of rows that are like `row`."""
-    return {name: list(value.shape) for name, value in row.items()}
-
-
-def flatten(row: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-    """Return a row as a new vector."""
-    return torch.cat([value.reshape(-1) for value in row.values()]).to(dtype)
-
-
 def unflatten(vector: Tensor, layout: Layout) -> dict[str, Tensor]:
     """Return the parts of a vector by parameter, as views."""
     shapes = [torch.Size(shape) for shape in layout.values()]

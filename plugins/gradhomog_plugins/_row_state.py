@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradhomog import keyed, to_device
-from gradhomog_plugins._dtypes import wide_dtype
+from gradhomog_plugins._columns import wide_dtype
 
 RowState = dict[str, dict[str, Tensor]]
 """`{parameter: {key: tensor [*shape]}}`; for rows in one matrix, the parameter is `""`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, dual_cone_weights, gramian_rounding, hookimpl
+from gradhomog_plugins import EQUIVARIANT
 
 
 class DualProj(Homogenizer):
@@ -51,12 +52,6 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
         factory=DualProj,
         summary="the mean gradient, projected on the directions that conflict with no task",
         reference="Lopez-Paz and Ranzato 2017, arXiv 1706.08840; Quinton and Rey 2024, arXiv 2406.16232",
-        traits={
-            "differentiable",
-            "permutation_equivariant",
-            "scale_equivariant",
-            "rotation_equivariant",
-            "non_conflicting",
-        },
+        traits={"differentiable", "non_conflicting", *EQUIVARIANT},
         needs={"gramian"},
     )

@@ -8,6 +8,7 @@ from annotated_types import Gt, Interval
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, hookimpl
+from gradhomog_plugins import EQUIVARIANT
 from gradhomog_plugins._bargaining import bargaining_stage, paper_factor
 
 
@@ -66,12 +67,6 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
         factory=FairGrad,
         summary="the direction that divides the improvement among the tasks by alpha-fairness",
         reference="Ban and Ji 2024, arXiv 2402.15638",
-        traits={
-            "differentiable",
-            "permutation_equivariant",
-            "scale_equivariant",
-            "rotation_equivariant",
-            "non_conflicting",
-        },
+        traits={"differentiable", "non_conflicting", *EQUIVARIANT},
         needs={"gramian"},
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, dual_cone_weights, gramian_rounding, hookimpl
+from gradhomog_plugins import EQUIVARIANT
 
 
 class UPGrad(Homogenizer):
@@ -52,13 +53,7 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
         factory=UPGrad,
         summary="every task's gradient, projected on the directions that conflict with no task",
         reference="Quinton and Rey 2024, arXiv 2406.16232",
-        traits={
-            "differentiable",
-            "permutation_equivariant",
-            "scale_equivariant",
-            "rotation_equivariant",
-            "non_conflicting",
-        },
+        traits={"differentiable", "non_conflicting", *EQUIVARIANT},
         needs={"gramian"},
         max_tasks=1024,
     )
