@@ -15,15 +15,15 @@ from gradhomog import Step
 BLOCK = 32
 
 
-def task_orders(step: Step, order: Literal["random", "fixed"]) -> Tensor:
+def task_orders(tasks: int, order: Literal["random", "fixed"], step: Step) -> Tensor:
     """Return an order of the other tasks for each task, `[tasks, tasks − 1]`: random, or that of the batch."""
-    if step.tasks == 2:
+    if tasks == 2:
         return torch.tensor([[1], [0]])
     # Sorted random numbers are a uniform permutation; infinity sorts the task itself last, and the last is removed.
     if order == "random":
-        sorted_by = torch.rand(step.tasks, step.tasks, generator=step.generator, dtype=torch.float64)
+        sorted_by = torch.rand(tasks, tasks, generator=step.generator, dtype=torch.float64)
     else:
-        sorted_by = torch.arange(step.tasks, dtype=torch.float64).repeat(step.tasks, 1)
+        sorted_by = torch.arange(tasks, dtype=torch.float64).repeat(tasks, 1)
     return sorted_by.fill_diagonal_(torch.inf).argsort(dim=1)[:, :-1]
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Step, gramian_rounding, hookimpl
-from gradhomog_plugins._arrays import numpy_without_graph
+from gradhomog_plugins._arrays import arrays
 from gradhomog_plugins._unit_rows import equal_cosines
 
 Length = Literal["projection", "min", "max", "harmonic", "arithmetic", "geometric"]
@@ -59,23 +60,24 @@ class ConFIG(Homogenizer):
         self.length = length
 
     def mix(self, step: Step) -> Tensor:
-        weights: Tensor = conflict_free_weights(step.gramian(), self.length, gramian_rounding(step.dtype))
-        return weights
+        return conflict_free_weights(step.gramian(), self.length, gramian_rounding(step.dtype))
 
     def paper_scale(self, step: Step) -> float:
         return step.tasks
 
 
-@numpy_without_graph
+@np.errstate(all="ignore")
 def conflict_free_weights(
-    xp: Any, gramian: Any, length: Length = "projection", rounding: float = gramian_rounding(torch.float64)
-) -> Any:
+    gramian: Tensor, length: Length = "projection", rounding: float = gramian_rounding(torch.float64)
+) -> Tensor:
     """Return weights w, float64 `[tasks]`, with d = Σ_i w_i g_i in the paper's scale."""
-    norms, present, coefficients, inner_products, projection_sum = equal_cosines(xp, gramian, rounding)
+    xp, products = arrays(gramian)
+    norms, present, coefficients, inner_products, projection_sum = equal_cosines(xp, products, rounding)
     if projection_sum == xp.inf:
-        return 0.0 * coefficients
+        return torch.as_tensor(0.0 * coefficients)
     lengths = norms if length == "projection" else _length(xp, norms, present, length) * present
-    return coefficients * ((lengths @ inner_products) / (coefficients @ present)) / norms  # divided by ‖Û⁺1‖²
+    square = coefficients @ present  # ‖Û⁺1‖²
+    return torch.as_tensor(coefficients * ((lengths @ inner_products) / square) / norms)
 
 
 def _length(xp: Any, norms: Any, present: Any, length: Length) -> Any:

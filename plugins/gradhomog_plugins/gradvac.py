@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 from annotated_types import Interval
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, hookimpl
-from gradhomog_plugins._arrays import numpy_without_graph
+from gradhomog_plugins._arrays import arrays
 from gradhomog_plugins._orders import projection_coefficients, task_orders
 from gradhomog_plugins._unit_rows import unit_gramian
 
@@ -81,7 +82,7 @@ class GradVac(Homogenizer):
         self.targets = torch.zeros(0, 0, dtype=torch.float64)  # φ̂ of pairs of keys
 
     def mix(self, step: Step) -> StageResult:
-        orders = task_orders(step, self.order)
+        orders = task_orders(step.tasks, self.order, step)
         _, places, all_targets = self._all_targets(step)
         targets = all_targets[places[:, None], places].clamp(-self.ceiling, self.ceiling)
         mixing, cosines = raise_cosines(step.gramian(), orders, targets, 1 / math.sqrt(1 - self.ceiling**2))
@@ -110,17 +111,18 @@ class GradVac(Homogenizer):
         return keys, torch.tensor([place[key] for key in own]), all_targets
 
 
-@numpy_without_graph
-def raise_cosines(xp: Any, gramian: Any, orders: Any, targets: Any, longest: float) -> tuple[Any, Any]:
+@np.errstate(all="ignore")
+def raise_cosines(gramian: Tensor, orders: Tensor, targets: Tensor, longest: float) -> tuple[Tensor, Tensor]:
     """Return the mixing matrix C, ĝ = C·J, float64 `[tasks, tasks]`, and the cosines φ, shaped as `orders`.
 
     A cosine is NaN for zero rows and for a ĝ_i that has become zero. `longest` limits the length of ĝ_i relative to
     that of g_i.
     """
-    norms, cosines = unit_gramian(xp, gramian)
-    identity, each = xp.eye(len(gramian), dtype=gramian.dtype), xp.arange(len(gramian))[:, None]
-    present = xp.sign(gramian.diagonal())
-    turns = (present * targets / xp.sqrt(1 - targets * targets))[each, orders]
+    xp, products, others, goals = arrays(gramian, orders, targets)
+    norms, cosines = unit_gramian(xp, products)
+    identity, each = xp.eye(len(products), dtype=products.dtype), xp.arange(len(products))[:, None]
+    present = xp.sign(products.diagonal())
+    turns = (present * goals / xp.sqrt(1 - goals * goals))[each, others]
     square = present[:, None]  # ‖ĝ_i‖² / n_i²
     step = 0
 
@@ -135,13 +137,13 @@ def raise_cosines(xp: Any, gramian: Any, orders: Any, targets: Any, longest: flo
         square, step = across + (projection + added) * (projection + added), step + 1
         return added
 
-    added, along = projection_coefficients(xp, cosines, orders, amount)  # `along` is ⟨ĝ_i, g_j⟩ / (n_i n_j)
-    identity[each, orders] = added  # every pair (i, j) occurs once
+    added, along = projection_coefficients(xp, cosines, others, amount)  # `along` is ⟨ĝ_i, g_j⟩ / (n_i n_j)
+    identity[each, others] = added  # every pair (i, j) occurs once
     factors = norms[:, None] * longest / xp.sqrt(xp.where(square > longest**2, square, longest**2))
     grown = added * (2 * along + added)
     lengths = present[:, None] + grown.cumsum(axis=1) - grown  # ‖ĝ_i‖² / n_i² before each
-    met = xp.where(lengths * present[orders] > SHORT**2, lengths, xp.nan)
-    return factors * identity / norms, along / xp.sqrt(met)
+    met = xp.where(lengths * present[others] > SHORT**2, lengths, xp.nan)
+    return torch.as_tensor(factors * identity / norms), torch.as_tensor(along / xp.sqrt(met))
 
 
 @hookimpl

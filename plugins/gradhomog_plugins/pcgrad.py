@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Step, hookimpl
-from gradhomog_plugins._arrays import numpy_without_graph
+from gradhomog_plugins._arrays import arrays
 from gradhomog_plugins._orders import projection_coefficients, task_orders
 
 
@@ -63,23 +63,24 @@ class PCGrad(Homogenizer):
         self.order, self.seed = order, seed
 
     def mix(self, step: Step) -> Tensor:
-        mixing: Tensor = project(step.gramian(), task_orders(step, self.order))
-        return mixing
+        gramian = step.gramian()
+        return project(gramian, task_orders(len(gramian), self.order, step))
 
     def paper_scale(self, step: Step) -> float:
         return step.tasks
 
 
-@numpy_without_graph
-def project(xp: Any, gramian: Any, orders: Any) -> Any:
+@np.errstate(all="ignore")
+def project(gramian: Tensor, orders: Tensor) -> Tensor:
     """Return the mixing matrix C of PCGrad for given orders, float64 `[tasks, tasks]`, ĝ = C·J."""
-    squares, identity = gramian.diagonal(), xp.eye(len(gramian), dtype=gramian.dtype)
+    xp, products, others = arrays(gramian, orders)
+    squares, identity = products.diagonal(), xp.eye(len(products), dtype=products.dtype)
     # A zero row has only zero inner products; division by one instead of zero avoids 0/0 in the graph.
-    multiples = gramian / xp.where(squares > 0, squares, 1.0)  # ⟨g_i, g_j⟩ / ‖g_j‖²
+    multiples = products / xp.where(squares > 0, squares, 1.0)  # ⟨g_i, g_j⟩ / ‖g_j‖²
     positive_part = torch.relu if xp is torch else functools.partial(np.maximum, 0.0)
-    amounts, _ = projection_coefficients(xp, -multiples, orders, positive_part)
-    identity[xp.arange(len(gramian))[:, None], orders] = amounts  # every pair (i, j) occurs once
-    return identity
+    amounts, _ = projection_coefficients(xp, -multiples, others, positive_part)
+    identity[xp.arange(len(products))[:, None], others] = amounts  # every pair (i, j) occurs once
+    return torch.as_tensor(identity)
 
 
 @hookimpl

@@ -72,7 +72,7 @@ def test_rows_without_conflict_are_averaged_in_every_order(rows, seed):
 def test_every_order_of_the_others_is_drawn_equally_often():
     generator, counts = torch.Generator().manual_seed(0), {}
     for _ in range(3000):
-        orders = task_orders(SimpleNamespace(tasks=4, generator=generator), "random")
+        orders = task_orders(4, "random", SimpleNamespace(generator=generator))
         assert [sorted([i, *row]) for i, row in enumerate(orders.tolist())] == [[0, 1, 2, 3]] * 4
         key = tuple(orders[1].tolist())
         counts[key] = counts.get(key, 0) + 1
@@ -82,7 +82,7 @@ def test_every_order_of_the_others_is_drawn_equally_often():
 
 def test_many_tasks_are_projected_in_blocks_as_in_algorithm_1():
     rows = torch.randn(70, 90, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    orders = task_orders(SimpleNamespace(tasks=70, generator=torch.Generator().manual_seed(1)), "random")
+    orders = task_orders(70, "random", SimpleNamespace(generator=torch.Generator().manual_seed(1)))
     found = project(rows @ rows.T, orders) @ rows
     torch.testing.assert_close(found.sum(0), algorithm_1(rows, orders.tolist()))
 
@@ -90,7 +90,7 @@ def test_many_tasks_are_projected_in_blocks_as_in_algorithm_1():
 def test_a_thousand_tasks_take_little_memory_beside_the_rows():
     # For 1,024 tasks the products of all pairs in all orders take 8.6 GB; for 200, as here, 64 MB.
     gramian = torch.randn(200, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    orders = task_orders(SimpleNamespace(tasks=200, generator=torch.Generator().manual_seed(1)), "random")
+    orders = task_orders(200, "random", SimpleNamespace(generator=torch.Generator().manual_seed(1)))
     with torch.profiler.profile(profile_memory=True) as profile:
         project(gramian @ gramian.T, orders)
     assert max(event.cpu_memory_usage for event in profile.events()) < 16 * 200 * 200 * 8
