@@ -24,8 +24,8 @@ from gradhomog.solvers.scaling import (
     Solution,
     check_gramian,
     needs_graph,
-    scale_gramian,
-    scale_with_graph,
+    scaled,
+    scaling_factors,
     to_numpy,
     to_tensor,
 )
@@ -93,7 +93,9 @@ def conflict_averse_weights(gramian: Tensor, c: float, rounding: float | None = 
     tasks = gramian.shape[-1]
     if c == 0:
         return Solution(torch.full_like(gramian[..., 0], 1 / tasks), torch.ones_like(gramian[..., 0, 0]).bool())
-    factors, unit = scale_gramian(to_numpy(gramian))
+    numbers = to_numpy(gramian)
+    factors = scaling_factors(numbers)
+    unit = scaled(numbers, factors)
     # Lengths are relative to the longest row, so that their squares and `TINY` have the same meaning in every unit.
     target = (factors / np.where(factors > 0, factors, np.inf).min(axis=-1, keepdims=True))[..., None]
     mean = np.divide(1 / tasks, target, out=np.zeros_like(target), where=target > 0)
@@ -119,7 +121,7 @@ def conflict_averse_weights(gramian: Tensor, c: float, rounding: float | None = 
         solved = np.where(no_descent, cone.solved[..., None], solved)
     found = to_tensor(solution, gramian)
     if needs_graph(gramian):
-        again = scale_with_graph(gramian, to_tensor(factors, gramian))
+        again = scaled(gramian, to_tensor(factors, gramian))
         moving = _ball(
             again, to_tensor(target, gramian), to_tensor(mean, gramian), c, to_tensor(np.asarray(ridge), gramian)
         )

@@ -14,8 +14,8 @@ from gradhomog.solvers.scaling import (
     Solution,
     check_gramian,
     needs_graph,
-    scale_gramian,
-    scale_with_graph,
+    scaled,
+    scaling_factors,
     to_numpy,
     to_tensor,
 )
@@ -42,7 +42,7 @@ def minimum_norm_weights(gramian: Tensor, rounding: float | None = None) -> Solu
 
     Method: x = α/αᵀGα minimizes ½xᵀGx − 1ᵀx over x ≥ 0. Up to its length, the same x minimizes ½xᵀGx + ½(1 − 1ᵀx)²,
     which is bounded even if the hull contains zero. That program is solved on the scaled Gramian
-    (`scaling.scale_gramian`) by block principal pivoting, or, if the optimality conditions are not met, by the
+    (`scaling.scaling_factors`) by block principal pivoting, or, if the optimality conditions are not met, by the
     active-set method. Scaling replaces 1ᵀ by tᵀ, the inverse lengths, so that the multipliers of long rows are small.
     For two rows the closed form is used.
 
@@ -64,7 +64,9 @@ def minimum_norm_weights(gramian: Tensor, rounding: float | None = None) -> Solu
     gramian, rounding = check_gramian(gramian, rounding)
     if gramian.shape[-1] == 2:
         return _pair(gramian)
-    factors, unit = scale_gramian(to_numpy(gramian))
+    numbers = to_numpy(gramian)
+    factors = scaling_factors(numbers)
+    unit = scaled(numbers, factors)
     absent = factors == 0
     target = factors / np.maximum(factors.max(axis=-1, keepdims=True), TINY)
     if absent.any():
@@ -73,7 +75,7 @@ def minimum_norm_weights(gramian: Tensor, rounding: float | None = None) -> Solu
     times = to_tensor(target, gramian)
     solution = to_tensor(shares, gramian)
     if needs_graph(gramian):
-        again = scale_with_graph(gramian, to_tensor(factors, gramian))
+        again = scaled(gramian, to_tensor(factors, gramian))
         solution = _solution_with_graph(again, times, support, ridge)
     weights = times * solution
     return Solution(weights / weights.sum(dim=-1, keepdim=True), to_tensor(solved[..., 0], gramian))

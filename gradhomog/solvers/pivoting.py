@@ -6,8 +6,7 @@ times as long (measured), and on another device every decision would require a t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,18 +20,20 @@ LEAST_RIDGE = 3e-15
 ROUNDING = 1e-14
 # Largest number of matrix entries in one batch of systems: larger batches take more memory and are not faster.
 MAX_BATCH_ENTRIES = 2**20
+# Number of tasks from which a system without the rows outside the support is faster than the whole one with ones on
+# their diagonal, which is solved in a batch.
+LARGE = 64
 # Exchanges of all wrong entries for which their number need not fall, before single exchanges (Kim and Park 2011).
 BLOCK_EXCHANGES = 3
 
 
-@dataclass(frozen=True)
-class Pivots:
+class Pivots(NamedTuple):
     """The result of pivoting.
 
     Attributes:
         solution: y ≥ 0 `[..., tasks]`.
         support: mask of the entries that may be positive, bool `[..., tasks]`.
-        ridge: the ridge that was added to U, `[..., 1]`.
+        ridge: the ridge that was added to U, `[..., 1]`; broadcasts to `solution`.
         solved: True if the optimality conditions hold, bool `[..., 1]`.
     """
 
@@ -45,22 +46,28 @@ class Pivots:
 def pivot(matrix: Array, target: Array, rounding: float) -> Pivots:
     """Solve y ≥ 0, r = Uy − b ≥ 0, y·r = 0 for U = `matrix` (symmetric, positive semi-definite), b = `target`.
 
-    `matrix` `[..., tasks, tasks]` and `target` `[..., tasks]` broadcast: one matrix may serve many targets.
+    `matrix` `[..., tasks, tasks]` and `target` `[..., tasks]` broadcast: one matrix may serve many targets, which are
+    then solved in batches of at most `MAX_BATCH_ENTRIES` numbers.
 
     An entry of the support with y_i < 0 leaves it, another entry with r_i < 0 enters it (block principal pivoting,
     Júdice and Pires 1994; Kim and Park 2011, doi 10.1137/110821172). `least_ridge` makes programs with dependent rows
     solvable.
     """
-    if target.ndim == 2 and matrix.ndim == 2 and len(target) > (size := max(MAX_BATCH_ENTRIES // len(matrix) ** 2, 1)):
-        parts = [pivot(matrix, target[start : start + size], rounding) for start in range(0, len(target), size)]
-        return Pivots(*(np.concatenate([vars(part)[name] for part in parts]) for name in vars(parts[0])))
     support = target > 0
-    ridge = least_ridge(matrix, rounding)
     if not support.any():
-        solved = np.ones_like(support[..., :1])
-        return Pivots(np.zeros_like(target), support, ridge[..., 0] * solved, solved)
-    solution, support, solved = exchange(matrix, target, support, ridge, 20 * target.shape[-1])
-    return Pivots(np.maximum(solution, 0.0), support, ridge[..., 0] * np.ones_like(solved), solved)
+        return Pivots(np.zeros_like(target), support, np.zeros_like(target[..., :1]), np.ones_like(support[..., :1]))
+    ridge = least_ridge(matrix, rounding)
+    regular = matrix + ridge * np.eye(matrix.shape[-1])
+    size = max(MAX_BATCH_ENTRIES // target.shape[-1] ** 2, 1)
+    if matrix.ndim == 2 and target.ndim == 2 and len(target) > size:
+        parts = [
+            exchange(matrix, regular, target[start : start + size], support[start : start + size])
+            for start in range(0, len(target), size)
+        ]
+        solution, support, solved = map(np.concatenate, zip(*parts, strict=True))
+    else:
+        solution, support, solved = exchange(matrix, regular, target, support)
+    return Pivots(np.maximum(solution, 0.0), support, ridge[..., 0], solved)
 
 
 def least_ridge(matrix: Array, rounding: float) -> Array:
@@ -75,25 +82,31 @@ def least_ridge(matrix: Array, rounding: float) -> Array:
     return ridge
 
 
-def exchange(matrix: Array, target: Array, support: Flags, ridge: Array, last: int) -> tuple[Array, Flags, Flags]:
-    """Return y, the support, and a flag for optimality, after at most `last` exchanges."""
+def exchange(matrix: Array, regular: Array, target: Array, support: Flags) -> tuple[Array, Flags, Flags]:
+    """Return y, the support, and a flag for optimality; `regular` is the matrix with the ridge."""
     identity = np.eye(target.shape[-1])
-    regular = matrix + ridge * identity
-    lowered = target - ROUNDING
-    fewest, since = np.full((*target.shape[:-1], 1), np.inf), np.zeros((*target.shape[:-1], 1))
-    for step in range(last + 1):
-        whole = np.where(support[..., None], regular, identity)
-        solution = solve(whole, (target * support)[..., None])[..., 0]
+    fewest, since = np.inf, np.zeros(1)
+    for _ in range(20 * target.shape[-1] + 1):
+        if len(regular) > LARGE and regular.ndim == 2:
+            solution = np.zeros_like(target)
+            for found, inside, right in zip(
+                *(each.reshape(-1, len(regular)) for each in (solution, support, target)), strict=True
+            ):
+                found[inside] = solve(regular[inside][:, inside], right[inside, None])[:, 0]
+        else:
+            whole = np.where(support[..., None], regular, identity)
+            solution = solve(whole, (target * support)[..., None])[..., 0]
         terms = np.abs(solution).sum(-1, keepdims=True)
-        slope = product(matrix, solution) - lowered + ROUNDING * terms
+        slope = product(matrix, solution) - target + ROUNDING * (1 + terms)
         margins = np.where(support, solution, slope)
-        count = (~(margins >= 0)).sum(-1, keepdims=True)
-        if step == last or not count.any():
+        if margins.min() >= 0:
             break
+        count = (~(margins >= 0)).sum(-1, keepdims=True)
         since = np.where(count < fewest, 0, since + 1)
         fewest = np.minimum(fewest, count)
         support = support ^ entries_to_exchange(margins, since)
-    return solution, support, count == 0
+    solved: Flags = np.min(margins, axis=-1, keepdims=True) >= 0
+    return solution, support, solved
 
 
 def entries_to_exchange(margins: Array, since: Array) -> Flags:
@@ -104,6 +117,8 @@ def entries_to_exchange(margins: Array, since: Array) -> Flags:
     dependent float32 rows this took 7 exchanges on average and at most 260; without the second rule 12 and 470.
     """
     wrong: Flags = ~(margins >= 0)
+    if since.max() < BLOCK_EXCHANGES:
+        return wrong
     places = np.arange(margins.shape[-1])
     order = np.where(since < 3 * len(places), margins, -places)
     single = wrong & (places == np.where(wrong, order, np.inf).argmin(axis=-1)[..., None])

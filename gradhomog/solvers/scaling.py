@@ -52,26 +52,22 @@ def check_gramian(gramian: Tensor, rounding: float | None) -> tuple[Tensor, floa
     return gramian.double(), gramian_rounding(gramian.dtype) if rounding is None else rounding
 
 
-def scale_gramian(gramian: Array) -> tuple[Array, Array]:
-    """Return factors f `[..., tasks]` and the Gramian of the rows f_i g_i `[..., tasks, tasks]`.
-
-    The scaled rows have norms in [1/2, 1). A zero row has the factor 0.
+def scaling_factors(gramian: Array) -> Array:
+    """Return factors f `[..., tasks]` that give the rows f_i g_i norms in [1/2, 1). A zero row has the factor 0.
 
     The factors are powers of two, so that no digit of the Gramian is lost: division by the norms would round every
     entry, and for two rows that are opposite up to 1e-7 that error is 1 % of the square of their sum. Derivatives treat
     the factors as constants; norms would have to be differentiated.
     """
-    squares = np.diagonal(gramian, axis1=-2, axis2=-1)
+    squares = gramian.diagonal(axis1=-2, axis2=-1)
     exponents = np.frexp(squares)[1]  # squares = m·2^e with m in [1/2, 1): norms are below 2^⌈e/2⌉
-    factors = np.where(squares > 0, np.ldexp(1.0, -exponents // 2), 0.0)
+    return np.where(squares > 0, np.ldexp(1.0, -exponents // 2), 0.0)
+
+
+def scaled(gramian: Any, factors: Any) -> Any:
+    """Return the Gramian of the rows f_i g_i, `[..., tasks, tasks]`, of arrays or of tensors with their graph."""
     halved = gramian * factors[..., None] * (0.5 * factors)[..., None, :]
-    return factors, halved + halved.swapaxes(-1, -2)  # products in float32 are not symmetric to the last digit
-
-
-def scale_with_graph(gramian: Tensor, factors: Tensor) -> Tensor:
-    """Return the Gramian of scaled rows with the graph of `gramian`."""
-    halved = gramian * factors.unsqueeze(-1) * (0.5 * factors).unsqueeze(-2)
-    return halved + halved.mT
+    return halved + halved.mT  # products in float32 are not symmetric to the last digit
 
 
 def to_numpy(tensor: Tensor) -> Array:

@@ -1,7 +1,8 @@
-"""Rows in blocks of columns that fit the cache, for methods that act on each coordinate."""
+"""Rows in blocks of columns that fit the cache, and the dtype in which rows of low precision are summed."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -20,3 +21,12 @@ def split(rows: Tensor, columns: int = COLUMNS) -> Sequence[Tensor]:
 def join(parts: Sequence[Tensor], rows: Tensor) -> Tensor:
     """Return the results `[columns]` of the blocks of `rows` as one tensor `[*shape]`."""
     return torch.cat(list(parts)).reshape(rows.shape[1:])
+
+
+def wide_dtype(*values: Tensor) -> torch.dtype:
+    """Return the widest dtype of the tensors, at least float32.
+
+    >>> wide_dtype(torch.zeros(1, dtype=torch.bfloat16))
+    torch.float32
+    """
+    return functools.reduce(torch.promote_types, (value.dtype for value in values), torch.float32)

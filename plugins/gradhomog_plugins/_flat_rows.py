@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,16 +14,6 @@ Layout = dict[str, list[int]]
 # Elements that are processed at once: temporaries and the partial sum stay in the cache of a core. Measured for 10⁷
 # parameters: differences take 26 instead of 58 ms, the sum of four rows in bfloat16 89 instead of 197 ms.
 WIDTH = 2**16
-
-
-def layout_of(row: Mapping[str, Tensor]) -> Layout:
-    """Return the layout of rows that are like `row`."""
-    return {name: list(value.shape) for name, value in row.items()}
-
-
-def flatten(row: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-    """Return a row as a new vector."""
-    return torch.cat([value.reshape(-1) for value in row.values()]).to(dtype)
 
 
 def unflatten(vector: Tensor, layout: Layout) -> dict[str, Tensor]:
@@ -64,6 +55,43 @@ def weighted_sum(vectors: Sequence[Tensor], weights: Sequence[float], dtype: tor
         for part, weight in zip(parts, weights, strict=True):
             chunk.add_(part, alpha=weight)
     return total
+
+
+def gramian(vectors: Sequence[Tensor], last_vectors: Sequence[Tensor], last: Tensor) -> Tensor:
+    """Return the inner products of vectors, float64 `[tasks, tasks]`; `last` are those of `last_vectors`.
+
+    Of two vectors that are the same objects as before, the last product is kept.
+    """
+    places = {id(vector): place for place, vector in enumerate(last_vectors)}
+    known = [index for index, vector in enumerate(vectors) if id(vector) in places]
+    kept = [places[id(vectors[index])] for index in known]
+    found = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
+    if known:
+        found[np.ix_(known, known)] = last[np.ix_(kept, kept)]
+    new = [index for index in range(len(vectors)) if index not in known]
+    for index in new:
+        square = _inner_product(vectors[index], vectors[index], wide=False)
+        found[index, index] = square if _safe(square) else _inner_product(vectors[index], vectors[index], wide=True)
+    safe = [_safe(square) for square in found.diagonal().tolist()]
+    for index in new:
+        for other in range(len(vectors)):
+            if other != index:
+                wide = not (safe[index] and safe[other])
+                found[index, other] = found[other, index] = _inner_product(vectors[index], vectors[other], wide)
+    return found
+
+
+def _safe(square: float) -> bool:
+    """True if a squared norm is accurate in float32: its terms neither overflow nor, most of them, underflow."""
+    return 1e-22 < square < 1e34
+
+
+def _inner_product(one: Tensor, other: Tensor, wide: bool) -> float:
+    """Return ⟨one, other⟩: products in float32 or, if `wide`, in float64; sums over chunks in float64."""
+    dtype = torch.float64 if wide else torch.promote_types(one.dtype, torch.float32)
+    chunks = zip(torch.split(one, _width(one)), torch.split(other, _width(one)), strict=True)
+    parts = [torch.dot(part.to(dtype), other_part.to(dtype)) for part, other_part in chunks]
+    return float(torch.stack(parts).sum(dtype=torch.float64))
 
 
 def _split_like(parts: Sequence[Tensor], vector: Tensor | None) -> Sequence[Tensor | None]:

@@ -1,35 +1,36 @@
-"""The method that `tracked` applies to averages: creation from its name, and validation."""
+"""The method whose result `tracked` or `cr_mogm` averages: creation from its name, and validation."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import gradhomog
-from gradhomog import OptionError, Pipeline
-
-UNKNOWN = {"features": "features", "kernel_traces": "traces of kernels"}
-"""Statistics that are known for the tasks of the step only."""
+from gradhomog import ConfigError, OptionError, Pipeline
 
 
-def inner_pipeline(method: str) -> Pipeline:
-    """Return the pipeline of the one homogenizer that `method` names.
+def inner_pipeline(owner: str, method: str, stages: Sequence[str], advice: str) -> Pipeline:
+    """Return the pipeline `method`, of one homogenizer that acts by one of `stages` alone.
 
     Raises:
-        OptionError: it is not one homogenizer that acts by `mix` or `rows` alone, or it reads an unknown statistic.
+        OptionError: it is not such a homogenizer.
     """
     pipe = gradhomog.pipeline(method)
     members = pipe.members
     if len(members) != 1:
-        raise OptionError(
-            f"tracked: `method` must name one homogenizer; got {method!r}. Methods that act in the network are put "
-            "before it: 'isi + tracked(method=\"upgrad\")'."
-        )
-    inner = members[0].homogenizer
-    early = [stage for stage in ("attach", "begin", "transform", "choose") if inner.overrides(stage)]
-    if early or members[0].stage is None:
-        found = f"{method!r} acts by `{early[0]}`" if early else f"{method!r} does not"
-        raise OptionError(f"tracked: `method` must name a homogenizer that acts by `mix` or `rows` alone; {found}.")
-    if unknown := [name for need, name in UNKNOWN.items() if need in members[0].needs]:
-        raise OptionError(
-            f"tracked: {method!r} reads {unknown[0]}, which are known for the tasks of the step only. Use a `method` "
-            "that reads rows, inner products, norms or losses."
-        )
+        raise OptionError(f"{owner}: `method` must name one homogenizer; got {method!r}. {advice}")
+    overrides = members[0].homogenizer.overrides
+    others = [s for s in ("attach", "begin", "transform", "rows", "choose") if s not in stages and overrides(s)]
+    if others or not any(map(overrides, stages)):
+        found = f"{method!r} acts by `{others[0]}`" if others else f"{method!r} does not"
+        ways = " or ".join(f"`{stage}`" for stage in stages)
+        raise OptionError(f"{owner}: `method` must name a homogenizer that acts by {ways} alone; {found}.")
     return pipe
+
+
+def require_same_method(owner: str, method: str, state: Mapping[str, Any]) -> None:
+    """Raise a ConfigError if a state was saved with another method."""
+    if state.get("method", method) != method:
+        raise ConfigError(
+            f"{owner}: the state was saved with `method` {state['method']!r}; this homogenizer has {method!r}."
+        )

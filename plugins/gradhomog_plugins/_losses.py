@@ -16,17 +16,26 @@ LARGEST_SQUARED = 1e150
 """Adam sums squares: those of larger gradients are infinite, and the variable would never change again."""
 
 
-def require_valid(valid: Tensor, step: Step, expected: str, advice: str = "") -> None:
-    """Raise an OptionError that names the first task with `valid` False, and its loss; `valid` is bool `[tasks]`.
+def require_valid(valid: Tensor, step: Step, expected: str, advice: str = "", weights: Tensor | None = None) -> None:
+    """Raise an OptionError that names the first task with `valid` False, bool `[tasks]`, and its loss or weight.
 
     `expected` starts with the name of the method: "uw: losses must not be negative".
     """
     if bool(valid.all()):
         return
     index = valid.tolist().index(False)
-    task, loss = step.keys[index], float(step.losses[index].detach())
+    task = step.keys[index]
     domain = f" of domain '{task.domain}'" if task.domain else ""
-    raise OptionError(f"{expected}; task {task.slot}{domain} has {loss!r}.{' ' if advice else ''}{advice}")
+    found = repr(float(step.losses[index].detach())) if weights is None else f"{float(weights[index].detach()):g}"
+    raise OptionError(f"{expected}; task {task.slot}{domain} has {found}.{' ' if advice else ''}{advice}")
+
+
+def require_at_most(largest: float, weights: Tensor, step: Step, expected: str, advice: str) -> None:
+    """Raise an OptionError that names the first task whose weight is larger, or not a number.
+
+    `expected` starts with the name of the method: "lra: λ".
+    """
+    require_valid(weights <= largest, step, f"{expected} must be at most {largest:g}", advice, weights)
 
 
 def require_weights(weights: Tensor, step: Step, method: str, formula: str) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradhomog_plugins import _columns
-from gradhomog_plugins._dtypes import wide_dtype
+from gradhomog_plugins._columns import wide_dtype
 
 
 class MaskedMean(NamedTuple):

@@ -1,16 +1,19 @@
-"""Options with one value per task: one for all, a list by position, or a dict by name."""
+"""Options with one value per task: one for all, a list by position, or a dict by name; preferences over tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from gradhomog import OptionError, Step
 
 T = TypeVar("T")
+Preference = Annotated[float, Ge(0)]
+Preferences = Sequence[Preference] | Mapping[str, Preference] | None
 
 
 def numbers(
@@ -52,3 +55,22 @@ def entries(option: str, values: Mapping[str, T], step: Step) -> list[T]:
             "`domains`; the entry '*' is for other names."
         )
     return [values[name] if name in values else values["*"] for name in step.names]
+
+
+def preferences(option: str, given: Preferences, step: Step) -> Tensor:
+    """Return the preference of each task, divided by their sum, float64 `[tasks]`; equal for None.
+
+    `option` is the name in errors: "stch: `weights`".
+
+    Raises:
+        OptionError: all preferences of the batch are zero.
+    """
+    found = numbers(option, 1.0 if given is None else given, step)
+    if not found.sum() > 0:
+        raise OptionError(f"{option} must not all be zero in a batch; got {found.tolist()}.")
+    return found / found.sum()
+
+
+def nonnegative(derivatives: Tensor, otherwise: Tensor) -> Tensor:
+    """Return the derivatives with negative ones replaced by zero, `[tasks]`; `otherwise` if none is positive."""
+    return derivatives.clamp_min(0) if bool((derivatives > 0).any()) else otherwise

@@ -8,39 +8,54 @@ import torch
 from torch import Tensor
 
 from gradhomog import keyed, to_device
-from gradhomog_plugins._dtypes import wide_dtype
+from gradhomog_plugins._columns import wide_dtype
 
 RowState = dict[str, dict[str, Tensor]]
 """`{parameter: {key: tensor [*shape]}}`; for rows in one matrix, the parameter is `""`."""
 
 
-def fits(state: Mapping[str, Mapping[str, Tensor]], rows: Mapping[str, Tensor]) -> bool:
-    """True if the state belongs to rows with these names and shapes `[tasks, *shape]`."""
-    if state.keys() != rows.keys():
-        return False
-    return all(
-        saved.shape == rows[name].shape[1:] for name, rows_by_key in state.items() for saved in rows_by_key.values()
+def fitting(state: RowState, like: Mapping[str, Tensor]) -> RowState:
+    """Return the state if it belongs to rows with the names and shapes of `like`, `[*shape]`; otherwise {}."""
+    fits = state.keys() == like.keys() and all(
+        saved.shape == like[name].shape for name, rows_by_key in state.items() for saved in rows_by_key.values()
     )
+    return state if fits else {}
 
 
-def read(
-    state: Mapping[str, Mapping[str, Tensor]], keys: Sequence[str], rows: Mapping[str, Tensor], initial: float = 0.0
-) -> dict[str, Tensor]:
-    """Return the saved rows of a batch's tasks, `[tasks, *shape]` by parameter, filled with `initial` for a new key.
+def read(state: Mapping[str, Tensor], keys: Sequence[str], rows: Tensor, initial: float = 0.0) -> Tensor:
+    """Return the saved rows of a batch's tasks for one parameter, `[tasks, *shape]`, `initial` for a new key.
 
     They have the device and the dtype of `rows`, or float32 for half precision, which would lose small changes.
     """
-    return {
-        name: keyed.read_tensors(state.get(name, {}), keys, torch.full_like(value[0], initial, dtype=wide_dtype(value)))
-        for name, value in rows.items()
-    }
+    return keyed.read_tensors(state, keys, torch.full_like(rows[0], initial, dtype=wide_dtype(rows)))
 
 
-def write(
-    state: Mapping[str, Mapping[str, Tensor]], keys: Sequence[str], rows: Mapping[str, Tensor]
-) -> dict[str, dict[str, Tensor]]:
-    """Return the state with new rows `[tasks, *shape]` for the keys of a batch, the mean of the tasks of one key."""
-    return {name: keyed.write_tensors(state.get(name, {}), keys, value) for name, value in rows.items()}
+def moved(state: RowState, keys: Sequence[str], rows: dict[str, Tensor], shares: Tensor) -> dict[str, Tensor]:
+    """Return s + share · (g − s) for the rows g of a batch's tasks, `[tasks, *shape]` by parameter, and their saved s.
+
+    Each parameter is removed from `rows` once it is read, so that its memory is free for the next one.
+    """
+    averages = {}
+    for name in [*rows]:
+        row = rows.pop(name)
+        old = read(state.get(name, {}), keys, row)
+        averages[name] = torch.lerp(old, row.to(old.dtype), broadcast_per_task(shares, old))
+    return averages
+
+
+def write(state: RowState, keys: Sequence[str], rows: Mapping[str, Tensor]) -> RowState:
+    """Return the state with new rows `[tasks, *shape]` for the keys of a batch, the mean of the tasks of one key.
+
+    They are views of `rows`, without a copy, if the batch has every key of the state once; do not change `rows` then.
+    """
+    found = {}
+    for name, value in rows.items():
+        saved = state.get(name, {})
+        if len(set(keys)) == len(keys) and saved.keys() <= set(keys):
+            found[name] = dict(zip(keys, value.detach().unbind(), strict=True))
+        else:  # a view would keep the whole batch in memory
+            found[name] = keyed.write_tensors(saved, keys, value)
+    return found
 
 
 def cast_like(rows: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
+from gradhomog_plugins._arrays import pseudo_inverse
 
 
-def unit_gramian(gramian: Tensor) -> tuple[Tensor, Tensor]:
+def unit_gramian(xp: Any, gramian: Any) -> tuple[Any, Any]:
     """Return norms `[tasks]`, with the largest instead of zero, and cosines `[tasks, tasks]`, zero for a zero row."""
     squares = gramian.diagonal()
-    greatest = squares.detach().amax()
-    # Not zero, where the derivative of the root is infinite, but a value in the unit of the rows.
-    norms = torch.where(squares > 0, squares, torch.where(greatest > 0, greatest, 1.0)).sqrt()
-    return norms, gramian / torch.outer(norms, norms)
+    numbers = squares.tolist()
+    if min(numbers) <= 0:  # the derivative of the root is infinite at zero: a value in the unit of the rows instead
+        squares = xp.where(squares > 0, squares, max(numbers) or 1.0)
+    norms = xp.sqrt(squares)
+    return norms, gramian / (norms[:, None] * norms)
 
 
 class EqualCosines(NamedTuple):
-    """The result of `equal_cosines`.
+    """The result of `equal_cosines`, in arrays or tensors.
 
     Attributes:
         norms: norms of the rows, the largest instead of zero, `[tasks]`.
@@ -29,14 +29,14 @@ class EqualCosines(NamedTuple):
             example for opposite rows.
     """
 
-    norms: Tensor
-    present: Tensor
-    weights: Tensor
-    inner_products: Tensor
-    projection_sum: Tensor
+    norms: Any
+    present: Any
+    weights: Any
+    inner_products: Any
+    projection_sum: Any
 
 
-def equal_cosines(gramian: Tensor, rounding: float) -> EqualCosines:
+def equal_cosines(xp: Any, gramian: Any, rounding: float) -> EqualCosines:
     """Return the shortest d = Σ_i y_i u_i with ⟨d, u_i⟩ = 1 for all i, u_i the rows divided by their norms.
 
     y = U⁺ 1, U the cosines of the rows. If rows are too dependent for such a d, it is the least-squares solution. Zero
@@ -44,11 +44,11 @@ def equal_cosines(gramian: Tensor, rounding: float) -> EqualCosines:
 
     Differentiable in the Gramian where the rank of U does not change.
     """
-    norms, unit = unit_gramian(gramian)
-    present = gramian.diagonal().sign()
-    inverse = torch.linalg.pinv(unit, atol=rounding * len(unit), rtol=0.0, hermitian=True)
-    weights = inverse.mv(present) * present  # zero rows: exactly zero, in any unit of length
-    inner_products = unit.mv(weights)
-    total = inner_products.dot(present)
-    projection_sum = torch.where(total > rounding**2 * len(unit), total, torch.inf)
-    return EqualCosines(norms, present, weights, inner_products, projection_sum)
+    norms, unit = unit_gramian(xp, gramian)
+    present = xp.sign(gramian.diagonal())
+    weights = (
+        pseudo_inverse(xp, unit, rounding * len(unit)) @ present
+    ) * present  # zero rows: exactly zero, in any unit
+    inner_products = unit @ weights
+    total = inner_products @ present
+    return EqualCosines(norms, present, weights, inner_products, total if total > rounding**2 * len(unit) else xp.inf)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Step, gramian_rounding, hookimpl
+from gradhomog_plugins._arrays import pseudo_inverse
 from gradhomog_plugins._unit_rows import unit_gramian
 
 ScaleMode = Literal["min", "median", "rmse"]
@@ -75,38 +77,37 @@ def balancing_matrix(
     With the cosines Q M Qᵀ = D⁻¹ G D⁻¹ of the rows and their norms D, G = F Fᵀ for F = D Q M^(1/2) = W S Vᵀ, and
     B = √s W Vᵀ M^(−1/2) Qᵀ D⁻¹. The singular values S of F have twice as many exact digits for short rows as Λ = S².
     """
-    norms, unit = unit_gramian(gramian)
-    lengths = norms.detach()
-    present = gramian.detach().diagonal().sign()
-    values, vectors = torch.linalg.eigh(unit.detach())
+    numbers = gramian.detach().numpy()
+    present = numbers.diagonal() > 0
+    norms, unit = unit_gramian(np, numbers)
+    values, vectors = np.linalg.eigh(unit)
     kept = values > rounding * len(values)
-    roots = torch.where(kept, values, 1.0).sqrt() * kept
-    left, singular, right = torch.linalg.svd((present * lengths)[:, None] * vectors * roots)
-    nonzero = torch.arange(len(values), device=values.device) < kept.sum()
-    inverse = torch.where(kept, vectors / torch.where(kept, roots, 1.0), 0.0).mT * (present / lengths)
-    square = _square(singular, nonzero, scale_mode)
-    mixing: Tensor = (square.sqrt() * left * nonzero) @ right @ inverse
+    roots = np.sqrt(np.where(kept, values, 0.0))
+    left, singular, right = np.linalg.svd((norms * present)[:, None] * vectors * roots)
+    singular[kept.sum() :] = 0.0
+    square = _square(singular[: kept.sum()] ** 2, scale_mode)
+    inverse = (vectors / np.where(kept, roots, np.inf)).T * (present / norms)
+    mixing = torch.as_tensor(np.sqrt(square) * (left * (singular > 0)) @ right @ inverse)
     if torch.is_grad_enabled() and gramian.requires_grad:
         change = _with_derivatives(
-            gramian, norms, unit, rounding * len(values), left, singular * nonzero, square, scale_mode
+            gramian, rounding * len(values), torch.as_tensor(left), torch.as_tensor(singular), square, scale_mode
         )
         mixing = mixing + (change - change.detach())
     return mixing
 
 
-def _square(singular: Tensor, nonzero: Tensor, scale_mode: ScaleMode) -> Tensor:
-    """Return s from the singular values in descending order, of which the first are `nonzero`; zero if none is."""
-    squares, count = singular.square() * nonzero, nonzero.sum()
+def _square(squares: Any, scale_mode: ScaleMode) -> float:
+    """Return s from the squares of the singular values that are not zero, in descending order; zero if none is."""
+    if not len(squares):
+        return 0.0
     if scale_mode == "rmse":
-        return squares.sum() / count.clamp_min(1)
-    place = count - 1 if scale_mode == "min" else count // 2  # the lower of two medians
-    return squares.gather(0, place.clamp_min(0)[None])[0]
+        return float(squares.mean())
+    return float(squares[-1 if scale_mode == "min" else len(squares) // 2])  # the lower of two medians
 
 
 def _with_derivatives(
-    gramian: Tensor, norms: Tensor, unit: Tensor, tolerance: float, basis: Tensor, roots: Tensor, square: Tensor,
-    scale_mode: ScaleMode,
-) -> Tensor:  # fmt: skip
+    gramian: Tensor, tolerance: float, basis: Tensor, roots: Tensor, square: float, scale_mode: ScaleMode
+) -> Tensor:
     """Return √s G^(1/2) G⁻ with exact first and second derivatives w.r.t. G, also at equal eigenvalues.
 
     R = G^(1/2) solves R² = G. In the basis of its eigenvectors, a constant, a Newton step from R = diag(λ^(1/2)) is
@@ -122,10 +123,11 @@ def _with_derivatives(
         root = root + pairs * (constant @ constant + change - root @ root) / root_sums
     values = roots.square()
     group = nonzero & ((scale_mode == "rmse") | ((values - square).abs() <= 1e-9 * square))
-    square = square + _mean_change(values, group.to(values), change)
-    square = torch.where(nonzero.any(), square, 1.0)  # avoids the infinite derivative of the root at zero
-    inverse = torch.linalg.pinv(unit, atol=tolerance, rtol=0.0, hermitian=True) / torch.outer(norms, norms)
-    result: Tensor = square.sqrt() * (basis @ root @ basis.mT) @ inverse
+    moved = square + _mean_change(values, group.to(values), change)
+    moved = torch.where(nonzero.any(), moved, 1.0)  # avoids the infinite derivative of the root at zero
+    norms, unit = unit_gramian(torch, gramian)
+    inverse = pseudo_inverse(torch, unit, tolerance) / torch.outer(norms, norms)
+    result: Tensor = moved.sqrt() * (basis @ root @ basis.mT) @ inverse
     return result
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Step, gramian_rounding, hookimpl
+from gradhomog_plugins._arrays import arrays
 from gradhomog_plugins._unit_rows import equal_cosines
 
 Length = Literal["projection", "min", "max", "harmonic", "arithmetic", "geometric"]
@@ -64,29 +66,34 @@ class ConFIG(Homogenizer):
         return step.tasks
 
 
+@np.errstate(all="ignore")
 def conflict_free_weights(
     gramian: Tensor, length: Length = "projection", rounding: float = gramian_rounding(torch.float64)
 ) -> Tensor:
     """Return weights w, float64 `[tasks]`, with d = Σ_i w_i g_i in the paper's scale."""
-    norms, present, coefficients, inner_products, projection_sum = equal_cosines(gramian, rounding)
-    square = torch.where(projection_sum < torch.inf, coefficients.sum(), torch.inf)  # ‖Û⁺1‖²
-    total = (norms if length == "projection" else _length(norms, present > 0, length) * present) * inner_products
-    return coefficients * (total.sum() / square) / norms
+    xp, products = arrays(gramian)
+    norms, present, coefficients, inner_products, projection_sum = equal_cosines(xp, products, rounding)
+    if projection_sum == xp.inf:
+        return torch.as_tensor(0.0 * coefficients)
+    lengths = norms if length == "projection" else _length(xp, norms, present, length) * present
+    square = coefficients @ present  # ‖Û⁺1‖²
+    return torch.as_tensor(coefficients * ((lengths @ inner_products) / square) / norms)
 
 
-def _length(norms: Tensor, present: Tensor, length: Length) -> Tensor:
+def _length(xp: Any, norms: Any, present: Any, length: Length) -> Any:
     """Return one length for all tasks, from the norms of the rows that are not zero."""
-    count = present.sum().clamp_min(1)
+    total = present.sum()
+    count = xp.where(total > 0, total, 1.0)
     if length == "min":
-        least = torch.where(present, norms, torch.inf).amin()
-        return torch.where(present.any(), least, 0.0)
+        least = xp.where(present > 0, norms, xp.inf).min()
+        return xp.where(total > 0, least, 0.0)
     if length == "max":
-        return (norms * present).amax()
+        return (norms * present).max()
     if length == "harmonic":
-        return count / ((present / norms).sum() + ~present.any())
+        return count / ((present / norms).sum() + (total == 0))
     if length == "arithmetic":
         return (norms * present).sum() / count
-    return ((norms.log() * present).sum() / count).exp()
+    return xp.exp((xp.log(norms) * present).sum() / count)
 
 
 @hookimpl

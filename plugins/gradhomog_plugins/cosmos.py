@@ -9,8 +9,8 @@ from annotated_types import Ge
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Step, hookimpl
-from gradhomog_plugins import _losses, _preferences
-from gradhomog_plugins._preferences import Preferences
+from gradhomog_plugins import _losses, _per_task
+from gradhomog_plugins._per_task import Preferences
 
 
 class COSMOS(Homogenizer):
@@ -58,11 +58,7 @@ class COSMOS(Homogenizer):
     tensor([0.5401, 0.4599])
     """
 
-    def __init__(
-        self,
-        penalty: Annotated[float, Ge(0)] = 2.0,
-        preferences: Preferences = None,
-    ) -> None:
+    def __init__(self, penalty: Annotated[float, Ge(0)] = 2.0, preferences: Preferences = None) -> None:
         self.penalty, self.preferences = penalty, preferences
 
     def mix(self, step: Step) -> Tensor:
@@ -79,13 +75,13 @@ class COSMOS(Homogenizer):
         """Return ‖L‖ v `[tasks]` and ‖L‖; r and 1 if all losses are zero."""
         losses = step.losses
         _losses.require_valid(losses >= 0, step, "cosmos: losses must not be negative")
-        preference = _preferences.preferences("cosmos: `preferences`", self.preferences, step)
+        preference = _per_task.preferences("cosmos: `preferences`", self.preferences, step)
         largest = losses.detach().max()
         if not bool(largest > 0):
             return preference, torch.ones_like(largest)
         size: Tensor = (losses / largest).norm() * largest  # the squares of losses might overflow
         slopes = scaled_derivatives(losses / size, size, preference, self.penalty)
-        return _preferences.nonnegative(slopes, size * preference), size
+        return _per_task.nonnegative(slopes, size * preference), size
 
 
 def scaled_derivatives(direction: Tensor, size: Tensor, preference: Tensor, penalty: float) -> Tensor:

@@ -10,18 +10,8 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
-import gradhomog
-from gradhomog import (
-    ConfigError,
-    Homogenizer,
-    HomogenizerSpec,
-    NotDifferentiableError,
-    OptionError,
-    StageResult,
-    Step,
-    hookimpl,
-    keyed,
-)
+from gradhomog import Homogenizer, HomogenizerSpec, NotDifferentiableError, StageResult, Step, hookimpl, keyed
+from gradhomog_plugins._inner_method import inner_pipeline, require_same_method
 
 
 class CRMOGM(Homogenizer):
@@ -67,27 +57,14 @@ class CRMOGM(Homogenizer):
 
     state_names = ("method", "averages", "inner")
 
-    def __init__(
-        self,
-        method: str = "mgda",
-        alpha: Annotated[float, Interval(ge=0, le=1)] = 0.9,
-    ) -> None:
-        members = gradhomog.pipeline(method).members
-        if len(members) != 1:
-            raise OptionError(
-                f"cr_mogm: `method` must name one homogenizer; got {method!r}. Put others before it in the pipeline: "
-                "'static + cr_mogm(method=\"mgda\")'."
-            )
+    def __init__(self, method: str = "mgda", alpha: Annotated[float, Interval(ge=0, le=1)] = 0.9) -> None:
+        advice = "Put others before it in the pipeline: 'static + cr_mogm(method=\"mgda\")'."
+        [member] = inner_pipeline("cr_mogm", method, ["mix"], advice).members
         self.method, self.alpha = method, alpha
         self.averages: dict[str, float] = {}
-        member = members[0]
         self.inner, self.needs = member.homogenizer, member.needs
         self._mix = member.act  # validated, in the scale of the option `scale` in `method`
         self._differentiable = member.spec is not None and "differentiable" in member.spec.traits
-        others = [stage for stage in ("attach", "begin", "transform", "rows") if self.inner.overrides(stage)]
-        if others or not self.inner.overrides("mix"):
-            found = f"{method!r} acts by `{others[0]}`" if others else f"{method!r} does not"
-            raise OptionError(f"cr_mogm: `method` must name a homogenizer that acts by `mix` alone; {found}.")
 
     def mix(self, step: Step) -> StageResult:
         if torch.is_grad_enabled() and not self._differentiable:
@@ -113,10 +90,7 @@ class CRMOGM(Homogenizer):
         return self.inner.measured(step.view(self.inner, aux))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state.get("method", self.method) != self.method:
-            raise ConfigError(
-                f"cr_mogm: the state was saved with `method` {state['method']!r}; this homogenizer has {self.method!r}."
-            )
+        require_same_method("cr_mogm", self.method, state)
         super().load_state_dict(state)
 
 

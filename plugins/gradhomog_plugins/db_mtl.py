@@ -66,7 +66,8 @@ class DBMTL(Homogenizer):
     State: a row for every key, in float32 or float64, N × params numbers in all. Rows with other names or shapes
     restart it, and so does an average that overflows the rows' dtype, after a loss near zero.
 
-    Cost: about five reads and three writes of N × params numbers, and the memory of two copies of the rows.
+    Cost: about five reads and three writes of N × params numbers, and the memory of one more copy of the
+    rows: 18 gradients in a step of 8 tasks, with the rows and without the state (measured for 8 equal layers).
 
     Source: Lin et al. 2023, "Dual-Balancing for Multi-Task Learning", arXiv 2308.12029, algorithm 1.
 
@@ -82,10 +83,7 @@ class DBMTL(Homogenizer):
     state_names = ("averages", "units", "weight_sums", "counts")
 
     def __init__(
-        self,
-        beta: Annotated[float, Interval(ge=0, lt=1)] = 0.9,
-        sigma: Annotated[float, Ge(0)] = 0.0,
-        log: bool = True,
+        self, beta: Annotated[float, Interval(ge=0, lt=1)] = 0.9, sigma: Annotated[float, Ge(0)] = 0.0, log: bool = True
     ) -> None:
         self.beta, self.sigma, self.log = beta, sigma, log
         self.needs = {"jacobian", "losses"} if log else {"jacobian"}
@@ -95,33 +93,28 @@ class DBMTL(Homogenizer):
         self.counts: dict[str, float] = {}
 
     def rows(self, step: Step) -> StageResult:
-        rows = step.jacobian.materialize()
-        return self._after(step, rows, _row_state.fits(self.averages, rows))
+        return self._after(step, _row_state.fitting(self.averages, step.jacobian.row_like()))
 
-    def _after(self, step: Step, rows: Mapping[str, Tensor], fits: bool) -> StageResult:
-        """Return the result of a step after the saved averages, or of a first step, if they do not fit the rows."""
+    def _after(self, step: Step, kept: RowState) -> StageResult:
+        """Return the result of a step after the averages `kept`, or of a first step if there are none."""
         keys = step.names
         inverses, least = self._inverse_losses(step)
         units, weight_sums, counts = (
-            keyed.read(state if fits else {}, keys, 0.0) for state in (self.units, self.weight_sums, self.counts)
+            keyed.read(state if kept else {}, keys, 0.0) for state in (self.units, self.weight_sums, self.counts)
         )
         units, weight_sums, shares = update_averages(
             units, weight_sums, self.beta / (counts + 1) ** self.sigma, inverses
         )
-        before = _row_state.read(self.averages if fits else {}, keys, rows)
-        averages = {
-            name: torch.lerp(old, rows[name].to(old.dtype), _row_state.broadcast_per_task(shares, old))
-            for name, old in before.items()
-        }
+        averages = _row_state.moved(kept, keys, step.jacobian.materialize(), shares)
         norms = as_jacobian(averages).norms()
         lengths = norms * units / weight_sums * least
         nonzero, longest = lengths > 0, lengths.max()
         stretch = torch.where(nonzero, longest / torch.where(nonzero, norms, 1.0), 0.0)
-        stretched = step.jacobian.replace(_row_state.cast_like(averages, rows)).mix(stretch)
+        stretched = step.jacobian.replace(_row_state.cast_like(averages, step.jacobian.row_like())).mix(stretch)
         # A long average, or one of subnormal numbers: its loss was near zero, or its row was.
         if max(longest, stretch.max()) > torch.finfo(step.dtype).max and not all(stretched.finite_tasks()):
-            if fits:  # of an earlier step: it would make every later step fail
-                return self._after(step, rows, False)
+            if kept:  # of an earlier step: it would make every later step fail
+                return self._after(step, {})
             raise OptionError(
                 f"db_mtl: the averages of ∇ log L have norms from {lengths[nonzero].min().item():.3g} (task "
                 f"{keys[int(torch.where(nonzero, lengths, torch.inf).argmin())]!r}) to {longest.item():.3g} (task "
@@ -137,17 +130,17 @@ class DBMTL(Homogenizer):
 
     def update(self, step: Step) -> Mapping[str, Any]:
         keys, new = step.names, step.aux
-        fits = _row_state.fits(self.averages, new.averages)
-        units = keyed.write(self.units if fits else {}, keys, new.units)
-        # For several tasks of one key: the mean of b_i = unit_i · average_i, divided by the mean of their units.
-        together = keyed.read(units, keys, 0.0)
-        shares = torch.where(together > 0, new.units / together, 1.0)
-        weighted = {name: value * _row_state.broadcast_per_task(shares, value) for name, value in new.averages.items()}
+        kept, averages = _row_state.fitting(self.averages, step.jacobian.row_like()), new.averages
+        units = keyed.write(self.units if kept else {}, keys, new.units)
+        if len(set(keys)) < len(keys):  # the mean of b_i = unit_i · average_i, divided by the mean of their units
+            together = keyed.read(units, keys, 0.0)
+            shares = torch.where(together > 0, new.units / together, 1.0)
+            averages = {name: value * _row_state.broadcast_per_task(shares, value) for name, value in averages.items()}
         return {
-            "averages": _row_state.write(self.averages if fits else {}, keys, weighted),
+            "averages": _row_state.write(kept, keys, averages),
             "units": units,
-            "weight_sums": keyed.write(self.weight_sums if fits else {}, keys, new.weight_sums),
-            "counts": keyed.write(self.counts if fits else {}, keys, new.counts),
+            "weight_sums": keyed.write(self.weight_sums if kept else {}, keys, new.weight_sums),
+            "counts": keyed.write(self.counts if kept else {}, keys, new.counts),
         }
 
     def _inverse_losses(self, step: Step) -> tuple[Tensor, Tensor]:

@@ -60,11 +60,7 @@ class DWA(Homogenizer):
 
     state_names = ("totals", "counts", "older", "newer")
 
-    def __init__(
-        self,
-        temperature: Annotated[float, Gt(0)] = 2.0,
-        period: Annotated[int, Ge(1)] = 100,
-    ) -> None:
+    def __init__(self, temperature: Annotated[float, Gt(0)] = 2.0, period: Annotated[int, Ge(1)] = 100) -> None:
         self.temperature, self.period = temperature, period
         self.totals: dict[str, float] = {}  # of this epoch
         self.counts: dict[str, float] = {}

@@ -68,10 +68,7 @@ class ExcessMTL(Homogenizer):
 
     state_names = ("roots", "first", "weights")
 
-    def __init__(
-        self,
-        lr: Annotated[float, Gt(0)] = 0.01,
-    ) -> None:
+    def __init__(self, lr: Annotated[float, Gt(0)] = 0.01) -> None:
         self.lr = lr
         self.roots: RowState = {}  # √S, because squares can overflow float32 where rows do not
         self.first: dict[str, float] = {}
@@ -83,11 +80,15 @@ class ExcessMTL(Homogenizer):
 
     def update(self, step: Step) -> Mapping[str, Any]:
         keys, rows = step.names, step.jacobian.materialize()
-        fits = _row_state.fits(self.roots, rows)
-        before = _row_state.read(self.roots if fits else {}, keys, rows, initial=TINY)
-        roots = {name: torch.hypot(root, rows[name].to(root.dtype)) for name, root in before.items()}
-        excess = keyed.mean(keys, torch.stack([excess_risks(rows[name], roots[name]) for name in rows]).sum(0).cpu())
-        first = self.first if fits else {}
+        kept = _row_state.fitting(self.roots, step.jacobian.row_like())
+        roots, risks = {}, []
+        for name in [*rows]:
+            row = rows.pop(name)  # its memory is free for the next parameter
+            before = _row_state.read(kept.get(name, {}), keys, row, initial=TINY)
+            roots[name] = torch.hypot(before, row.to(before.dtype))
+            risks.append(excess_risks(row, roots[name]))
+        excess = keyed.mean(keys, torch.stack(risks).sum(0).cpu())
+        first = self.first if kept else {}
         first = {**{key: float(value) for key, value in excess.items() if value > 0}, **first}
         relative = torch.stack([excess[key] / first[key] if key in first else torch.ones(()) for key in keys])
         weights = keyed.read(self.weights, keys, 1.0)
@@ -96,7 +97,7 @@ class ExcessMTL(Homogenizer):
         if not bool(torch.isfinite(new).all()):
             raise OptionError("excess_mtl: the sum of squares of a row overflows. Divide the losses by a constant.")
         return {
-            "roots": _row_state.write(self.roots if fits else {}, keys, roots),
+            "roots": _row_state.write(kept, keys, roots),
             "first": first,
             "weights": keyed.write(self.weights, keys, new),
         }

@@ -8,6 +8,7 @@ from annotated_types import Gt, Interval
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, hookimpl
+from gradhomog_plugins import EQUIVARIANT
 from gradhomog_plugins._bargaining import bargaining_stage, paper_factor
 
 
@@ -49,9 +50,7 @@ class FairGrad(Homogenizer):
     """
 
     def __init__(
-        self,
-        alpha: Annotated[float, Interval(ge=0.25, le=20)] = 2.0,
-        max_norm: Annotated[float, Gt(0)] | None = None,
+        self, alpha: Annotated[float, Interval(ge=0.25, le=20)] = 2.0, max_norm: Annotated[float, Gt(0)] | None = None
     ) -> None:
         self.alpha, self.max_norm = alpha, max_norm
 
@@ -68,12 +67,6 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
         factory=FairGrad,
         summary="the direction that divides the improvement among the tasks by alpha-fairness",
         reference="Ban and Ji 2024, arXiv 2402.15638",
-        traits={
-            "differentiable",
-            "permutation_equivariant",
-            "scale_equivariant",
-            "rotation_equivariant",
-            "non_conflicting",
-        },
+        traits={"differentiable", "non_conflicting", *EQUIVARIANT},
         needs={"gramian"},
     )

@@ -88,15 +88,10 @@ class FWT(Homogenizer):
 
     def attach(self, encoder: nn.Module) -> list[torch.utils.hooks.RemovableHandle]:
         self._start_step()
-        handles: list[torch.utils.hooks.RemovableHandle] = []
-        try:
-            for name, layer in select_layers(encoder, self.layers).items():
-                handles.append(layer.register_forward_hook(functools.partial(self._transform, encoder, name)))
-        except BaseException:
-            for handle in handles:
-                handle.remove()
-            raise
-        return handles
+        return [
+            layer.register_forward_hook(functools.partial(self._transform, encoder, name))
+            for name, layer in select_layers(encoder, self.layers).items()
+        ]
 
     def begin(self, key: TaskKey, part: Literal["support", "query"], generator: torch.Generator) -> None:
         if self._number != self.steps:

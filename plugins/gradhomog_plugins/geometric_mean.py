@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Step, hookimpl
-from gradhomog_plugins import _losses
+from gradhomog_plugins import EQUIVARIANT, _losses
 
 
 class GeometricMean(Homogenizer):
@@ -62,12 +62,6 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
         factory=GeometricMean,
         summary="weights tasks by the inverse of their losses: the geometric mean of the losses",
         reference="Chennupati et al. 2019, arXiv 1904.08492",
-        traits={
-            "differentiable",
-            "permutation_equivariant",
-            "loss_scale_invariant",
-            "scale_equivariant",
-            "rotation_equivariant",
-        },
+        traits={"differentiable", "loss_scale_invariant", *EQUIVARIANT},
         needs={"losses"},
     )

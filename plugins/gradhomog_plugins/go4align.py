@@ -58,11 +58,7 @@ class GO4Align(Homogenizer):
 
     state_names = ("log_shares",)
 
-    def __init__(
-        self,
-        groups: Annotated[int, Ge(1)] = 2,
-        lr: Annotated[float, Ge(0)] = 1e-4,
-    ) -> None:
+    def __init__(self, groups: Annotated[int, Ge(1)] = 2, lr: Annotated[float, Ge(0)] = 1e-4) -> None:
         self.groups, self.lr = groups, lr
         self.log_shares: dict[str, float] = {}  # log N p
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Jacobian, OptionError, Step, hookimpl, to_device
 from gradhomog_plugins import _columns
-from gradhomog_plugins._dtypes import wide_dtype
+from gradhomog_plugins._columns import wide_dtype
 
 Share = Annotated[float, Interval(ge=0, le=1)]
 

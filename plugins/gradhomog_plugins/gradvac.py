@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, hookimpl, safe_sqrt
+from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, hookimpl
+from gradhomog_plugins._arrays import arrays
 from gradhomog_plugins._orders import projection_coefficients, task_orders
 from gradhomog_plugins._unit_rows import unit_gramian
 
@@ -80,11 +82,10 @@ class GradVac(Homogenizer):
         self.targets = torch.zeros(0, 0, dtype=torch.float64)  # φ̂ of pairs of keys
 
     def mix(self, step: Step) -> StageResult:
-        gramian = step.gramian()
-        orders = task_orders(step.tasks, self.order, step.generator)
+        orders = task_orders(step.tasks, self.order, step)
         _, places, all_targets = self._all_targets(step)
         targets = all_targets[places[:, None], places].clamp(-self.ceiling, self.ceiling)
-        mixing, cosines = raise_cosines(gramian, orders, targets, longest=1 / math.sqrt(1 - self.ceiling**2))
+        mixing, cosines = raise_cosines(step.gramian(), orders, targets, 1 / math.sqrt(1 - self.ceiling**2))
         return StageResult(mixing, aux=(orders, cosines.detach()))
 
     def update(self, step: Step) -> dict[str, list[str] | Tensor]:
@@ -110,36 +111,39 @@ class GradVac(Homogenizer):
         return keys, torch.tensor([place[key] for key in own]), all_targets
 
 
+@np.errstate(all="ignore")
 def raise_cosines(gramian: Tensor, orders: Tensor, targets: Tensor, longest: float) -> tuple[Tensor, Tensor]:
     """Return the mixing matrix C, ĝ = C·J, float64 `[tasks, tasks]`, and the cosines φ, shaped as `orders`.
 
     A cosine is NaN for zero rows and for a ĝ_i that has become zero. `longest` limits the length of ĝ_i relative to
     that of g_i.
     """
-    norms, cosines = unit_gramian(gramian)
-    identity = torch.eye(len(gramian), dtype=gramian.dtype, device=gramian.device)
-    if len(gramian) == 1:
-        return identity, gramian.new_zeros(1, 0)
-    present = gramian.diagonal().sign()
-    tangents = present * targets / (1 - targets.square()).sqrt()
-    turns = iter(tangents.gather(1, orders).unbind(dim=1))
+    xp, products, others, goals = arrays(gramian, orders, targets)
+    norms, cosines = unit_gramian(xp, products)
+    identity, each = xp.eye(len(products), dtype=products.dtype), xp.arange(len(products))[:, None]
+    present = xp.sign(products.diagonal())
+    turns = (present * goals / xp.sqrt(1 - goals * goals))[each, others]
     square = present[:, None]  # ‖ĝ_i‖² / n_i²
+    step = 0
 
-    def amount(projection: Tensor) -> Tensor:
-        nonlocal square
-        across = torch.addcmul(square, projection, projection, value=-1).clamp_min(0)
-        added = (next(turns)[:, None] * safe_sqrt(across) - projection).clamp_min(0)
-        square = torch.addcmul(across, projection + added, projection + added)
+    def amount(projection: Any) -> Any:
+        nonlocal square, step
+        across = square - projection * projection
+        nonzero = across > 0
+        across = xp.where(nonzero, across, 0.0)
+        root = xp.sqrt(xp.where(nonzero, across, 1.0)) * nonzero  # with derivative zero at zero
+        added = turns[:, step : step + 1] * root - projection
+        added = xp.where(added > 0, added, 0.0)
+        square, step = across + (projection + added) * (projection + added), step + 1
         return added
 
-    added, along = projection_coefficients(cosines, orders, amount)  # `along` is ⟨ĝ_i, g_j⟩ / (n_i n_j)
-    # Every pair (i, j) occurs once, so each coefficient is an entry of the matrix.
-    amounts = identity.scatter(1, orders, added)
-    factors = norms[:, None] * longest / square.clamp_min(longest**2).sqrt()
+    added, along = projection_coefficients(xp, cosines, others, amount)  # `along` is ⟨ĝ_i, g_j⟩ / (n_i n_j)
+    identity[each, others] = added  # every pair (i, j) occurs once
+    factors = norms[:, None] * longest / xp.sqrt(xp.where(square > longest**2, square, longest**2))
     grown = added * (2 * along + added)
-    lengths = present[:, None] + grown.cumsum(dim=1) - grown  # ‖ĝ_i‖² / n_i² before each
-    met = torch.where(lengths * present[orders] > SHORT**2, lengths, torch.nan)
-    return factors * amounts / norms, along / met.sqrt()
+    lengths = present[:, None] + grown.cumsum(axis=1) - grown  # ‖ĝ_i‖² / n_i² before each
+    met = xp.where(lengths * present[others] > SHORT**2, lengths, xp.nan)
+    return torch.as_tensor(factors * identity / norms), torch.as_tensor(along / xp.sqrt(met))
 
 
 @hookimpl

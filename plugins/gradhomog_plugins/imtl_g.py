@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Step, gramian_rounding, hookimpl
+from gradhomog_plugins._arrays import arrays
 from gradhomog_plugins._unit_rows import equal_cosines
 
 
@@ -54,16 +56,19 @@ class IMTLG(Homogenizer):
         return step.tasks * impartial_weights(step.gramian(), gramian_rounding(step.dtype))
 
 
+@np.errstate(all="ignore")
 def impartial_weights(gramian: Tensor, rounding: float = gramian_rounding(torch.float64)) -> Tensor:
     """Return weights w, float64 `[tasks]`, with d = Σ_i w_i g_i."""
-    norms, present, coefficients, _, projection_sum = equal_cosines(gramian, rounding)
-    weights = coefficients * ((norms * present).max() / norms)  # v times the largest norm, which cannot overflow
+    xp, products = arrays(gramian)
+    norms, present, coefficients, _, projection_sum = equal_cosines(xp, products, rounding)
+    weights = coefficients * (norms.max() / norms)  # v times the largest norm, which cannot overflow
+    if projection_sum == torch.inf:
+        return torch.as_tensor(0.0 * weights)
     # ‖Û⁺1‖² divided by the share of 1 in the span of U; the share is 1 unless no d has equal cosines.
-    bound = coefficients.sum() * (present.sum() / projection_sum)
-    total = weights.sum()
+    bound = (coefficients @ present) * (present.sum() / projection_sum)
+    total = weights @ present
     # For equal norms both are equal up to rounding; the sum is preferred there.
-    total = torch.where(total > bound * (1 - 1e-9), total, bound)
-    return weights / torch.where(projection_sum < torch.inf, total, torch.inf)
+    return torch.as_tensor(weights / (total if total > bound * (1 - 1e-9) else bound))
 
 
 @hookimpl

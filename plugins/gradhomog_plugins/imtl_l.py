@@ -59,9 +59,7 @@ class IMTLL(Homogenizer):
     state_names = ("log_scales",)
 
     def __init__(
-        self,
-        lr: Annotated[float, Gt(0)] = 1e-3,
-        bound: Annotated[float, Interval(gt=0, le=69)] = 10.0,
+        self, lr: Annotated[float, Gt(0)] = 1e-3, bound: Annotated[float, Interval(gt=0, le=69)] = 10.0
     ) -> None:
         self.lr, self.bound = lr, bound
         self.log_scales: dict[str, keyed.Moments] = {}

@@ -17,8 +17,7 @@ from torch.func import functional_call
 
 from gradhomog import Homogenizer, HomogenizerSpec, Step, TaskKey, hookimpl
 from gradhomog_plugins._isi.layers import Call, register_hooks, select_layers
-from gradhomog_plugins._isi.masks import MaskSampler
-from gradhomog_plugins._isi.no_graph import compute_without_graph
+from gradhomog_plugins._isi.masks import MaskSampler, compute_without_graph
 
 Part = Literal["support", "query"]
 
@@ -158,18 +157,16 @@ class ISI(Homogenizer):
         def record(call: Call) -> None:
             probabilities[call.name] = self._masks.drop_probabilities(call, generator)
 
-        suspended, self._suspended = self._suspended, True
         buffers = {name: buffer.clone() for name, buffer in encoder.named_buffers()}
+        handles = register_hooks(encoder, select_layers(encoder, self.layers), record)
+        suspended, self._suspended = self._suspended, True
         try:
-            handles = register_hooks(encoder, select_layers(encoder, self.layers), record)
-            try:
-                with torch.no_grad(), torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
-                    functional_call(encoder, buffers, (inputs,))
-            finally:
-                for handle in handles:
-                    handle.remove()
+            with torch.no_grad(), torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
+                functional_call(encoder, buffers, (inputs,))
         finally:
             self._suspended = suspended
+            for handle in handles:
+                handle.remove()
         return probabilities
 
     @property

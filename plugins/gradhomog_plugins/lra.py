@@ -10,8 +10,8 @@ from annotated_types import Interval
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, hookimpl, keyed
-from gradhomog_plugins import _losses, _weights
-from gradhomog_plugins._dtypes import wide_dtype
+from gradhomog_plugins import _losses
+from gradhomog_plugins._columns import wide_dtype
 from gradhomog_plugins._primary import Primary, primary_tasks
 
 # The sum of so large weights is finite in float64.
@@ -73,10 +73,7 @@ class LRA(Homogenizer):
     state_names = ("weights",)
 
     def __init__(
-        self,
-        primary: Primary = 0,
-        alpha: Annotated[float, Interval(gt=0, le=1)] = 0.1,
-        weighted: bool = True,
+        self, primary: Primary = 0, alpha: Annotated[float, Interval(gt=0, le=1)] = 0.1, weighted: bool = True
     ) -> None:
         self.primary, self.alpha, self.weighted = primary, alpha, weighted
         self.weights: dict[str, float] = {}  # λ
@@ -87,7 +84,7 @@ class LRA(Homogenizer):
 
     def paper_scale(self, step: Step) -> Tensor:
         weights: Tensor = step.aux
-        _weights.require_at_most(_losses.LARGEST_WEIGHT, weights, step, "lra: λ", f"{ADVICE}, or use scale='mean'.")
+        _losses.require_at_most(_losses.LARGEST_WEIGHT, weights, step, "lra: λ", f"{ADVICE}, or use scale='mean'.")
         return weights.sum()
 
     def update(self, step: Step) -> dict[str, Any]:
@@ -109,7 +106,7 @@ class LRA(Homogenizer):
         targets = numerator / torch.where(defined, denominators, 1.0)
         weights = torch.where(defined, torch.lerp(before, targets, self.alpha), before)
         weights = torch.where(primary, 1.0, weights)
-        _weights.require_at_most(LARGEST, weights, step, "lra: λ", f"{ADVICE}.")
+        _losses.require_at_most(LARGEST, weights, step, "lra: λ", f"{ADVICE}.")
         return weights
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, OptionError, StageResult, Step, hookimpl, keyed, safe_sqrt
 from gradhomog_plugins import _row_state
-from gradhomog_plugins._dtypes import wide_dtype
+from gradhomog_plugins._columns import wide_dtype
 from gradhomog_plugins._primary import Primary, primary_tasks
 
 Strategy = Literal["both", "reduce", "enlarge"]

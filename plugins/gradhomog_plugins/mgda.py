@@ -7,16 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradhomog import (
-    Homogenizer,
-    HomogenizerSpec,
-    StageResult,
-    Step,
-    gramian_rounding,
-    hookimpl,
-    minimum_norm_weights,
-)
-from gradhomog_plugins import _losses
+from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, gramian_rounding, hookimpl, minimum_norm_weights
+from gradhomog_plugins import EQUIVARIANT, _losses
 from gradhomog_plugins._zero_rows import without_zero_rows
 
 # Largest ratio of two losses: the solver squares the rows' norms, and float64 overflows at 1e308.
@@ -130,12 +122,6 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
         factory=MGDA,
         summary="the shortest vector in the convex hull of the gradients",
         reference="Désidéri 2012, doi 10.1016/j.crma.2012.03.014; Sener and Koltun 2018, arXiv 1810.04650",
-        traits={
-            "differentiable",
-            "permutation_equivariant",
-            "scale_equivariant",
-            "rotation_equivariant",
-            "non_conflicting",
-        },
+        traits={"differentiable", "non_conflicting", *EQUIVARIANT},
         needs={"gramian", "losses", "features"},
     )

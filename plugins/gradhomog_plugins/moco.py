@@ -61,7 +61,8 @@ class MoCo(Homogenizer):
     State: a row for every key, in float32 or float64, N × params numbers in all; and the weights. Rows with other names
     or shapes restart the averages.
 
-    Cost: the new averages, their Gramian and the direction; memory of two more copies of the rows.
+    Cost: the new averages, their Gramian and the direction; memory of one more copy of the rows:
+    18 gradients in a step of 8 tasks, with the rows and without the state (measured for 8 equal layers).
 
     Source: Fernando et al. 2023, "Mitigating Gradient Bias in Multi-objective Learning", arXiv 2210.12624, algorithm 1.
     The defaults of β_t, γ_t and ρ are those of the code that its authors contributed to LibMTL.
@@ -99,7 +100,7 @@ class MoCo(Homogenizer):
 
     def rows(self, step: Step) -> StageResult:
         new = self._new_averages(step)
-        averages = step.jacobian.replace(_row_state.cast_like(new.averages, step.jacobian.materialize()))
+        averages = step.jacobian.replace(_row_state.cast_like(new.averages, step.jacobian.row_like()))
         return StageResult(averages.mix(step.tasks * self._weights(step.names)), aux=new)
 
     def paper_scale(self, step: Step) -> Tensor:
@@ -108,7 +109,7 @@ class MoCo(Homogenizer):
 
     def update(self, step: Step) -> Mapping[str, Any]:
         keys, (averages, weight_sums, counts) = step.names, step.aux
-        kept = self.averages if _row_state.fits(self.averages, averages) else {}
+        kept = _row_state.fitting(self.averages, step.jacobian.row_like())
         before, steps = self._weights(keys), self.steps + 1
         after = self._descend(before, as_jacobian(averages).gramian(), weight_sums, steps)
         # The sum over this batch's keys is preserved, and with it their ratio to the weights of other keys.
@@ -122,17 +123,12 @@ class MoCo(Homogenizer):
         }
 
     def _new_averages(self, step: Step) -> NewAverages:
-        keys, rows = step.names, step.jacobian.materialize()
-        kept = self.averages if _row_state.fits(self.averages, rows) else {}
+        keys, kept = step.names, _row_state.fitting(self.averages, step.jacobian.row_like())
         counts = keyed.read(self.counts if kept else {}, keys, 0.0) + 1
         beta = self.beta / counts**self.beta_decay
         weight_sums = (1 - beta) * keyed.read(self.weight_sums if kept else {}, keys, 0.0) + beta
-        before = _row_state.read(kept, keys, rows)
-        shares = beta / weight_sums  # ŷ moves towards the row by this factor, which is 1 in the first step
-        averages = {
-            name: torch.lerp(old, rows[name].to(old.dtype), _row_state.broadcast_per_task(shares, old))
-            for name, old in before.items()
-        }
+        # ŷ moves towards the row by the factor β / weight_sums, which is 1 in the first step.
+        averages = _row_state.moved(kept, keys, step.jacobian.materialize(), beta / weight_sums)
         return NewAverages(averages, weight_sums, counts)
 
     def _weights(self, keys: list[str]) -> Tensor:

@@ -63,7 +63,9 @@ class MultiAdam(Homogenizer):
     State: one row for every key for v, with β₁ > 0 two, in float32 or float64; and t. Rows with other names or shapes
     restart it.
 
-    Cost: about six reads and four writes of N × params numbers, and the memory of three copies of the rows.
+    Cost: about six reads and four writes of N × params numbers, and the memory of two more copies of the rows,
+    with β₁ > 0 of three: 30 or 40 gradients in a step of 8 tasks, with the rows and without the state (measured for 8
+    equal layers).
 
     Source: Yao et al. 2023, "MultiAdam: Parameter-wise Scale-invariant Optimizer for Multiscale Training of
     Physics-informed Neural Networks", arXiv 2306.02816, algorithm 1; β₁ = β₂ = 0.99 there.
@@ -92,38 +94,32 @@ class MultiAdam(Homogenizer):
         self.counts: dict[str, float] = {}
 
     def rows(self, step: Step) -> StageResult:
-        rows = step.jacobian.materialize()
-        new = self._new_moments(step, rows)
-        mean_corrections, root_corrections = 1 - self.beta1**new.counts, (1 - self.beta2**new.counts).sqrt()
-        changed = {}
-        for name, roots in new.roots.items():
-            means = new.means[name] / broadcast_per_task(mean_corrections, roots) if self.beta1 else rows[name]
+        keys, rows = step.names, step.jacobian.materialize()
+        saved = _row_state.fitting(self.roots, step.jacobian.row_like())
+        counts = keyed.read(self.counts if saved else {}, keys, 0.0) + 1
+        mean_corrections, root_corrections = 1 - self.beta1**counts, (1 - self.beta2**counts).sqrt()
+        changed, all_means, all_roots = {}, {}, {}
+        for name in [*rows]:
+            row = rows.pop(name)  # its memory is free for the next parameter
+            old = _row_state.read(saved.get(name, {}), keys, row)
+            means = row.to(old.dtype)
+            roots = all_roots[name] = root_of_squares(self.beta2**0.5 * old, (1 - self.beta2) ** 0.5 * means)
+            if self.beta1:
+                before = _row_state.read(self.means[name] if saved else {}, keys, row)
+                all_means[name] = torch.lerp(before, means, 1 - self.beta1)
+                means = all_means[name] / broadcast_per_task(mean_corrections, roots)
             roots = roots / broadcast_per_task(root_corrections, roots)
-            changed[name] = normalize(means.to(roots.dtype), roots, rescale=self.units == "gradient")
-        return StageResult(step.jacobian.replace(_row_state.cast_like(changed, rows)), aux=new)
+            changed[name] = normalize(means, roots, rescale=self.units == "gradient").to(row.dtype)
+        return StageResult(step.jacobian.replace(changed), aux=NewMoments(all_means, all_roots, counts))
 
     def update(self, step: Step) -> Mapping[str, Any]:
         keys, new = step.names, step.aux
-        fits = _row_state.fits(self.roots, new.roots)
+        saved = _row_state.fitting(self.roots, step.jacobian.row_like())
         return {
-            "means": _row_state.write(self.means if fits else {}, keys, new.means),
-            "roots": _row_state.write(self.roots if fits else {}, keys, new.roots),
-            "counts": keyed.write(self.counts if fits else {}, keys, new.counts),
+            "means": _row_state.write(self.means if saved else {}, keys, new.means),
+            "roots": _row_state.write(saved, keys, new.roots),
+            "counts": keyed.write(self.counts if saved else {}, keys, new.counts),
         }
-
-    def _new_moments(self, step: Step, rows: Mapping[str, Tensor]) -> NewMoments:
-        keys = step.names
-        fits = _row_state.fits(self.roots, rows)
-        counts = keyed.read(self.counts if fits else {}, keys, 0.0) + 1
-        roots = {
-            name: root_of_squares(self.beta2**0.5 * old, (1 - self.beta2) ** 0.5 * rows[name].to(old.dtype))
-            for name, old in _row_state.read(self.roots if fits else {}, keys, rows).items()
-        }
-        means = {
-            name: torch.lerp(old, rows[name].to(old.dtype), 1 - self.beta1)
-            for name, old in (_row_state.read(self.means if fits else {}, keys, rows) if self.beta1 else {}).items()
-        }
-        return NewMoments(means, roots, counts)
 
 
 def root_of_squares(one: Tensor, other: Tensor) -> Tensor:

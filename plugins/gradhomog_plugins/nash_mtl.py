@@ -8,6 +8,7 @@ from annotated_types import Gt
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, hookimpl
+from gradhomog_plugins import EQUIVARIANT
 from gradhomog_plugins._bargaining import bargaining_stage, paper_factor
 
 
@@ -64,12 +65,6 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
         factory=NashMTL,
         summary="the Nash bargaining solution: maximizes the product of the tasks' improvements",
         reference="Navon et al. 2022, arXiv 2202.01017",
-        traits={
-            "differentiable",
-            "permutation_equivariant",
-            "scale_equivariant",
-            "rotation_equivariant",
-            "non_conflicting",
-        },
+        traits={"differentiable", "non_conflicting", *EQUIVARIANT},
         needs={"gramian"},
     )

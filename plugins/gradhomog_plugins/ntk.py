@@ -10,7 +10,7 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, hookimpl, keyed
-from gradhomog_plugins import _losses, _weights
+from gradhomog_plugins import _losses
 
 
 class NewTraces(NamedTuple):
@@ -94,7 +94,7 @@ class NTK(Homogenizer):
         traces: Tensor = step.aux.traces
         inverses, mean = inverse_traces(traces)
         total = (traces / least_trace(traces)).sum()
-        _weights.require_at_most(
+        _losses.require_at_most(
             _losses.LARGEST_WEIGHT, total * inverses, step, "ntk: λ = Σ t / t",
             "Divide the residuals of the other tasks by a constant, or use scale='mean'.",
         )  # fmt: skip

@@ -10,8 +10,8 @@ from annotated_types import Ge
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Step, hookimpl
-from gradhomog_plugins import _per_task, _preferences
-from gradhomog_plugins._preferences import Preferences
+from gradhomog_plugins import EQUIVARIANT, _per_task
+from gradhomog_plugins._per_task import Preferences
 
 # Losses on the ray up to this part of their distance from z have no distance from the ray: the rounding of float32.
 ON_THE_RAY = 1e-6
@@ -78,10 +78,10 @@ class PBI(Homogenizer):
 
     def _weights(self, step: Step) -> Tensor:
         """Return v, `[tasks]`."""
-        preference = _preferences.preferences("pbi: `preferences`", self.preferences, step)
+        preference = _per_task.preferences("pbi: `preferences`", self.preferences, step)
         ideal = _per_task.numbers("pbi: `ideal`", self.ideal, step, default=0.0)
         ray = preference / preference.norm()
-        return _preferences.nonnegative(derivatives(step.losses - ideal, ray, self.penalty), ray)
+        return _per_task.nonnegative(derivatives(step.losses - ideal, ray, self.penalty), ray)
 
 
 def derivatives(gaps: Tensor, ray: Tensor, penalty: float) -> Tensor:
@@ -100,12 +100,6 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
         factory=PBI,
         summary="descends towards losses in a given ratio: distance along a ray plus distance from it",
         reference="Zhang and Li 2007, MOEA/D, section II.C",
-        traits={
-            "differentiable",
-            "permutation_equivariant",
-            "loss_scale_invariant",
-            "scale_equivariant",
-            "rotation_equivariant",
-        },
+        traits={"differentiable", "loss_scale_invariant", *EQUIVARIANT},
         needs={"losses"},
     )

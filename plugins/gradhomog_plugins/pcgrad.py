@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Step, hookimpl
+from gradhomog_plugins._arrays import arrays
 from gradhomog_plugins._orders import projection_coefficients, task_orders
 
 
@@ -61,21 +64,23 @@ class PCGrad(Homogenizer):
 
     def mix(self, step: Step) -> Tensor:
         gramian = step.gramian()
-        orders = task_orders(len(gramian), self.order, step.generator)
-        return project(gramian, orders)
+        return project(gramian, task_orders(len(gramian), self.order, step))
 
     def paper_scale(self, step: Step) -> float:
         return step.tasks
 
 
+@np.errstate(all="ignore")
 def project(gramian: Tensor, orders: Tensor) -> Tensor:
     """Return the mixing matrix C of PCGrad for given orders, float64 `[tasks, tasks]`, ĝ = C·J."""
-    squares = gramian.diagonal()
+    xp, products, others = arrays(gramian, orders)
+    squares, identity = products.diagonal(), xp.eye(len(products), dtype=products.dtype)
     # A zero row has only zero inner products; division by one instead of zero avoids 0/0 in the graph.
-    multiples = gramian / torch.where(squares > 0, squares, 1.0)  # ⟨g_i, g_j⟩ / ‖g_j‖²
-    # Every pair (i, j) occurs once, so each coefficient is an entry of C.
-    identity = torch.eye(len(gramian), dtype=gramian.dtype, device=gramian.device)
-    return identity.scatter(1, orders, projection_coefficients(-multiples, orders, torch.relu)[0])
+    multiples = products / xp.where(squares > 0, squares, 1.0)  # ⟨g_i, g_j⟩ / ‖g_j‖²
+    positive_part = torch.relu if xp is torch else functools.partial(np.maximum, 0.0)
+    amounts, _ = projection_coefficients(xp, -multiples, others, positive_part)
+    identity[xp.arange(len(products))[:, None], others] = amounts  # every pair (i, j) occurs once
+    return torch.as_tensor(identity)
 
 
 @hookimpl

@@ -104,11 +104,7 @@ class ReLoBRaLo(Homogenizer):
         keys, losses = step.names, step.losses
         last = keyed.write({}, keys, losses)
         weights = {key: weight for key, weight in keyed.write({}, keys, step.aux).items() if key in self.last}
-        return {
-            "first": {**last, **self.first},
-            "last": {**self.last, **last},
-            "weights": {**self.weights, **weights},
-        }
+        return {"first": {**last, **self.first}, "last": {**self.last, **last}, "weights": {**self.weights, **weights}}
 
     def _balanced(self, step: Step, earlier: Mapping[str, float]) -> Tensor:
         """Return λ̂(t, t'), `[tasks]`, for the losses of step t' by key."""

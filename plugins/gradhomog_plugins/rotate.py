@@ -12,8 +12,7 @@ from torch import Tensor
 
 from gradhomog import DataError, Homogenizer, HomogenizerSpec, OptionError, Step, TaskKey, hookimpl, keyed, to_device
 from gradhomog_plugins._pooling import matching_orders, mean_cosine, pool_gradients, pooled_energy, unit_vectors
-from gradhomog_plugins._rotations.base import Rotation
-from gradhomog_plugins._rotations.by_key import angles, check_features, rotate_tasks, updated_state
+from gradhomog_plugins._rotations.base import Rotation, angles, check_features, rotate_tasks, updated_state
 from gradhomog_plugins._rotations.geodesic import Geodesic
 from gradhomog_plugins._rotations.plane import Plane
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradhomog import DataError, Homogenizer, HomogenizerSpec, StageResult, Step, TaskKey, hookimpl, keyed, safe_sqrt
 from gradhomog_plugins._pooling import mean_cosine, pool_gradients, unit_vectors
-from gradhomog_plugins._rotations.by_key import angles, check_features, rotate_tasks, updated_state
+from gradhomog_plugins._rotations.base import angles, check_features, rotate_tasks, updated_state
 from gradhomog_plugins._rotations.geodesic import Geodesic, haar
 
 

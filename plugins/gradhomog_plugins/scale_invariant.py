@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Step, hookimpl
-from gradhomog_plugins import _losses
+from gradhomog_plugins import EQUIVARIANT, _losses
 
 
 class ScaleInvariant(Homogenizer):
@@ -60,12 +60,6 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
         factory=ScaleInvariant,
         summary="divides each gradient by its loss: the sum of the logarithms of the losses",
         reference="Navon et al. 2022, arXiv 2202.01017",
-        traits={
-            "differentiable",
-            "permutation_equivariant",
-            "loss_scale_invariant",
-            "scale_equivariant",
-            "rotation_equivariant",
-        },
+        traits={"differentiable", "loss_scale_invariant", *EQUIVARIANT},
         needs={"losses"},
     )

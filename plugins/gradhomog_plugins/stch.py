@@ -10,8 +10,8 @@ from annotated_types import Ge, Gt
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, OptionError, Step, hookimpl, keyed
-from gradhomog_plugins import _losses, _per_task, _preferences
-from gradhomog_plugins._preferences import Preferences
+from gradhomog_plugins import _losses, _per_task
+from gradhomog_plugins._per_task import Preferences
 
 
 class STCH(Homogenizer):
@@ -115,7 +115,7 @@ class STCH(Homogenizer):
             # A task without m has y = 0, which gives the sum of logarithms of the warm-up.
             references = torch.where(measured > 0, measured, losses)
             return _exponents(losses.log() - references.log(), self.mu or 1.0), -losses.log()
-        preference = _preferences.preferences("stch: `weights`", self.weights, step)
+        preference = _per_task.preferences("stch: `weights`", self.weights, step)
         ideal = _per_task.numbers("stch: `ideal`", self.ideal, step, default=0.0)
         return _exponents(preference * (losses - ideal), self.mu or 0.1), preference.log()
 

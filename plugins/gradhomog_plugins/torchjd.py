@@ -23,7 +23,7 @@ from gradhomog import (
     Step,
     hookimpl,
 )
-from gradhomog_plugins._dtypes import wide_dtype
+from gradhomog_plugins._columns import wide_dtype
 
 # Values of arguments that have no default in TorchJD: those of the methods' authors.
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {

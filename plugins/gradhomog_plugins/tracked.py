@@ -12,7 +12,6 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 
 from gradhomog import (
-    ConfigError,
     Homogenizer,
     HomogenizerSpec,
     OptionError,
@@ -24,20 +23,16 @@ from gradhomog import (
     jacobian_of_rows,
     keyed,
 )
-from gradhomog_plugins._dtypes import wide_dtype
-from gradhomog_plugins._flat_rows import (
-    Layout,
-    add_difference,
-    flatten,
-    layout_of,
-    moved_average,
-    unflatten,
-    weighted_sum,
-)
-from gradhomog_plugins._inner_method import inner_pipeline
+from gradhomog_plugins import _flat_rows
+from gradhomog_plugins._columns import wide_dtype
+from gradhomog_plugins._inner_method import inner_pipeline, require_same_method
 
 BY_KEY = ("averages", "counts", "seen", "losses", "changes", "weights")
 """Names of the state by key that is removed with a key's average."""
+
+
+UNKNOWN = {"features": "features", "kernel_traces": "traces of kernels"}
+"""Statistics that are known for the tasks of the step only."""
 
 
 class Outcome(NamedTuple):
@@ -99,8 +94,8 @@ class Tracked(Homogenizer):
     State: a row for every key of the last `forget` steps, N × params numbers; with `every` > 1 one more for the
     direction; the other method's state. Rows with other names or shapes restart the averages.
 
-    Cost: one backward pass (`rows="one"`), about seven reads and three writes of a row; in every R-th step a Gramian
-    and a weighted sum of N rows, and the cost of the other method.
+    Cost: one backward pass (`rows="one"`), about seven reads and three writes of a row; in every R-th step N
+    inner products for each new row and a weighted sum of N rows, and the cost of the other method.
 
     Source: Liu, Chu, Thuerey 2024, "ConFIG", arXiv 2408.11104, section 3.3 (M-ConFIG), which is the case
     `tracked(method="config")`; here for any method.
@@ -136,7 +131,13 @@ class Tracked(Homogenizer):
     ) -> None:
         self.method, self.average, self.every, self.order = method, average, every, order
         self.per_step, self.dtype, self.forget = rows, dtype, forget
-        [member] = inner_pipeline(method).members
+        advice = "Methods that act in the network are put before it: 'isi + tracked(method=\"upgrad\")'."
+        [member] = inner_pipeline("tracked", method, ["mix", "rows"], advice).members
+        if unknown := [name for need, name in UNKNOWN.items() if need in member.needs]:
+            raise OptionError(
+                f"tracked: {method!r} reads {unknown[0]}, which are known for the tasks of the step only. Use a "
+                "`method` that reads rows, inner products, norms or losses."
+            )
         self.inner, self._inner_needs, self._replaces_rows = member.homogenizer, member.needs, member.stage == "rows"
         self._act = member.act  # validated, in the scale of `method`
         self._max_tasks = member.spec.max_tasks if member.spec is not None else None
@@ -146,7 +147,7 @@ class Tracked(Homogenizer):
                 f"tracked: `every` must be 1 for {method!r}, which replaces rows and has no weights to keep; got "
                 f"{every}."
             )
-        self.layout: Layout = {}
+        self.layout: _flat_rows.Layout = {}
         self.averages: dict[str, Tensor] = {}
         self.slots: dict[str, int] = {}
         self.counts: dict[str, int] = {}
@@ -155,6 +156,7 @@ class Tracked(Homogenizer):
         self.changes: dict[str, float] = {}
         self.weights: dict[str, float] = {}
         self.direction = torch.empty(0)
+        self._products: tuple[Sequence[Tensor], Tensor] = [], torch.empty(0, 0)  # of the averages; a memo, no state
         self.steps = 0
         self.weighted = 0
 
@@ -174,7 +176,8 @@ class Tracked(Homogenizer):
 
     def rows(self, step: Step) -> StageResult:
         like = step.jacobian.row_like()
-        layout, wide = layout_of(like), wide_dtype(*like.values())
+        layout: _flat_rows.Layout = {name: list(value.shape) for name, value in like.items()}
+        wide = wide_dtype(*like.values())
         state: dict[str, Any] = {name: dict(getattr(self, name)) if layout == self.layout else {} for name in BY_KEY}
         state["slots"] = dict(self.slots)
         state["averages"] = averages = {key: value.to(step.device) for key, value in state["averages"].items()}
@@ -183,7 +186,7 @@ class Tracked(Homogenizer):
         for key, (task, row) in self._rows_by_key(step):
             count = state["counts"][key] = state["counts"].get(key, 0) + 1
             updated[key] = share = (1 - self.average) / (1 - self.average**count)
-            averages[key] = moved_average(known.get(key), row, share, kept_dtype, wide)
+            averages[key] = _flat_rows.moved_average(known.get(key), row, share, kept_dtype, wide)
             state["seen"][key] = self.steps
             if key not in state["slots"]:
                 free = (number for number in itertools.count() if number not in state["slots"].values())
@@ -201,14 +204,14 @@ class Tracked(Homogenizer):
         else:  # Σ_i w_i m_i / N changes with the averages of this step only
             direction = self.direction.to(step.device, copy=True)
             for key in updated:
-                add_difference(direction, averages[key], known[key], state["weights"][key] / len(order))
+                _flat_rows.add_difference(direction, averages[key], known[key], state["weights"][key] / len(order))
         if self.order == "need":
             for key, share in updated.items():
                 change = averages[key].to(wide) - known.get(key, 0.0)
                 state["changes"][key] = abs(state["weights"][key]) * as_jacobian(change[None]).norms().item() / share
         kept = direction.clone() if self.every > 1 else direction[:0]  # a copy: the optimizer may change `.grad`
         state |= {"layout": layout, "direction": kept, "steps": self.steps + 1, "weighted": weighted}
-        parts = {name: part.to(like[name].dtype) for name, part in unflatten(direction, layout).items()}
+        parts = {name: part.to(like[name].dtype) for name, part in _flat_rows.unflatten(direction, layout).items()}
         return StageResult(step.jacobian.repeat(parts), Outcome(state, inner_step), converged)
 
     def update(self, step: Step) -> Mapping[str, Any]:
@@ -225,10 +228,7 @@ class Tracked(Homogenizer):
         return own if inner_step is None else {**own, **self.inner.measured(inner_step)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state.get("method", self.method) != self.method:
-            raise ConfigError(
-                f"tracked: the state was saved with `method` {state['method']!r}; this homogenizer has {self.method!r}."
-            )
+        require_same_method("tracked", self.method, state)
         super().load_state_dict(state)
 
     def _urgency(self, key: str) -> tuple[float, int]:
@@ -256,17 +256,20 @@ class Tracked(Homogenizer):
                 state[name].pop(key, None)
 
     def _apply(
-        self, step: Step, layout: Layout, state: Mapping[str, Any], order: Sequence[str], wide: torch.dtype
+        self, step: Step, layout: _flat_rows.Layout, state: Mapping[str, Any], order: Sequence[str], wide: torch.dtype
     ) -> tuple[Tensor, list[float], Step, bool]:
         """Return direction and weights of the other method for all averages, its step, and whether it converged."""
         vectors = [state["averages"][key] for key in order]
-        rows = [unflatten(vector, layout) for vector in vectors]
+        rows = [_flat_rows.unflatten(vector, layout) for vector in vectors]
         losses = None
         if state["losses"]:
             losses = torch.tensor([state["losses"][key] for key in order], dtype=torch.float64)
         reads_rows = "jacobian" in self._inner_needs
         stacked = {name: torch.stack([row[name] for row in rows]).to(wide) for name in layout} if reads_rows else {}
         jacobian = as_jacobian(stacked) if reads_rows else jacobian_of_rows(rows)
+        if "gramian" in self._inner_needs and not reads_rows:
+            self._products = vectors, _flat_rows.gramian(vectors, *self._products)
+            jacobian.total_gramian = self._products[1]
         named = bool(step.keys[0].domain)
         tasks = tuple(TaskKey(state["slots"][key], key if named else "") for key in order)
         if self._max_tasks is not None and len(tasks) > self._max_tasks:
@@ -277,10 +280,11 @@ class Tracked(Homogenizer):
             raise OptionError("tracked: the square of a row's norm overflows float64. Divide the losses by a constant.")
         inner_step = inner_step.with_aux(result.aux)
         if self._replaces_rows:
-            return flatten(result.value.mean(), wide), [1.0] * len(order), inner_step, result.converged
+            mean = torch.cat([part.reshape(-1) for part in result.value.mean().values()]).to(wide)
+            return mean, [1.0] * len(order), inner_step, result.converged
         weights = (result.value if result.value.dim() == 1 else result.value.sum(0)).tolist()
         shares = [weight / len(order) for weight in weights]
-        return weighted_sum(vectors, shares, wide), weights, inner_step, result.converged
+        return _flat_rows.weighted_sum(vectors, shares, wide), weights, inner_step, result.converged
 
 
 @hookimpl

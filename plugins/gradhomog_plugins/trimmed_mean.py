@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Jacobian, OptionError, Step, hookimpl
 from gradhomog_plugins import _columns
-from gradhomog_plugins._dtypes import wide_dtype
+from gradhomog_plugins._columns import wide_dtype
 
 
 class TrimmedMean(Homogenizer):

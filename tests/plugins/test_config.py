@@ -135,13 +135,3 @@ def test_derivatives_beside_a_zero_row_are_finite():
     [curvature] = torch.autograd.grad(slope.sum(), rows)
     assert slope.isfinite().all()
     assert curvature.isfinite().all()
-
-
-@pytest.mark.parametrize("length", ["projection", "min", "max", "harmonic", "arithmetic", "geometric"])
-def test_the_weights_run_under_vmap_and_compile(length):
-    rows = random_rows(12, 7).reshape(3, 4, 7)
-    gramians = rows @ rows.transpose(1, 2)
-    each = torch.stack([conflict_free_weights(gramian, length) for gramian in gramians])
-    torch.testing.assert_close(torch.func.vmap(lambda gramian: conflict_free_weights(gramian, length))(gramians), each)
-    compiled = torch.compile(conflict_free_weights, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(gramians[0], length), each[0])

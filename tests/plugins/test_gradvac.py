@@ -189,15 +189,3 @@ def test_derivatives_are_finite_beside_zero_equal_and_opposite_rows():
     [curvature] = torch.autograd.grad(slope.sum(), rows)
     assert slope.isfinite().all()
     assert curvature.isfinite().all()
-
-
-def test_the_mixing_matrix_runs_under_vmap_and_compile():
-    rows = random_rows(12, 7).reshape(3, 4, 7)
-    gramians = rows @ rows.transpose(1, 2)
-
-    def mixing(gramian):
-        return raise_cosines(gramian, ORDERS, TARGETS, 22.0)[0]
-
-    each = torch.stack([mixing(gramian) for gramian in gramians])
-    torch.testing.assert_close(torch.func.vmap(mixing)(gramians), each)
-    torch.testing.assert_close(torch.compile(mixing, fullgraph=True, backend="eager")(gramians[0]), each[0])

@@ -146,12 +146,3 @@ def test_derivatives_beside_a_zero_row_are_finite():
     [curvature] = torch.autograd.grad(slope.sum(), rows)
     assert slope.isfinite().all()
     assert curvature.isfinite().all()
-
-
-def test_the_weights_run_under_vmap_and_compile():
-    rows = random_rows(12, 7).reshape(3, 4, 7)
-    gramians = rows @ rows.transpose(1, 2)
-    each = torch.stack([impartial_weights(gramian) for gramian in gramians])
-    torch.testing.assert_close(torch.func.vmap(impartial_weights)(gramians), each)
-    compiled = torch.compile(impartial_weights, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(gramians[0]), each[0])

@@ -10,6 +10,7 @@ import torch
 import gradhomog
 from gradhomog import OptionError
 from gradhomog.registry import installed
+from gradhomog.step.step import make_step
 
 STATEFUL = [
     "cr_mogm(method='mgda')",
@@ -69,9 +70,8 @@ def batches(tasks, steps):
 def step(pipe, rows, losses, index, names=None, slots=None):
     """The direction of a step of some of the tasks, in the order of `index`."""
     domains = None if names is None else [names[task] for task in index]
-    pending = pipe.compute(
-        rows[index], losses[index], domains=domains, slots=slots, kernel_traces=rows[index].square().sum(1)
-    )
+    traces = rows[index].square().sum(1)
+    pending = pipe.compute(make_step(rows[index], losses[index], domains=domains, slots=slots, kernel_traces=traces))
     pending.commit()
     return pending.result.direction[""]
 

@@ -16,7 +16,7 @@ from gradhomog.testing import jacobians
 def mixing(text, rows):
     """The homogenized rows, by the mixing matrix that the stage returns."""
     [method] = gradhomog.pipeline(text)
-    step = gradhomog.Step(tuple(map(gradhomog.TaskKey, range(len(rows)))), 0, gradhomog.as_jacobian(rows))
+    step = gradhomog.Step(tuple(map(gradhomog.TaskKey, range(len(rows)))), gradhomog.as_jacobian(rows))
     found = method.mix(step)
     return (torch.diag(found) if found.dim() == 1 else found).to(rows) @ rows
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradhomog_plugins._rotations.by_key import updated_state
+from gradhomog_plugins._rotations.base import updated_state
 from gradhomog_plugins._rotations.geodesic import Geodesic
 from gradhomog_plugins._rotations.plane import Plane
 

@@ -12,6 +12,8 @@ from torchjd.aggregation import UPGrad
 
 import gradhomog
 from gradhomog import ConfigError, Homogenizer, NotDifferentiableError, OptionError, TaskKey
+from gradhomog.step.step import make_step
+from gradhomog_plugins._flat_rows import gramian
 
 
 def random_rows(steps, tasks, params, seed=0):
@@ -20,7 +22,7 @@ def random_rows(steps, tasks, params, seed=0):
 
 def step_of(pipe, row, slot, losses=None, **options):
     """One step in which only one task is present."""
-    pending = pipe.compute(row[None], losses, slots=[slot], **options)
+    pending = pipe.compute(make_step(row[None], losses, slots=[slot]), **options)
     pending.commit()
     return pending.result.direction[""]
 
@@ -106,7 +108,7 @@ def test_several_rows_per_step_are_chosen_in_turn_and_averaged():
         order.append(chosen)
         for slot in chosen:
             averages.add(slot, rows[slot])
-        pending = pipe.compute(rows[list(chosen)], slots=chosen)
+        pending = pipe.compute(make_step(rows[list(chosen)], slots=chosen))
         pending.commit()
         expected = gradhomog.pipeline("pcgrad(order='fixed')").combine(averages.rows())
         torch.testing.assert_close(pending.result.direction[""], expected)
@@ -189,7 +191,8 @@ def test_all_tasks_of_one_domain_are_chosen_and_their_mean_row_is_averaged():
         chosen = pipe.choose(keys)
         assert chosen == ((0, 2) if number % 2 == 0 else (1,))
         averages.add(number % 2, rows[list(chosen)].mean(0))
-        pending = pipe.compute(rows[list(chosen)], slots=chosen, domains=[keys[place].domain for place in chosen])
+        domains = [keys[place].domain for place in chosen]
+        pending = pipe.compute(make_step(rows[list(chosen)], slots=chosen, domains=domains))
         pending.commit()
         expected = gradhomog.pipeline("upgrad").combine(averages.rows())
         torch.testing.assert_close(pending.result.direction[""], expected)
@@ -228,7 +231,7 @@ def test_training_continues_bit_for_bit_from_a_saved_state(text):
         for rows in random_rows(10, 3, 5)[start : start + 5].float():
             chosen = list(pipe.choose(3))
             assert list(pipe.choose(3)) == chosen
-            pending = pipe.compute(rows[chosen], rows[chosen, 0].abs() + 0.1, slots=chosen)
+            pending = pipe.compute(make_step(rows[chosen], rows[chosen, 0].abs() + 0.1, slots=chosen))
             pending.commit()
             found.append(pending.result.direction[""])
         return torch.stack(found)
@@ -331,7 +334,7 @@ def test_an_invalid_option_raises(options, message):
 
 def step_by_name(pipe, row, name, slot=0, losses=None):
     """One step in which only one task is present, which has a name."""
-    pending = pipe.compute(row[None], losses, slots=[slot], domains=[name])
+    pending = pipe.compute(make_step(row[None], losses, slots=[slot], domains=[name]))
     pending.commit()
     return pending.result.direction[""]
 
@@ -432,3 +435,15 @@ def test_without_tracked_all_tasks_are_chosen():
     assert gradhomog.pipeline("none").choose(["a", "b"]) == ("a", "b")
     with pytest.raises(OptionError, match="`tasks` must be different names; got \\['a', 'a'\\]"):
         gradhomog.pipeline("none").choose(["a", "a"])
+
+
+def test_inner_products_of_averages_that_are_kept_or_new_are_exact_in_every_unit():
+    sizes = [1.0, 1e-25, 1e18, 0.0, 3.0]
+    rows = [size * torch.randn(70_000, generator=torch.Generator().manual_seed(i)) for i, size in enumerate(sizes)]
+    before = gramian(rows[:4], [], torch.empty(0, 0))
+    found = gramian([rows[4], *rows[1:4]], rows[:4], before)
+    exact = torch.stack([rows[4], *rows[1:4]]).double()
+    norms = exact.norm(dim=1)
+    error = found - exact @ exact.T
+    assert (error.abs() <= 1e-6 * norms[:, None] * norms).all()
+    assert torch.equal(found[1:, 1:], before[1:, 1:])

@@ -124,3 +124,11 @@ def test_float32_rows_that_are_opposite_are_projected(opposite):
 def test_a_vector_of_another_length_raises():
     with pytest.raises(OptionError, match=r"`weights` must contain one number for each of the 4 rows .*; got \(3,\)"):
         dual_cone_weights(torch.eye(4), torch.ones(3))
+
+
+def test_programs_of_many_rows_that_conflict_meet_the_conditions():
+    rows = torch.randn(100, 150, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    each = torch.eye(100, dtype=torch.float64)
+    solution = dual_cone_weights(rows @ rows.T, each)
+    assert solution.converged.all()
+    assert max(violation(rows @ rows.T, u, v) for u, v in zip(each, solution.weights, strict=True)) < 1e-9

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradhomog_plugins._dtypes import wide_dtype
+from gradhomog_plugins._columns import wide_dtype
 
 Shift = tuple[int, ...]
 
