@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
@@ -191,22 +190,14 @@ def as_matrix(block: Tensor) -> Tensor:
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """True if no tensor contains NaN or infinity. Cost: one read, and one transfer from each device."""
-    tensors, small, parts = list(tensors), list[Tensor](), list[Tensor]()
-    if len(set(map(operator.attrgetter("is_cpu"), tensors))) > 1:  # losses on the CPU, a direction on a GPU
-        return all(all_finite([tensor for tensor in tensors if tensor.is_cpu == is_cpu]) for is_cpu in (True, False))
-    for tensor in tensors:
-        (small if tensor.numel() <= SMALL_TENSOR else parts).append(tensor.detach().reshape(-1))
-    if small:
-        parts.append(torch.cat(small))
-    total: Tensor | None = None
-    for value in parts:
-        # A sum takes 1/25 of the time of torch.isfinite (measured).
-        part = value.sum() if value.dtype.itemsize >= 4 else row_sums(value[None])[0]
-        total = part if total is None else total + part
-    if total is None or math.isfinite(total):
-        return True
-    return all(map(is_finite, tensors))  # finite numbers may add up to infinity
+    """True if no tensor contains NaN or infinity. Cost: one read, and one transfer from each other device."""
+    tensors = list(tensors)
+    # A sum takes 1/25 of the time of torch.isfinite (measured).
+    sums = [sum_of(tensor.detach()) for tensor in tensors]
+    total = sum(float(one) for one in sums if one.is_cpu)
+    if elsewhere := [one.double() for one in sums if not one.is_cpu]:
+        total += float(torch.stack(elsewhere).sum())
+    return math.isfinite(total) or all(map(is_finite, tensors))  # finite numbers may add up to infinity
 
 
 def finite_rows(sums: Tensor, row: Callable[[int], Mapping[str, Tensor]]) -> list[bool]:
@@ -220,6 +211,11 @@ def finite_rows(sums: Tensor, row: Callable[[int], Mapping[str, Tensor]]) -> lis
         math.isfinite(total) or all(is_finite(part) for part in row(task).values())
         for task, total in enumerate(sums.tolist())
     ]
+
+
+def sum_of(tensor: Tensor) -> Tensor:
+    """Return the sum of all elements; of half precision in float32."""
+    return tensor.sum() if tensor.dtype.itemsize >= 4 else row_sums(tensor.reshape(1, -1))[0]
 
 
 def row_sums(matrix: Tensor) -> Tensor:
