@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import io
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -206,6 +208,67 @@ def test_a_step_calls_few_functions(text: str, calls: int, files: int) -> None:
     seen = [name for name in seen if name != __file__]
     assert 0 < len(seen) <= calls
     assert len(set(seen)) <= files
+
+
+BUDGETS = {
+    "gradhomog": 318,
+    "gradhomog/autograd": 2396,
+    "gradhomog/cli": 1173,
+    "gradhomog/diagnosis": 1282,
+    "gradhomog/experiments": 11355,
+    "gradhomog/learners": 756,
+    "gradhomog/ranks": 504,
+    "gradhomog/registry": 753,
+    "gradhomog/rows": 626,
+    "gradhomog/scaffold": 179,
+    "gradhomog/solvers": 493,
+    "gradhomog/step": 1286,
+    "gradhomog/testing": 3470,
+    "plugins": 4436,
+    "adapters": 4091,
+    "tests": 41509,
+}
+"""The largest number of lines of code in each folder, without its packages that are listed too.
+
+The numbers only go down; a commit that raises one states the reason.
+"""
+
+WITHOUT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+
+
+def lines_of_code(text: str) -> int:
+    """Return the number of lines with a token of the program, without docstrings, comments and blank lines."""
+    documentation = set[int]()
+    for node in ast.walk(ast.parse(text)):
+        body = getattr(node, "body", None)
+        for entry in body if isinstance(body, list) else ():
+            if (
+                isinstance(entry, ast.Expr)
+                and isinstance(entry.value, ast.Constant)
+                and isinstance(entry.value.value, str)
+            ):
+                documentation.update(range(entry.lineno, (entry.end_lineno or 0) + 1))
+    lines = set[int]()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in WITHOUT_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return len(lines - documentation)
+
+
+def test_lines_of_code_are_counted_without_documentation_and_comments() -> None:
+    text = '"""A\nmodule."""\n\nimport a  # why\n\n\ndef f(\n    x,\n):\n    """Doc."""\n    # comment\n    return x\n'
+    assert lines_of_code(text) == 5
+
+
+@pytest.mark.parametrize("folder", BUDGETS)
+def test_a_folder_keeps_its_budget_of_lines_of_code(folder: str) -> None:
+    within = [other for other in BUDGETS if other.startswith(f"{folder}/")]
+    paths = [
+        path
+        for path in (ROOT / folder).rglob("*.py")
+        if not source_name(path).startswith(tuple(f"{o}/" for o in within))
+    ]
+    assert sum(lines_of_code(path.read_text(encoding="utf-8")) for path in paths) <= BUDGETS[folder]
 
 
 def keywords(path: Path, *functions: str) -> Iterator[tuple[str, dict[str, str]]]:

@@ -66,21 +66,22 @@ class Reachability:
                 child = edge[0]
                 if child is None:
                     continue
-                child_bits = found.get(child) if edge not in stops else stops[edge]
+                child_bits = stops.get(edge)
+                child_bits = found.get(child) if child_bits is None else child_bits
                 if child_bits is None:
-                    if child.next_functions:
-                        stack.append(child)
-                        complete = False
-                        continue
-                    # The name is checked, because a custom autograd function may also have an attribute `variable`.
-                    accumulates = child.name().endswith("AccumulateGrad")
-                    child_bits = found[child] = self._leaf(child.variable) if accumulates else 0
+                    stack.append(child)
+                    complete = False
+                    continue
                 bits |= child_bits
                 if isinstance(child, BackwardCFunction) and edge not in stops:
                     self.functions.setdefault(child, set()).add(edge[1])
-            if complete:
-                found[node] = bits
-                stack.pop()
+            if not complete:
+                continue
+            # The node's name is checked, because a custom autograd function may also have an attribute `variable`.
+            if not node.next_functions and node.name().endswith("AccumulateGrad"):
+                bits = self._leaf(node.variable)
+            found[node] = bits
+            stack.pop()
         return found[tensor.grad_fn]
 
     def tensors(self, bits: int) -> list[Tensor]:
