@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 from gradhomog.terminal import escape_controls
 
+LEVEL = 0.95
+"""The confidence level of all intervals in tables and figures."""
+
 
 def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines with columns padded to equal width, and a rule below the header; the `±` of a column are aligned."""

@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from gradhomog.errors import OptionError
-
-LEVEL = 0.95
-"""The confidence level of all intervals in tables and figures."""
+from gradhomog.text_table import LEVEL
 
 MIN_BATCHES = 3
 """Without one of three batches, two remain: the fewest that have a pair of different batches."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradhomog.diagnosis.estimate_text import interval
-from gradhomog.diagnosis.estimates import LEVEL, student_quantile
+from gradhomog.diagnosis.estimates import student_quantile
 from gradhomog.diagnosis.result import DiagnosisResult
+from gradhomog.text_table import LEVEL
 
 NEGLIGIBLE = 0.1
 """Cosines and correlations within ± this number have no practical effect: two gradients of equal norm at cosine −0.1

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradhomog.diagnosis.estimates import LEVEL
 from gradhomog.errors import OptionError
+from gradhomog.text_table import LEVEL
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradhomog.diagnosis.estimates import LEVEL
 from gradhomog.errors import OptionError
+from gradhomog.text_table import LEVEL
 
 
 @dataclass(frozen=True)
