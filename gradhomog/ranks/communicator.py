@@ -94,14 +94,8 @@ class Communicator:
         return [count]
 
     def examples(self, slots: Sequence[int]) -> list[float]:
-        """Return the number of examples of each task on this rank, which multiplies its loss; 1 by default.
-
-        0 for a task beyond the end of the list; that error is raised later, when the names of all tasks are known.
-        """
-        given = 1.0 if self.ranks.examples is None else self.ranks.examples
-        if isinstance(given, int | float):
-            return [float(given)] * len(slots)
-        return [float(given[slot]) if slot < len(given) else 0.0 for slot in slots]
+        """Return the number of examples of each task on this rank, which multiplies its loss; 1 for one rank."""
+        return [1.0] * len(slots)
 
 
 class GroupCommunicator(Communicator):
@@ -117,6 +111,16 @@ class GroupCommunicator(Communicator):
         # For each type of device, such as "cpu:gloo,cuda:nccl"; the backend itself can be "undefined".
         self._backends = str(dist.get_backend_config(self.group)).split(",")
         self._device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+
+    def examples(self, slots: Sequence[int]) -> list[float]:
+        """Return the number of examples of each task on this rank, which multiplies its loss; 1 by default.
+
+        0 for a task beyond the end of the list; that error is raised later, when the names of all tasks are known.
+        """
+        given = 1.0 if self.ranks.examples is None else self.ranks.examples
+        if isinstance(given, int | float):
+            return [float(given)] * len(slots)
+        return [float(given[slot]) if slot < len(given) else 0.0 for slot in slots]
 
     @contextmanager
     def raise_together(self) -> Iterator[None]:

@@ -602,3 +602,15 @@ def test_one_pass_writes_the_gradient_that_autograd_returned_without_a_copy(name
     net.weight.register_hook(lambda grad: returned.append(grad.data_ptr()))
     gradhomog.backward(losses, pipe, parameters=net)
     assert returned == [net.weight.grad.data_ptr()]
+
+
+@pytest.mark.parametrize("examples", [64, [1, 5]])
+def test_numbers_of_examples_have_no_effect_in_one_process(examples):
+    def gradient(group):
+        torch.manual_seed(0)
+        net = nn.Linear(3, 2)
+        losses = net(torch.randn(4, 3)).square().mean(0)
+        gradhomog.backward(losses, gradhomog.pipeline("pcgrad"), parameters=net, group=group)
+        return net.weight.grad
+
+    torch.testing.assert_close(gradient(gradhomog.Ranks("batch", examples=examples)), gradient(None))
