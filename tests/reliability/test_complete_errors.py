@@ -44,9 +44,9 @@ def test_all_wrong_keys_of_a_run_file_are_named(tmp_path: Path) -> None:
 
 def test_all_wrong_values_of_lists_are_named() -> None:
     with pytest.raises(
-        ConfigError, match=r"(?s)`domains.test` must have at least one entry.*must be from 0 to .* got -1"
+        ConfigError, match=r"(?s)`domains.test` must have at least one entry.*`seeds` must not contain duplicates"
     ):
-        load(None, ["domains.test=[]", "seeds=[-1]"])
+        load(None, ["domains.test=[]", "seeds=[1, 1]"])
 
 
 def test_a_single_error_is_not_a_list() -> None:
