@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Unpack
 
 import torch
@@ -12,8 +11,7 @@ from gradhomog import LearnerSpec, OptionError, hookimpl
 from gradhomog_adapters._mamlpp import clamp_step, rates
 from gradhomog_adapters._network import Parameters, call_learner_module, learner_parameter
 from gradhomog_adapters._option_types import CountOrZero, NonNegative, Positive
-from gradhomog_adapters.execution import Execution, ExecutionOptions
-from gradhomog_adapters.maml import MAML, Tensors
+from gradhomog_adapters.maml import MAML, InnerLoopOptions, Tensors
 
 
 class ALFA(MAML):
@@ -65,18 +63,10 @@ class ALFA(MAML):
         inner_lr: Positive = 0.01,
         inner_weight_decay: NonNegative = 5e-4,
         inner_steps: CountOrZero = 5,
-        test_steps: CountOrZero | None = None,
-        first_order: bool = False,
-        adapt: str | Sequence[str] = "*",
         seed: int = 0,
-        loss: Any = None,
-        execution: Execution | None = None,
-        **keywords: Unpack[ExecutionOptions],
+        **options: Unpack[InnerLoopOptions],
     ) -> None:
-        super().__init__(
-            encoder, head, homogenizers, inner="sgd", inner_lr=1.0, inner_steps=inner_steps, test_steps=test_steps,
-            first_order=first_order, adapt=adapt, loss=loss, execution=Execution.of(execution, keywords),
-        )  # fmt: skip
+        super().__init__(encoder, head, homogenizers, inner="sgd", inner_lr=1.0, inner_steps=inner_steps, **options)
         width = 2 * len(self.adapted)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

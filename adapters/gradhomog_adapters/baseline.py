@@ -22,8 +22,18 @@ from gradhomog_adapters._gradients import detach_all
 from gradhomog_adapters._metric import MetricLearner, check_classification, feature_shape
 from gradhomog_adapters._network import Parameters
 from gradhomog_adapters._option_types import Count, CountOrZero, Positive
-from gradhomog_adapters.execution import Execution, ExecutionOptions
-from gradhomog_adapters.few_shot import Query, Support
+from gradhomog_adapters.few_shot import LearnerOptions, Query, Support
+
+
+class BaselineOptions(LearnerOptions, total=False):
+    """Keywords of `Baseline`."""
+
+    classes: Count | None
+    input_shape: Sequence[int] | None
+    test_lr: Positive
+    test_epochs: CountOrZero
+    test_batch: Count
+    seed: CountOrZero
 
 
 class Baseline(MetricLearner):
@@ -77,11 +87,9 @@ class Baseline(MetricLearner):
         test_epochs: CountOrZero = 100,
         test_batch: Count = 4,
         seed: CountOrZero = 0,
-        loss: Any = None,
-        execution: Execution | None = None,
-        **keywords: Unpack[ExecutionOptions],
+        **options: Unpack[LearnerOptions],
     ) -> None:
-        super().__init__(encoder, head, homogenizers, loss=loss, execution=execution, **keywords)
+        super().__init__(encoder, head, homogenizers, **options)
         self.classes, self.seed = classes, seed
         self.test_lr, self.test_epochs, self.test_batch = test_lr, test_epochs, test_batch
         features = math.prod(feature_shape(self, input_shape))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Unpack
 
 import torch
@@ -10,9 +9,8 @@ from torch import nn
 
 from gradhomog import LearnerSpec, hookimpl
 from gradhomog_adapters._classifiers import CosineClassifier
-from gradhomog_adapters._option_types import Count, CountOrZero, Positive
-from gradhomog_adapters.baseline import Baseline
-from gradhomog_adapters.execution import Execution, ExecutionOptions
+from gradhomog_adapters._option_types import Positive
+from gradhomog_adapters.baseline import Baseline, BaselineOptions
 
 
 class BaselinePP(Baseline):
@@ -45,22 +43,11 @@ class BaselinePP(Baseline):
         head: nn.Module,
         homogenizers: Any = None,
         *,
-        classes: Count | None = None,
         scale: Positive | None = None,
-        input_shape: Sequence[int] | None = None,
-        test_lr: Positive = 0.01,
-        test_epochs: CountOrZero = 100,
-        test_batch: Count = 4,
-        seed: CountOrZero = 0,
-        loss: Any = None,
-        execution: Execution | None = None,
-        **keywords: Unpack[ExecutionOptions],
+        **options: Unpack[BaselineOptions],
     ) -> None:
         self.scale = scale  # the base class makes a classifier
-        super().__init__(
-            encoder, head, homogenizers, classes=classes, input_shape=input_shape, test_lr=test_lr,
-            test_epochs=test_epochs, test_batch=test_batch, seed=seed, loss=loss, execution=execution, **keywords,
-        )  # fmt: skip
+        super().__init__(encoder, head, homogenizers, **options)
 
     def make_classifier(self, features: int, outputs: int, generator: torch.Generator | None = None) -> nn.Module:
         return CosineClassifier(features, outputs, self.scale, generator)

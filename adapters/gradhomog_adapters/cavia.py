@@ -13,8 +13,7 @@ from gradhomog_adapters._inner_optimizer import Inner
 from gradhomog_adapters._network import Parameters, learner_parameter
 from gradhomog_adapters._network_mode import Statistics
 from gradhomog_adapters._option_types import Count, CountOrZero, Positive
-from gradhomog_adapters.execution import Execution, ExecutionOptions
-from gradhomog_adapters.few_shot import Query, Support
+from gradhomog_adapters.few_shot import LearnerOptions, Query, Support
 from gradhomog_adapters.maml import MAML
 
 CONTEXT = "task.context"
@@ -72,13 +71,11 @@ class CAVIA(MAML):
         test_steps: CountOrZero | None = None,
         first_order: bool = False,
         seed: int = 0,
-        loss: Any = None,
-        execution: Execution | None = None,
-        **keywords: Unpack[ExecutionOptions],
+        **options: Unpack[LearnerOptions],
     ) -> None:
         super().__init__(
             encoder, head, homogenizers, inner=inner, inner_lr=inner_lr, inner_steps=inner_steps,
-            test_steps=test_steps, first_order=first_order, loss=loss, execution=Execution.of(execution, keywords),
+            test_steps=test_steps, first_order=first_order, **options,
         )  # fmt: skip
         self.context, self.on, self.adapted = context, on, [CONTEXT]
         self._adapts_encoder = on == "inputs"

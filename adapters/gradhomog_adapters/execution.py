@@ -96,10 +96,7 @@ class Execution(ValidatedConstructor):
 
         Raises:
             OptionError: both were given, or `execution` is not an `Execution`.
-            TypeError: a keyword is not a field.
         """
-        if unknown := sorted(set(keywords) - set(cls.__dataclass_fields__)):
-            raise TypeError(f"got an unexpected keyword argument {unknown[0]!r}")
         if execution is None:
             return cls(**keywords)
         if not isinstance(execution, cls):

@@ -31,7 +31,14 @@ from gradhomog_adapters._recompute import InnerStep, recompute_step
 from gradhomog_adapters._vectorized import VectorizedRows
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 
-__all__ = ["FewShotLearner", "Query", "Support"]
+__all__ = ["FewShotLearner", "LearnerOptions", "Query", "Support"]
+
+
+class LearnerOptions(ExecutionOptions, total=False):
+    """Keywords of every learner, which a subclass passes on to `FewShotLearner`."""
+
+    loss: Any
+    execution: Execution | None
 
 
 EvaluationPoints = Callable[[Parameters, "Support"], Sequence[Parameters]]

@@ -16,8 +16,7 @@ from gradhomog_adapters._gradients import Operator, detach_all, zeros_for_missin
 from gradhomog_adapters._inner_optimizer import Inner
 from gradhomog_adapters._network import Parameters
 from gradhomog_adapters._option_types import Count, CountOrZero, NonNegative, Positive
-from gradhomog_adapters.execution import Execution, ExecutionOptions
-from gradhomog_adapters.few_shot import QueryRow, Support
+from gradhomog_adapters.few_shot import LearnerOptions, QueryRow, Support
 from gradhomog_adapters.maml import MAML, Tensors
 
 START = "start."
@@ -100,13 +99,11 @@ class IMAML(MAML):
         damping: NonNegative = 0.0,
         max_norm_ratio: Annotated[float, Ge(1), Le(math.inf)] = 2.0,
         adapt: str | Sequence[str] = "*",
-        loss: Any = None,
-        execution: Execution | None = None,
-        **keywords: Unpack[ExecutionOptions],
+        **options: Unpack[LearnerOptions],
     ) -> None:
         super().__init__(
             encoder, head, homogenizers, inner=inner, inner_lr=inner_lr, inner_steps=inner_steps,
-            test_steps=test_steps, adapt=adapt, loss=loss, execution=Execution.of(execution, keywords),
+            test_steps=test_steps, adapt=adapt, **options,
         )  # fmt: skip
         self.proximal, self.cg_steps, self.damping, self.max_norm_ratio = proximal, cg_steps, damping, max_norm_ratio
         self.order = "none"  # inner steps are not differentiated: the row depends only on their result

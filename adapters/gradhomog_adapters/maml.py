@@ -12,10 +12,25 @@ from gradhomog import LearnerSpec, hookimpl
 from gradhomog_adapters._inner_optimizer import Inner, check_recomputable, make_inner_optimizer
 from gradhomog_adapters._network import Parameters, match_names
 from gradhomog_adapters._option_types import CountOrZero, Positive
-from gradhomog_adapters.execution import Execution, ExecutionOptions
-from gradhomog_adapters.few_shot import FewShotLearner, Support
+from gradhomog_adapters.few_shot import FewShotLearner, LearnerOptions, Support
 
 Tensors = dict[str, Tensor]
+
+
+class InnerLoopOptions(LearnerOptions, total=False):
+    """Keywords of `MAML` that learners with a fixed inner optimizer pass on to it."""
+
+    test_steps: CountOrZero | None
+    first_order: bool
+    adapt: str | Sequence[str]
+
+
+class MAMLOptions(InnerLoopOptions, total=False):
+    """Keywords of `MAML`."""
+
+    inner: Inner
+    inner_lr: Positive
+    inner_steps: CountOrZero
 
 
 class MAML(FewShotLearner):
@@ -84,11 +99,9 @@ class MAML(FewShotLearner):
         test_steps: CountOrZero | None = None,
         first_order: bool = False,
         adapt: str | Sequence[str] = "*",
-        loss: Any = None,
-        execution: Execution | None = None,
-        **keywords: Unpack[ExecutionOptions],
+        **options: Unpack[LearnerOptions],
     ) -> None:
-        super().__init__(encoder, head, homogenizers, loss=loss, execution=execution, **keywords)
+        super().__init__(encoder, head, homogenizers, **options)
         self.inner_steps, self.test_steps = inner_steps, test_steps
         self.first_order, self.order = first_order, "first" if first_order else "second"
         self.inner = make_inner_optimizer(inner, inner_lr)

@@ -11,8 +11,7 @@ from torch import nn
 from gradhomog import LearnerSpec, OptionError, hookimpl
 from gradhomog_adapters._network import Parameters, learner_parameter, parameter_module
 from gradhomog_adapters._option_types import CountOrZero
-from gradhomog_adapters.execution import Execution, ExecutionOptions
-from gradhomog_adapters.maml import MAML, Tensors
+from gradhomog_adapters.maml import MAML, InnerLoopOptions, Tensors
 
 
 class MetaSGD(MAML):
@@ -55,18 +54,10 @@ class MetaSGD(MAML):
         *,
         rates: float | Sequence[float] = (0.005, 0.1),
         inner_steps: CountOrZero = 1,
-        test_steps: CountOrZero | None = None,
-        first_order: bool = False,
-        adapt: str | Sequence[str] = "*",
         seed: int = 0,
-        loss: Any = None,
-        execution: Execution | None = None,
-        **keywords: Unpack[ExecutionOptions],
+        **options: Unpack[InnerLoopOptions],
     ) -> None:
-        super().__init__(
-            encoder, head, homogenizers, inner="sgd", inner_lr=1.0, inner_steps=inner_steps, test_steps=test_steps,
-            first_order=first_order, adapt=adapt, loss=loss, execution=Execution.of(execution, keywords),
-        )  # fmt: skip
+        super().__init__(encoder, head, homogenizers, inner="sgd", inner_lr=1.0, inner_steps=inner_steps, **options)
         bounds = [rates, rates] if isinstance(rates, (int, float)) else list(rates)
         if len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1] < float("inf"):
             raise OptionError(f"`rates` must be a number, or two in increasing order, not negative; got {rates!r}.")

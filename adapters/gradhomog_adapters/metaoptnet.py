@@ -11,8 +11,7 @@ from gradhomog import LearnerSpec, OptionError, hookimpl
 from gradhomog_adapters._metric import MetricLearner
 from gradhomog_adapters._network import Parameters
 from gradhomog_adapters._option_types import Positive
-from gradhomog_adapters.execution import Execution, ExecutionOptions
-from gradhomog_adapters.few_shot import Query, Support
+from gradhomog_adapters.few_shot import LearnerOptions, Query, Support
 
 
 class MetaOptNet(MetricLearner):
@@ -57,11 +56,9 @@ class MetaOptNet(MetricLearner):
         *,
         regularization: Positive = 50.0,
         scale: float = 1.0,
-        loss: Any = None,
-        execution: Execution | None = None,
-        **keywords: Unpack[ExecutionOptions],
+        **options: Unpack[LearnerOptions],
     ) -> None:
-        super().__init__(encoder, head, homogenizers, loss=loss, execution=execution, **keywords)
+        super().__init__(encoder, head, homogenizers, **options)
         if scale == 0:
             raise OptionError(f"`scale` must be a finite number other than 0; got {scale!r}.")
         self.regularization = regularization

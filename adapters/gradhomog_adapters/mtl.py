@@ -23,8 +23,7 @@ from gradhomog_adapters._inner_optimizer import Inner
 from gradhomog_adapters._metric import at_least_float32, feature_shape
 from gradhomog_adapters._network import Parameters, learner_parameter, parameter_module, step_counter
 from gradhomog_adapters._option_types import Count, CountOrZero, Positive
-from gradhomog_adapters.execution import Execution, ExecutionOptions
-from gradhomog_adapters.few_shot import Query, Support
+from gradhomog_adapters.few_shot import LearnerOptions, Query, Support
 from gradhomog_adapters.maml import MAML
 
 
@@ -94,13 +93,11 @@ class MTL(MAML):
         inner_steps: CountOrZero = 50,
         test_steps: CountOrZero | None = 100,
         first_order: bool = False,
-        loss: Any = None,
-        execution: Execution | None = None,
-        **keywords: Unpack[ExecutionOptions],
+        **options: Unpack[LearnerOptions],
     ) -> None:
         super().__init__(
             encoder, head, homogenizers, inner=inner, inner_lr=inner_lr, inner_steps=inner_steps, adapt="head.*",
-            test_steps=test_steps, first_order=first_order, loss=loss, execution=Execution.of(execution, keywords),
+            test_steps=test_steps, first_order=first_order, **options,
         )  # fmt: skip
         self.classes, self._classifies = classes, False
         if pretrain_steps:

@@ -15,8 +15,7 @@ from gradhomog_adapters._metric import MetricLearner, class_means, feature_shape
 from gradhomog_adapters._network import Parameters, call_learner_module
 from gradhomog_adapters._network_mode import Norm, SupportStatistics, norm_policy
 from gradhomog_adapters._option_types import Count
-from gradhomog_adapters.execution import Execution, ExecutionOptions
-from gradhomog_adapters.few_shot import Query, Support
+from gradhomog_adapters.few_shot import LearnerOptions, Query, Support
 
 # From the authors' code and that of Chen et al. 2019.
 DEFAULT_HIDDEN = 8
@@ -48,6 +47,15 @@ def make_feature_map_module(shape: Sequence[int], hidden: int) -> nn.Module:
 def make_vector_module(features: int, hidden: int) -> nn.Module:
     """Module for pairs `[n, 2 · features]`: two linear layers, as the authors use for images and attribute vectors."""
     return nn.Sequential(nn.Linear(2 * features, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+
+
+class RelationNetOptions(LearnerOptions, total=False):
+    """Keywords of `RelationNet`."""
+
+    maps: bool
+    input_shape: Sequence[int] | None
+    hidden: Count | None
+    objective: Literal["mse", "softmax"]
 
 
 class RelationNet(MetricLearner):
@@ -103,12 +111,11 @@ class RelationNet(MetricLearner):
         input_shape: Sequence[int] | None = None,
         hidden: Count | None = None,
         objective: Literal["mse", "softmax"] = "mse",
-        loss: Any = None,
-        execution: Execution | None = None,
-        **keywords: Unpack[ExecutionOptions],
+        **options: Unpack[LearnerOptions],
     ) -> None:
-        loss = loss or (relation_mse if objective == "mse" else None)
-        super().__init__(encoder, head, homogenizers, loss=loss, execution=execution, **keywords)
+        if objective == "mse":
+            options["loss"] = options.get("loss") or relation_mse
+        super().__init__(encoder, head, homogenizers, **options)
         self.objective = objective
         if objective == "mse":
             self.absent_output = 0.0

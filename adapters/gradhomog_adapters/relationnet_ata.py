@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Unpack
+from typing import Annotated, Any, Unpack
 
 from annotated_types import Interval
 from torch import nn
 
 from gradhomog import LearnerSpec, hookimpl
 from gradhomog_adapters._adversarial_tasks import AdversarialTasks
-from gradhomog_adapters._option_types import Count, CountOrZero, NonNegative
-from gradhomog_adapters.execution import Execution, ExecutionOptions
-from gradhomog_adapters.relationnet import RelationNet
+from gradhomog_adapters._option_types import CountOrZero, NonNegative
+from gradhomog_adapters.relationnet import RelationNet, RelationNetOptions
 
 
 class RelationNetATA(AdversarialTasks, RelationNet):
@@ -69,18 +67,9 @@ class RelationNetATA(AdversarialTasks, RelationNet):
         ascent_lr: NonNegative = 80.0,
         probability: Annotated[float, Interval(ge=0, le=1)] = 0.5,
         seed: int = 0,
-        maps: bool = False,
-        input_shape: Sequence[int] | None = None,
-        hidden: Count | None = None,
-        objective: Literal["mse", "softmax"] = "mse",
-        loss: Any = None,
-        execution: Execution | None = None,
-        **keywords: Unpack[ExecutionOptions],
+        **options: Unpack[RelationNetOptions],
     ) -> None:
-        super().__init__(
-            encoder, head, homogenizers, maps=maps, input_shape=input_shape, hidden=hidden, objective=objective,
-            loss=loss, execution=Execution.of(execution, keywords),
-        )  # fmt: skip
+        super().__init__(encoder, head, homogenizers, **options)
         self.set_augmentation(ascent_steps, ascent_lr, probability, seed)
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, hookimpl
 from gradhomog_adapters._network import Parameters
-from gradhomog_adapters._option_types import Count, NonNegative
+from gradhomog_adapters._option_types import NonNegative
 from gradhomog_adapters._relevance import EPSILON, relevance_of_inputs
-from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.few_shot import Query
-from gradhomog_adapters.relationnet import RelationNet
+from gradhomog_adapters.relationnet import RelationNet, RelationNetOptions
 
 
 class RelationNetLRP(RelationNet):
@@ -62,18 +60,9 @@ class RelationNetLRP(RelationNet):
         homogenizers: Any = None,
         *,
         guidance: NonNegative | None = None,
-        maps: bool = False,
-        input_shape: Sequence[int] | None = None,
-        hidden: Count | None = None,
-        objective: Literal["mse", "softmax"] = "mse",
-        loss: Any = None,
-        execution: Execution | None = None,
-        **keywords: Unpack[ExecutionOptions],
+        **options: Unpack[RelationNetOptions],
     ) -> None:
-        super().__init__(
-            encoder, head, homogenizers, maps=maps, input_shape=input_shape, hidden=hidden, objective=objective,
-            loss=loss, execution=Execution.of(execution, keywords),
-        )  # fmt: skip
+        super().__init__(encoder, head, homogenizers, **options)
         self.guidance = guidance
 
     def query_loss(self, parameters: Parameters, query: Query) -> tuple[Tensor, Tensor]:

@@ -17,8 +17,7 @@ from gradhomog_adapters._network import Parameters, match_names
 from gradhomog_adapters._network_mode import Statistics
 from gradhomog_adapters._option_types import Count, CountOrZero, Positive
 from gradhomog_adapters._reptile import InnerOptimizerState, Minibatches
-from gradhomog_adapters.execution import Execution, ExecutionOptions
-from gradhomog_adapters.few_shot import FewShotLearner, QueryRow, Support
+from gradhomog_adapters.few_shot import FewShotLearner, LearnerOptions, QueryRow, Support
 
 On = Literal["support", "all"]
 Tasks = TypeVar("Tasks", Task, TaskBatch)
@@ -98,11 +97,9 @@ class Reptile(FewShotLearner):
         inner_batch: Count | None = None,
         seed: CountOrZero = 0,
         keep_state: bool = False,
-        loss: Any = None,
-        execution: Execution | None = None,
-        **keywords: Unpack[ExecutionOptions],
+        **options: Unpack[LearnerOptions],
     ) -> None:
-        super().__init__(encoder, head, homogenizers, loss=loss, execution=execution, **keywords)
+        super().__init__(encoder, head, homogenizers, **options)
         self.inner_steps, self.test_steps = inner_steps, test_steps
         self.inner = make_inner_optimizer(inner, inner_lr)
         if scale is None and not isinstance(inner, str):

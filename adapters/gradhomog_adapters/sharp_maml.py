@@ -10,12 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, Task, TaskBatch, TaskRows, hookimpl
-from gradhomog_adapters._inner_optimizer import Inner
 from gradhomog_adapters._network import Parameters
-from gradhomog_adapters._option_types import CountOrZero, NonNegative, Positive
-from gradhomog_adapters.execution import Execution, ExecutionOptions
+from gradhomog_adapters._option_types import NonNegative
 from gradhomog_adapters.few_shot import Support
-from gradhomog_adapters.maml import MAML
+from gradhomog_adapters.maml import MAML, MAMLOptions
 
 
 class SharpMAML(MAML):
@@ -59,21 +57,9 @@ class SharpMAML(MAML):
         *,
         outer_radius: NonNegative = 0.05,
         inner_radius: NonNegative = 0.0,
-        inner: Inner = "sgd",
-        inner_lr: Positive = 0.01,
-        inner_steps: CountOrZero = 5,
-        test_steps: CountOrZero | None = None,
-        first_order: bool = False,
-        adapt: str | Sequence[str] = "*",
-        loss: Any = None,
-        execution: Execution | None = None,
-        **keywords: Unpack[ExecutionOptions],
+        **options: Unpack[MAMLOptions],
     ) -> None:
-        super().__init__(
-            encoder, head, homogenizers, inner=inner, inner_lr=inner_lr, inner_steps=inner_steps,
-            test_steps=test_steps, first_order=first_order, adapt=adapt, loss=loss,
-            execution=Execution.of(execution, keywords),
-        )  # fmt: skip
+        super().__init__(encoder, head, homogenizers, **options)
         self.outer_radius, self.inner_radius = outer_radius, inner_radius
         self._epsilon: dict[str, Tensor] = {}
 

@@ -28,8 +28,7 @@ from gradhomog_adapters._metric import MetricLearner, at_least_float32, feature_
 from gradhomog_adapters._network import Parameters, call_learner_module, step_counter
 from gradhomog_adapters._network_mode import SupportStatistics, norm_policy
 from gradhomog_adapters._option_types import Count, CountOrZero, NonNegative, Positive
-from gradhomog_adapters.execution import Execution, ExecutionOptions
-from gradhomog_adapters.few_shot import Query, Support
+from gradhomog_adapters.few_shot import LearnerOptions, Query, Support
 
 
 def rotate_images(x: Tensor, turns: Sequence[int]) -> Tensor:
@@ -137,11 +136,9 @@ class SKD(MetricLearner):
         temperature: Positive = 4.0,
         distance_weight: NonNegative = 0.1,
         regularization: Positive = 1.0,
-        loss: Any = None,
-        execution: Execution | None = None,
-        **keywords: Unpack[ExecutionOptions],
+        **options: Unpack[LearnerOptions],
     ) -> None:
-        super().__init__(encoder, head, homogenizers, loss=loss, execution=execution, **keywords)
+        super().__init__(encoder, head, homogenizers, **options)
         self.classes, self.generation0_steps = classes, generation0_steps
         self.rotation_weight, self.distance_weight = rotation_weight, distance_weight
         self.temperature, self.regularization = temperature, regularization

@@ -50,28 +50,41 @@ def validated(function: Function) -> Function:
 
 
 def _validate_arguments(target: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]) -> None:
-    names, hints = _parameters(target)
+    names, hints, is_closed = _parameters(target)
+    if is_closed and (unknown := [name for name in keywords if name not in hints and name not in names]):
+        raise TypeError(f"{target.__name__}() got an unexpected keyword argument {unknown[0]!r}")
     for name, value in (*zip(names, args, strict=False), *keywords.items()):
         if name in hints and (error := describe_mismatch(name, value, hints[name])):
             raise OptionError(f"{target.__name__}: {error}")
 
 
 @functools.cache
-def _parameters(target: Callable[..., Any]) -> tuple[list[str], dict[str, Any]]:
-    """Return the names of the parameters in order, and the annotated types of those that have one.
+def _parameters(target: Callable[..., Any]) -> tuple[list[str], dict[str, Any], bool]:
+    """Return the names of the parameters in order, the annotated types of those that have one, and if other keywords
+    are errors.
 
-    Untyped keywords, which a constructor passes on, have the types of its base classes.
+    Untyped keywords, which a constructor passes on, have the types of its base classes. Those of an unpacked TypedDict
+    must be among its keys, which Python does not check.
     """
     functions = [target]
     if inspect.isclass(target):
         functions = [vars(base)["__init__"] for base in reversed(target.__mro__) if "__init__" in vars(base)]
     hints: dict[str, Any] = {}
+    is_closed = False
     for function in functions:
         own, types_of_own = inspect.signature(function).parameters, type_hints(function)
         keywords = [name for name, one in own.items() if one.kind is one.VAR_KEYWORD]
-        passes_on = any(typing.get_origin(types_of_own.get(name)) is not typing.Unpack for name in keywords)
+        is_closed = any(typing.get_origin(types_of_own.get(name)) is typing.Unpack for name in keywords)
+        passes_on = bool(keywords) and not is_closed
         hints = {name: hint for name, hint in hints.items() if passes_on and name not in own} | types_of_own
-    return list(inspect.signature(target).parameters), hints
+    return list(inspect.signature(target).parameters), hints, is_closed
+
+
+def unwrapped(factory: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the class or function that a partial or a wrapper calls."""
+    while isinstance(factory, functools.partial) or hasattr(factory, "__wrapped__"):
+        factory = factory.func if isinstance(factory, functools.partial) else factory.__wrapped__
+    return factory
 
 
 def type_hints(factory: Callable[..., Any]) -> dict[str, Any]:
@@ -79,8 +92,7 @@ def type_hints(factory: Callable[..., Any]) -> dict[str, Any]:
 
     Those of an unpacked TypedDict are included by key. Empty if an annotation cannot be resolved.
     """
-    while isinstance(factory, functools.partial) or hasattr(factory, "__wrapped__"):
-        factory = factory.func if isinstance(factory, functools.partial) else factory.__wrapped__
+    factory = unwrapped(factory)
     target = factory.__init__ if inspect.isclass(factory) else factory
     try:
         hints = typing.get_type_hints(target, include_extras=True)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from gradhomog.errors import OptionError, did_you_mean, join_errors
-from gradhomog.registry.annotated_values import accepted_values, describe_mismatch, type_hints
+from gradhomog.registry.annotated_values import accepted_values, describe_mismatch, type_hints, unwrapped
 from gradhomog.registry.expression import render_value
 from gradhomog.registry.specs import HomogenizerSpec, Spec
 
@@ -26,11 +26,13 @@ def option_parameters(spec: Spec) -> dict[str, inspect.Parameter]:
 
     Their annotations are types, or `Parameter.empty` if they cannot be resolved. The option `scale` is added if the
     method has a `paper_scale`. Keywords with the annotation `**keywords: Unpack[SomeTypedDict]` are options with the
-    names of its keys. Their defaults are those of the dataclass that can be passed instead,
+    names of its keys. Their defaults are those of the base classes, or of the dataclass that can be passed instead,
     `together: SomeDataclass | None = None`.
     """
     parameters, hints = inspect.signature(spec.factory).parameters, type_hints(spec.factory)
     defaults = {field.name: field.default for hint in hints.values() for field in _dataclass_fields(hint)}
+    for base in reversed(getattr(unwrapped(spec.factory), "__mro__", ())):
+        defaults |= {name: one.default for name, one in inspect.signature(base.__init__).parameters.items()}
     found: dict[str, inspect.Parameter] = {}
     for name, parameter in parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
