@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from gradhomog import DataError, OptionError, Task, TaskBatch, TaskRow, to_device
+from gradhomog import DataError, OptionError, Task, TaskBatch, TaskKey, TaskRow, to_device
 from gradhomog_adapters._metric import at_least_float32, check_classification
 from gradhomog_adapters._network import Parameters, call_learner_module
-from gradhomog_adapters.few_shot import FewShotLearner, Query
+from gradhomog_adapters.few_shot import FewShotLearner, Query, Tasks
 
 # SGD in the code of Chen et al. 2019.
 MOMENTUM, DAMPENING, WEIGHT_DECAY = 0.9, 0.9, 1e-3
@@ -86,9 +85,6 @@ def fit(
     return classifier.requires_grad_(False)
 
 
-Tasks = TypeVar("Tasks", Task, TaskBatch)
-
-
 def class_count(classes: int | None, head: nn.Module) -> int:
     """The number of training classes: the option `classes`, or the number of outputs of the head.
 
@@ -103,19 +99,17 @@ def class_count(classes: int | None, head: nn.Module) -> int:
     return linear.out_features
 
 
-def with_class_ids(learner: FewShotLearner, tasks: Tasks, classes: int | None) -> Tasks:
+def with_class_ids(name: str, tasks: Tasks, classes: int | None) -> Tasks:
     """Replace the labels of tasks by the indices of their classes among all training classes.
 
     Args:
-        learner: named in errors.
+        name: of the learner, for errors.
         classes: the option `classes` of the learner. None: labels are indices already.
 
     Raises:
-        DataError: the tasks are regressions, only one of `tasks.classes` and `classes` is set, or an index is out of
-            range.
+        DataError: only one of `tasks.classes` and `classes` is set, or an index is out of range.
     """
-    check_classification(learner, tasks.support_y)
-    ids, name = tasks.classes, type(learner).__name__
+    ids = tasks.classes
     if ids is None and classes is None:
         return tasks
     if ids is None or classes is None:
@@ -141,14 +135,36 @@ def keep_own_classes(row: TaskRow, classes: Tensor | None) -> TaskRow:
     return replace(row, outputs=row.outputs.gather(-1, chosen))
 
 
-def classifier_outputs(learner: FewShotLearner, parameters: Parameters, features: Tensor) -> Tensor:
-    """Outputs `[n, classes]` of `learner.classifier` for features `[n, features]`."""
-    return at_least_float32(call_learner_module(learner.extra_modules, parameters, "classifier", features))
+class ClassifierLearner(FewShotLearner):
+    """A learner that trains `learner.classifier` to classify all training classes; with a method of meta-test."""
 
+    classes: int | None
+    classifies = True
+    """True if rows are those of the classifier."""
 
-def classification_loss(learner: FewShotLearner, parameters: Parameters, query: Query) -> tuple[Tensor, Tensor]:
-    """Mean loss of the classifier over the support features `task.features` and the queries; outputs of the queries."""
-    assert query.y is not None
-    support = parameters["task.features"]
-    outputs = classifier_outputs(learner, parameters, torch.cat([support, query.features.flatten(1)]))
-    return learner.loss(outputs, torch.cat([query.support.y, query.y])), outputs[len(support) :]
+    def prepared(self, tasks: Tasks) -> Tasks:
+        if not self.classifies:
+            return tasks
+        check_classification(self, tasks.support_y)
+        return with_class_ids(type(self).__name__, tasks, self.classes)
+
+    def task_row(self, task: Task, key: TaskKey) -> TaskRow:
+        row = super().task_row(task, key)
+        return keep_own_classes(row, task.classes) if self.classifies else row
+
+    def batch_row(self, batch: TaskBatch) -> TaskRow | None:
+        row = super().batch_row(batch)
+        return keep_own_classes(row, batch.classes) if row and self.classifies else row
+
+    def query_loss(self, parameters: Parameters, query: Query) -> tuple[Tensor, Tensor]:
+        """Mean loss over the support features `task.features` and the queries; outputs of the queries."""
+        if not self.classifies:
+            return super().query_loss(parameters, query)
+        assert query.y is not None
+        support = parameters["task.features"]
+        outputs = self.classifier_outputs(parameters, torch.cat([support, query.features.flatten(1)]))
+        return self.loss(outputs, torch.cat([query.support.y, query.y])), outputs[len(support) :]
+
+    def classifier_outputs(self, parameters: Parameters, features: Tensor) -> Tensor:
+        """Outputs `[n, classes]` of the classifier for features `[n, features]`."""
+        return at_least_float32(call_learner_module(self.extra_modules, parameters, "classifier", features))

@@ -38,9 +38,7 @@ class VectorizedRows:
     def __getstate__(self) -> dict[str, Any]:  # compiled code cannot be copied or pickled
         return {**vars(self), "_compiled": None}
 
-    def try_rows(
-        self, learner: Any, batch: TaskBatch, prepare: Callable[[TaskBatch], TaskBatch] | None = None
-    ) -> TaskRow | None:
+    def try_rows(self, learner: Any, batch: TaskBatch) -> TaskRow | None:
         """Return the rows, or None if the loop must compute them.
 
         Args:
@@ -63,11 +61,9 @@ class VectorizedRows:
                     f"engine='vmap' runs all tasks at once, but {' and '.join(early)} requires one task after the "
                     "other. Use engine='loop' or 'auto'."
                 )
-            return self.rows(learner, prepare(batch) if prepare else batch)
+            return self.rows(learner, batch)
         if early or not prefers_vmap(learner, batch):
             return None
-        if prepare:
-            batch = prepare(batch)
         try:
             return self.rows(learner, batch)
         except RuntimeError:
@@ -82,7 +78,7 @@ class VectorizedRows:
             OptionError: the network contains an activation checkpoint; `compile` is set, and PyTorch cannot compile the
                 rows of a task into one graph.
         """
-        tasks = len(batch)
+        batch, tasks = learner.prepared(batch), len(batch)
         parameters = {n: p.detach().expand(tasks, *p.shape) for n, p in learner.live_parameters.items()}
         # Copies, so that a task does not modify the buffers of another.
         buffers = {n: b.expand(tasks, *b.shape).clone() for n, b in learner.network.buffers().items()}

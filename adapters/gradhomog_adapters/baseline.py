@@ -9,20 +9,13 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from gradhomog import LearnerSpec, Task, TaskBatch, TaskRow, hookimpl
-from gradhomog_adapters._classifiers import (
-    class_count,
-    classification_loss,
-    fit,
-    keep_own_classes,
-    make_linear,
-    with_class_ids,
-)
+from gradhomog import LearnerSpec, hookimpl
+from gradhomog_adapters._classifiers import ClassifierLearner, class_count, fit, make_linear
 from gradhomog_adapters._gradients import detach_all
 from gradhomog_adapters._metric import MetricLearner, check_classification, feature_shape
 from gradhomog_adapters._network import Parameters
 from gradhomog_adapters._option_types import Count, CountOrZero, Positive
-from gradhomog_adapters.few_shot import LearnerOptions, Query, Support
+from gradhomog_adapters.few_shot import LearnerOptions, Support
 
 
 class BaselineOptions(LearnerOptions, total=False):
@@ -36,7 +29,7 @@ class BaselineOptions(LearnerOptions, total=False):
     seed: CountOrZero
 
 
-class Baseline(MetricLearner):
+class Baseline(ClassifierLearner, MetricLearner):
     """Trains an encoder by classification of all training classes; at meta-test fits a linear layer to its features.
 
     row_i = ∇ mean over support and query images of task i of −log softmax(A f(x) + b)_class(x), w.r.t. f, A and b
@@ -101,18 +94,8 @@ class Baseline(MetricLearner):
 
     # -- training ----------------------------------------------------------------------------------------------------
 
-    def task_row(self, task: Task, key: Any) -> TaskRow:
-        return keep_own_classes(super().task_row(with_class_ids(self, task, self.classes), key), task.classes)
-
-    def batch_row(self, batch: TaskBatch) -> TaskRow | None:
-        row = super().batch_row(with_class_ids(self, batch, self.classes))
-        return row and keep_own_classes(row, batch.classes)
-
     def adapt(self, parameters: Parameters, support: Support) -> Parameters:
         return {**parameters, "task.features": self.support_features(parameters, support).flatten(1)}
-
-    def query_loss(self, parameters: Parameters, query: Query) -> tuple[Tensor, Tensor]:
-        return classification_loss(self, parameters, query)
 
     # -- meta-test ---------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,8 @@ EvaluationPoints = Callable[[Parameters, "Support"], Sequence[Parameters]]
 
 Its inputs are the parameters w.r.t. which the row is computed, and the support set.
 """
+
+Tasks = TypeVar("Tasks", Task, TaskBatch)
 
 QueryRow = Callable[[EvaluationPoints, Parameters], TaskRow]
 """`query_row(points, at)`: the row ∇ L_Q(points(at)) w.r.t. `at`, with loss, outputs, features and their gradients."""
@@ -213,6 +215,10 @@ class FewShotLearner(Learner):
 
     # -- methods for learners with other rows ------------------------------------------------------------------------
 
+    def prepared(self, tasks: Tasks) -> Tasks:
+        """Return the tasks whose rows are computed in place of the given ones: with other examples or labels."""
+        return tasks
+
     def row(self, parameters: Parameters, support: Support, query_row: QueryRow) -> TaskRow:
         """Row of a task, as gradients by parameter name. A missing or None gradient is zero.
 
@@ -247,7 +253,7 @@ class FewShotLearner(Learner):
         return self._vectorized_rows.try_rows(self, batch)
 
     def task_row(self, task: Task, key: TaskKey) -> TaskRow:
-        return self.autograd_row(task, key)
+        return self.autograd_row(self.prepared(task), key)
 
     def autograd_row(self, task: Task, key: TaskKey) -> TaskRow:
         """Row of one task with `torch.autograd.grad`: one backward pass, which frees the graph.

@@ -11,23 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from gradhomog import LearnerSpec, OptionError, Task, TaskBatch, TaskRow, hookimpl
-from gradhomog_adapters._classifiers import (
-    class_count,
-    classification_loss,
-    keep_own_classes,
-    make_linear,
-    with_class_ids,
-)
+from gradhomog import LearnerSpec, OptionError, hookimpl
+from gradhomog_adapters._classifiers import ClassifierLearner, class_count, make_linear
 from gradhomog_adapters._inner_optimizer import Inner
 from gradhomog_adapters._metric import at_least_float32, feature_shape
 from gradhomog_adapters._network import Parameters, learner_parameter, parameter_module, step_counter
 from gradhomog_adapters._option_types import Count, CountOrZero, Positive
-from gradhomog_adapters.few_shot import LearnerOptions, Query, Support
+from gradhomog_adapters.few_shot import LearnerOptions, Support
 from gradhomog_adapters.maml import MAML
 
 
-class MTL(MAML):
+class MTL(ClassifierLearner, MAML):
     """Learns to scale and shift the neurons of a frozen encoder, and a head from which a few inner steps start.
 
     encoder Θ ⊙ Φ: weights W ⊙ Φ₁, one number of Φ₁ for each pair of output and input channel, and biases b + Φ₂
@@ -99,7 +93,7 @@ class MTL(MAML):
             encoder, head, homogenizers, inner=inner, inner_lr=inner_lr, inner_steps=inner_steps, adapt="head.*",
             test_steps=test_steps, first_order=first_order, **options,
         )  # fmt: skip
-        self.classes, self._classifies = classes, False
+        self.classes, self.classifies = classes, False
         if pretrain_steps:
             features = math.prod(feature_shape(self, input_shape))
             self.register_module("classifier", make_linear(features, class_count(classes, head)))
@@ -131,7 +125,7 @@ class MTL(MAML):
 
     @contextmanager
     def mode(self, training: bool) -> Iterator[None]:
-        self._classifies = training and self.pretraining
+        self.classifies = training and self.pretraining
         with super().mode(training):
             yield
 
@@ -155,27 +149,9 @@ class MTL(MAML):
         return found
 
     def adapt(self, parameters: Parameters, support: Support) -> Parameters:
-        if self._classifies:
+        if self.classifies:
             return {**parameters, "task.features": at_least_float32(support.features(parameters)).flatten(1)}
         return super().adapt(self.transferred(parameters), support)
-
-    # -- pre-training ------------------------------------------------------------------------------------------------
-
-    def task_row(self, task: Task, key: Any) -> TaskRow:
-        if not self._classifies:
-            return super().task_row(task, key)
-        return keep_own_classes(super().task_row(with_class_ids(self, task, self.classes), key), task.classes)
-
-    def batch_row(self, batch: TaskBatch) -> TaskRow | None:
-        if not self._classifies:
-            return super().batch_row(batch)
-        row = super().batch_row(with_class_ids(self, batch, self.classes))
-        return row and keep_own_classes(row, batch.classes)
-
-    def query_loss(self, parameters: Parameters, query: Query) -> tuple[Tensor, Tensor]:
-        if self._classifies:
-            return classification_loss(self, parameters, query)
-        return super().query_loss(parameters, query)
 
 
 def _scales_and_shifts(

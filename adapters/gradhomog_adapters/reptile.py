@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeVar, Unpack
+from typing import Any, Literal, Unpack
 
 import torch
 import torchopt
 from torch import Tensor, nn
 
-from gradhomog import LearnerSpec, OptionError, Task, TaskBatch, TaskKey, TaskRow, hookimpl, to_device
+from gradhomog import LearnerSpec, OptionError, TaskBatch, TaskRow, hookimpl, to_device
 from gradhomog_adapters._gradients import autograd_gradient, detach_all
 from gradhomog_adapters._inner_optimizer import Inner, make_inner_optimizer
 from gradhomog_adapters._network import Parameters, match_names
 from gradhomog_adapters._network_mode import Statistics
 from gradhomog_adapters._option_types import Count, CountOrZero, Positive
 from gradhomog_adapters._reptile import InnerOptimizerState, Minibatches
-from gradhomog_adapters.few_shot import FewShotLearner, LearnerOptions, QueryRow, Support
+from gradhomog_adapters.few_shot import FewShotLearner, LearnerOptions, QueryRow, Support, Tasks
 
 On = Literal["support", "all"]
-Tasks = TypeVar("Tasks", Task, TaskBatch)
 
 
 class Reptile(FewShotLearner):
@@ -164,10 +163,7 @@ class Reptile(FewShotLearner):
     def batch_row(self, batch: TaskBatch) -> TaskRow | None:
         if self._inner_state is not None:
             self._inner_state.restart()
-        return super().batch_row(self._with_inner_examples(batch, 1))
-
-    def task_row(self, task: Task, key: TaskKey) -> TaskRow:
-        return super().task_row(self._with_inner_examples(task, 0), key)
+        return super().batch_row(batch)
 
     def on_step_end(self) -> None:
         if self._minibatches is not None:
@@ -180,7 +176,8 @@ class Reptile(FewShotLearner):
             support = replace(support, x=support.x[: self._support_size])
         return super().support_statistics(point, support)
 
-    def _with_inner_examples(self, tasks: Tasks, dim: int) -> Tasks:
+    def prepared(self, tasks: Tasks) -> Tasks:
+        dim = int(isinstance(tasks, TaskBatch))
         """Put all examples of inner steps into the support set, and draw the minibatches outside `vmap`."""
         self._support_size = tasks.support_x.shape[dim]
         if self.on == "all":

@@ -13,22 +13,15 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from gradhomog import DataError, LearnerSpec, Task, TaskBatch, TaskRow, hookimpl
-from gradhomog_adapters._classifiers import (
-    class_count,
-    classifier_outputs,
-    keep_own_classes,
-    make_linear,
-    normalize_rows,
-    with_class_ids,
-)
+from gradhomog import DataError, LearnerSpec, Task, TaskBatch, hookimpl
+from gradhomog_adapters._classifiers import ClassifierLearner, class_count, make_linear, normalize_rows
 from gradhomog_adapters._gradients import detach_all
 from gradhomog_adapters._logistic_regression import fit_logistic_regression
 from gradhomog_adapters._metric import MetricLearner, at_least_float32, feature_shape
 from gradhomog_adapters._network import Parameters, call_learner_module, step_counter
 from gradhomog_adapters._network_mode import SupportStatistics, norm_policy
 from gradhomog_adapters._option_types import Count, CountOrZero, NonNegative, Positive
-from gradhomog_adapters.few_shot import LearnerOptions, Query, Support
+from gradhomog_adapters.few_shot import LearnerOptions, Query, Support, Tasks
 
 
 def rotate_images(x: Tensor, turns: Sequence[int]) -> Tensor:
@@ -70,7 +63,7 @@ def mean_distance(one: Tensor, two: Tensor) -> Tensor:
     return distance
 
 
-class SKD(MetricLearner):
+class SKD(ClassifierLearner, MetricLearner):
     """Trains an encoder to classify images and their rotations, then to keep its outputs and ignore rotations.
 
     z(x) = A f(x) + b, outputs for all training classes;  x^r: image x rotated by r · 90 degrees
@@ -181,23 +174,16 @@ class SKD(MetricLearner):
 
     # -- training ----------------------------------------------------------------------------------------------------
 
-    def task_row(self, task: Task, key: Any) -> TaskRow:
-        return keep_own_classes(super().task_row(self._with_rotations(task), key), task.classes)
-
-    def batch_row(self, batch: TaskBatch) -> TaskRow | None:
-        row = self._vectorized_rows.try_rows(
-            self, batch, lambda tasks: TaskBatch.stack([self._with_rotations(task) for task in tasks])
-        )
-        return row and keep_own_classes(row, batch.classes)
-
-    def _with_rotations(self, task: Task) -> Task:
+    def prepared(self, tasks: Tasks) -> Tasks:
+        if isinstance(tasks, TaskBatch):
+            return TaskBatch.stack([self.prepared(task) for task in tasks])  # type: ignore[return-value]
         """Add the rotated images to the support set; replace labels by indices of classes or outputs of the teacher."""
-        found = with_class_ids(self, task, self.classes)
-        images = torch.cat([task.support_x, task.query_x])
+        found = super().prepared(tasks)
+        images = torch.cat([tasks.support_x, tasks.query_x])
         turns = [2] if self._distills else [1, 2, 3]
         if self._distills:
             found = self._with_teacher_outputs(found)
-        return replace(found, support_x=torch.cat([task.support_x, rotate_images(images, turns)]))
+        return replace(found, support_x=torch.cat([tasks.support_x, rotate_images(images, turns)]))
 
     def _with_teacher_outputs(self, task: Task) -> Task:
         teacher = self.extra_modules["teacher"]
@@ -215,7 +201,7 @@ class SKD(MetricLearner):
         assert query.y is not None
         targets = torch.cat([query.support.y, query.y])
         support, rotated = parameters["task.features"].tensor_split([len(query.support.y)])
-        outputs = classifier_outputs(self, parameters, torch.cat([support, query.features, rotated]))
+        outputs = self.classifier_outputs(parameters, torch.cat([support, query.features, rotated]))
         plain = outputs[: len(targets)]
         if self._distills:
             loss = distillation_loss(plain, targets, self.temperature)
