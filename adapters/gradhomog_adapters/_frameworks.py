@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gradhomog import OptionError, Pipeline, Ranks
+import gradhomog
+from gradhomog import OptionError, Pipeline, Ranks, StepReport
 
 
 def check_pipeline(pipe: Pipeline, framework: str) -> None:
@@ -57,11 +59,41 @@ def batch_ranks(group: Any, default: Ranks | None) -> Ranks | None:
     return ranks
 
 
+def check_loss_options(options: Iterable[str], owner: str, fixed: Collection[str] = ()) -> None:
+    """Raise OptionError unless all names are arguments of `gradhomog.loss` that a user of the adapter may pass."""
+    known = inspect.signature(gradhomog.loss).parameters.keys() - {"losses", "pipe", "report", *fixed}
+    if unknown := sorted(set(options) - known):
+        raise OptionError(f"{owner} arguments of gradhomog.loss; got {', '.join(unknown)}.")
+
+
+class ReceivesReports:
+    """An adapter with the report of its last step."""
+
+    report: StepReport | None = None
+
+    def _receive(self, result: StepReport) -> None:
+        """Store a report without the direction, which would occupy the memory of a gradient."""
+        self.report = replace(result, direction={})
+
+    def _weights(self) -> dict[str, float]:
+        """The last step's weights by the name of the loss; empty before the first, and if rows were replaced."""
+        if self.report is None or self.report.weights is None:
+            return {}
+        return dict(zip(self.report.names, self.report.weights.tolist(), strict=True))
+
+
 class ZeroLosses:
     """Losses of zero for tasks without labels on a rank, because ranks sum the gradients of their heads."""
 
     def __init__(self) -> None:
         self._heads: dict[Any, list[str]] = {}
+
+    def total(self, losses: Any, model: Any, pipe: Pipeline, trainer: Ranks | None, **options: Any) -> Tensor:
+        """Return `gradhomog.loss` of a batch that the ranks of a trainer share, as a function of all parameters."""
+        module = model.module if isinstance(model, DistributedDataParallel) else model
+        ranks = batch_ranks(options.pop("group", None), trainer)
+        losses, ranks = self.fill(losses, module, options["parameters"], pipe, ranks)
+        return use_all_parameters(gradhomog.loss(losses, pipe, group=ranks, **options), model)
 
     def fill(
         self, losses: Any, module: nn.Module, parameters: Any, pipe: Pipeline, ranks: Ranks | None

@@ -27,12 +27,7 @@ class OpenTask:
     """
 
     def __init__(
-        self,
-        key: TaskKey,
-        pipe: Pipeline,
-        parameters: Mapping[str, Tensor],
-        snapshot: Snapshot,
-        inner_given: bool,
+        self, key: TaskKey, pipe: Pipeline, parameters: Mapping[str, Tensor], snapshot: Snapshot, inner_given: bool
     ) -> None:
         self.key, self._pipe, self._snapshot, self._inner_given = key, pipe, snapshot, inner_given
         self._parameters, self._requires_features = parameters, requires_features(pipe)

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from gradhomog import LearnerSpec, OptionError, hookimpl
-from gradhomog_adapters._mamlpp import clamp_step, rates
-from gradhomog_adapters._network import Parameters, call_learner_module, learner_parameter
+from gradhomog_adapters._mamlpp import rates, step_parameter
+from gradhomog_adapters._network import Parameters, call_learner_module
 from gradhomog_adapters._option_types import CountOrZero, NonNegative, Positive
 from gradhomog_adapters.maml import MAML, InnerLoopOptions, Tensors
 
@@ -86,10 +86,10 @@ class ALFA(MAML):
             )
         means = [tensor.mean() for tensor in theta.values()] + [-updates[name].detach().mean() for name in theta]
         alpha, beta = call_learner_module(self.extra_modules, fixed, "generator", torch.stack(means)).chunk(2)
-        moved, k = {}, clamp_step(k, self.inner_steps)
+        moved = {}
         for index, (name, tensor) in enumerate(theta.items()):
-            a = learner_parameter(self.extra_modules, fixed, "rates", name)[k]
-            b = learner_parameter(self.extra_modules, fixed, "decays", name)[k]
+            a = step_parameter(self.extra_modules, fixed, "rates", name, k)
+            b = step_parameter(self.extra_modules, fixed, "decays", name, k)
             moved[name] = alpha[index] * a * updates[name] - beta[index] * b * tensor
         return moved
 

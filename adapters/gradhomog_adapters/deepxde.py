@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from types import MethodType
 from typing import Any
 
@@ -13,8 +12,8 @@ import torch
 from torch import Tensor
 
 import gradhomog
-from gradhomog import OptionError, Pipeline, StepReport, warn_of_momentum
-from gradhomog_adapters._frameworks import check_pipeline
+from gradhomog import OptionError, Pipeline, warn_of_momentum
+from gradhomog_adapters._frameworks import ReceivesReports, check_pipeline
 
 try:
     import deepxde
@@ -124,7 +123,7 @@ def _raise_not_homogenized(*args: Any) -> None:
     )
 
 
-class TrainStep:
+class TrainStep(ReceivesReports):
     """The train step that `homogenize` sets in a model.
 
     Attributes:
@@ -138,7 +137,6 @@ class TrainStep:
         self._model, self.pipe = model, pipe
         self._names_given = names is not None
         self.names: tuple[str, ...] = tuple(names or ())
-        self.report: StepReport | None = None
 
     def __call__(self, inputs: Any, targets: Any, auxiliary_vars: Any) -> None:
         """Take one step, as DeepXDE's own train step does."""
@@ -163,9 +161,7 @@ class TrainStep:
 
         Losses that were absent, such as those that `tracked` did not choose, are not listed.
         """
-        if self.report is None or self.report.weights is None:
-            return {}
-        return dict(zip(self.report.names, self.report.weights.tolist(), strict=True))
+        return self._weights()
 
     def _parameters(self) -> dict[str, Tensor]:
         model = self._model
@@ -200,9 +196,6 @@ class TrainStep:
                 f"default is {list(loss_names(model.data, len(losses)))}."
             )
         return dict(zip(self.names, losses, strict=True))
-
-    def _receive(self, result: StepReport) -> None:
-        self.report = replace(result, direction={})
 
 
 def loss_names(data: Any, count: int) -> tuple[str, ...]:

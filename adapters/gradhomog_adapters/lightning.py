@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-import gradhomog
 from gradhomog import OptionError, Pipeline, Ranks, StepReport, warn_of_momentum
-from gradhomog_adapters._frameworks import ZeroLosses, batch_ranks, require_pipeline, use_all_parameters
+from gradhomog_adapters._frameworks import ReceivesReports, ZeroLosses, check_loss_options, require_pipeline
 
 try:
     from lightning.pytorch import Callback
@@ -28,7 +25,7 @@ Metric = Literal["loss", "weight", "norm", "cosine", "min_cosine"]
 METRICS = get_args(Metric)
 
 
-class HomogenizedLoss(Callback):  # type: ignore[misc, unused-ignore]
+class HomogenizedLoss(ReceivesReports, Callback):  # type: ignore[misc, unused-ignore]
     """The sum of several losses with homogenized gradients, for `training_step`; also a callback of the trainer.
 
     value Σ_i L_i,  gradient θ.grad = f Σ_i (C J)_i  with J_i = ∂L_i/∂θ and f = 1/k for `accumulate_grad_batches=k`
@@ -81,6 +78,7 @@ class HomogenizedLoss(Callback):  # type: ignore[misc, unused-ignore]
     Cost: as `gradhomog.backward`, and logging, which copies no gradient. On K ranks as `Ranks("batch")`, and DDP's own
     exchange, which a communication hook can omit (see the guide).
 
+    >>> import gradhomog
     >>> from lightning.pytorch import LightningModule, Trainer
     >>> class Regression(LightningModule):
     ...     def __init__(self):
@@ -101,9 +99,7 @@ class HomogenizedLoss(Callback):  # type: ignore[misc, unused-ignore]
         prefix: str = "", **options: Any,
     ) -> None:  # fmt: skip
         require_pipeline(pipe)
-        known = inspect.signature(gradhomog.loss).parameters.keys() - {"losses", "pipe", "report"}
-        if unknown := options.keys() - known:
-            raise OptionError(f"options must be arguments of gradhomog.loss; got {', '.join(sorted(unknown))}.")
+        check_loss_options(options, "options must be")
         if isinstance(log, str) or not set(log) <= set(METRICS):
             raise OptionError(f"`log` must contain kinds of metrics, of {', '.join(METRICS)}; got {log!r}.")
         self.pipe = pipe
@@ -112,7 +108,6 @@ class HomogenizedLoss(Callback):  # type: ignore[misc, unused-ignore]
         # Iterators such as `encoder.parameters()` are exhausted after one step.
         parameters = list(parameters) if isinstance(parameters, Iterator) else parameters
         self.options = {"reduction": "sum", "parameters": parameters, **options}
-        self.report: StepReport | None = None
         self._metrics: dict[str, float] = {}
         self._attached = False
         self._wrapped: Any = None  # the module in the wrapper of the strategy
@@ -135,9 +130,7 @@ class HomogenizedLoss(Callback):  # type: ignore[misc, unused-ignore]
                 "then removes those of the trainer, so return all of them there. Without a trainer, use gradhomog.loss."
             )
         options = self.options | batch
-        ranks, module = batch_ranks(options.get("group"), self._ranks), getattr(self._wrapped, "module", self._wrapped)
-        losses, options["group"] = self._zero_losses.fill(losses, module, options["parameters"], self.pipe, ranks)
-        return use_all_parameters(gradhomog.loss(losses, self.pipe, **options, report=self._receive), self._wrapped)
+        return self._zero_losses.total(losses, self._wrapped, self.pipe, self._ranks, report=self._receive, **options)
 
     @property
     def state_key(self) -> str:
@@ -204,7 +197,7 @@ class HomogenizedLoss(Callback):  # type: ignore[misc, unused-ignore]
         self.pipe.load_state_dict(state_dict)
 
     def _receive(self, result: StepReport) -> None:
-        self.report = replace(result, direction={})
+        super()._receive(result)
         for name, value in result.scalars().items():
             kind = "min_cosine" if name == "cosine/min" else name.split("/")[0]
             if kind in self._kinds:

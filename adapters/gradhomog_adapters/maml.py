@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Unpack
 
 import torchopt
@@ -111,12 +111,10 @@ class MAML(FewShotLearner):
             check_recomputable(self.homogenizers, self.inner)
 
     def adapt(self, parameters: Parameters, support: Support) -> Parameters:
-        for point in self.inner_loop(parameters, support):
-            adapted = point
-        return adapted
+        return self.inner_loop(parameters, support, [support.steps])[0]
 
-    def inner_loop(self, parameters: Parameters, support: Support) -> Iterator[Parameters]:
-        """Yield θ^0, …, θ^K: all parameters before the inner loop and after each of its steps."""
+    def inner_loop(self, parameters: Parameters, support: Support, after: Collection[int]) -> list[Parameters]:
+        """Return all parameters θ^k after the given numbers of inner steps, in increasing order."""
         # Parameters that were frozen after the learner was created are missing.
         start = {name: parameters[name] for name in self.adapted if name in parameters}
         others = {name: parameters[name] for name in parameters if name not in start}
@@ -131,11 +129,13 @@ class MAML(FewShotLearner):
             return torchopt.apply_updates(theta, self.scale_updates(updates, theta, fixed, k), inplace=False), state
 
         theta, state = start, inner.init(start)
-        yield {**others, **theta}
+        points: list[Parameters] = [{**others, **theta}] if 0 in after else []
         for k in range(support.steps):
             if start:
                 theta, state = step(k, theta, state, others)
-            yield {**others, **theta}
+            if k + 1 in after:
+                points.append({**others, **theta})
+        return points
 
     # -- methods that other learners override ------------------------------------------------------------------------
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, Unpack, cast
 
 import torch
@@ -16,13 +17,13 @@ from gradhomog_adapters._inner_optimizer import Inner, make_inner_optimizer
 from gradhomog_adapters._mamlpp import (
     MetaStepSettings,
     RunningStatistics,
-    StepParameters,
-    affine,
+    affine_parameters,
     anneal_rate,
-    clamp_step,
+    copies_by_step,
     cosine,
     rates,
     statistics,
+    step_parameter,
 )
 from gradhomog_adapters._network import Parameters, step_counter
 from gradhomog_adapters._network_mode import Norm, Statistics
@@ -107,7 +108,7 @@ class MAMLPP(MAML):
      'learner.rates.head.bias', 'learner.norm.encoder.1.weight', 'learner.norm.encoder.1.bias']
     """
 
-    _step_parameters: StepParameters | None = None  # the base class reads parameter names before it is set
+    _layers: Mapping[str, Tensor] = {}  # scales and shifts; the base class reads parameter names before it is set
 
     def __init__(
         self,
@@ -152,10 +153,8 @@ class MAMLPP(MAML):
                     f"`inner` must be a name if rates are learned; got {inner!r}. Use a name, or learn_rates=False."
                 )
             self.inner = make_inner_optimizer(inner, 1.0)  # its updates are multiplied by the rates
-        self._step_parameters = step_parameters = StepParameters(
-            self.extra_modules, self.network, inner_steps, step_norm
-        )
-        self.adapted = [name for name in self.adapted if name not in step_parameters.affine_names]
+        self._layers = affine_parameters(self.network) if step_norm else {}
+        self.adapted = [name for name in self.adapted if name not in self._layers]
         if not self.adapted:
             raise OptionError(
                 "`adapt` must match more than scales and shifts of batch normalization, which step_norm=True trains in "
@@ -165,8 +164,8 @@ class MAMLPP(MAML):
         self.register_module("count", step_counter())
         if learn_rates:
             self.register_module("rates", rates(self.adapted, inner_steps, inner_lr))
-        if step_parameters.affine_names:
-            self.register_module("norm", affine(self.network, step_parameters.affine_names, inner_steps))
+        if self._layers:
+            self.register_module("norm", copies_by_step(self._layers, inner_steps))
         if self._keeps_statistics:
             self.register_module("statistics", statistics(self.network, inner_steps + 1))
         self._settings = self._current_settings()
@@ -174,14 +173,20 @@ class MAMLPP(MAML):
     # -- θ^{k+1} = θ^k − α_k ∇L_S(θ^k; γ_k, β_k) ---------------------------------------------------------------------
 
     def support_loss(self, parameters: Parameters, support: Support, k: int, features: Tensor | None) -> Tensor:
-        support_at_step = self._running.at_step(support, clamp_step(k, self.inner_steps))
-        return support_at_step.loss({**parameters, **self.step_parameters.affine(parameters, k)})
+        support_at_step = self._running.at_step(support, max(min(k, self.inner_steps - 1), 0))
+        return support_at_step.loss(self.at_step(parameters, k))
 
     def scale_updates(self, updates: Tensors, theta: Parameters, fixed: Parameters, k: int) -> Tensors:
         if not self.learn_rates:
             return updates
-        alpha = self.step_parameters.rates(fixed, list(updates), k)
-        return {name: alpha[name] * update for name, update in updates.items()}
+        rate = partial(step_parameter, self.extra_modules, fixed, "rates", k=k)
+        return {name: rate(name) * update for name, update in updates.items()}
+
+    def at_step(self, parameters: Parameters, k: int) -> Parameters:
+        """Parameters with γ_k and β_k; frozen layers use their own."""
+        live = [name for name, parameter in self._layers.items() if parameter.requires_grad]
+        norm = partial(step_parameter, self.extra_modules, parameters, "norm", k=k)
+        return {**parameters, **{name: norm(name) for name in live}}
 
     def shared_features(self, start: Parameters, others: Parameters, support: Support) -> None:
         """Return None, because normalization differs between steps."""
@@ -189,15 +194,15 @@ class MAMLPP(MAML):
     # -- Σ_k v_k L_Q(θ^{k+1}; γ_k, β_k) ------------------------------------------------------------------------------
 
     def evaluation_points(self, parameters: Parameters, support: Support) -> list[Parameters]:
-        points = enumerate(self.inner_loop(parameters, support))
-        return [{**p, **self.step_parameters.affine(p, k - 1)} for k, p in points if k in self._settings.passes]
+        passes = self._settings.passes
+        points = zip(passes, self.inner_loop(parameters, support, passes), strict=True)
+        return [self.at_step(point, k - 1) for k, point in points]
 
     def combine_losses(self, losses: Sequence[Tensor]) -> Tensor:
         return (torch.stack(list(losses)) * self._settings.loss_weights).sum()
 
     def adapt(self, parameters: Parameters, support: Support) -> Parameters:
-        point = super().adapt(parameters, support)
-        return {**point, **self.step_parameters.affine(point, support.steps - 1)}
+        return self.at_step(super().adapt(parameters, support), support.steps - 1)
 
     def query(self, point: Parameters, support: Support, x: Tensor, y: Tensor | None, statistics: Statistics) -> Query:
         support_at_step = self._running.at_step(support, min(support.steps, self.inner_steps))
@@ -207,12 +212,9 @@ class MAMLPP(MAML):
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         found = super().named_parameters()
-        return self._step_parameters.trained_parameters(found) if self._step_parameters else found
-
-    @property
-    def step_parameters(self) -> StepParameters:
-        assert self._step_parameters is not None
-        return self._step_parameters
+        # Parameters per step replace those of their layer; a frozen layer has none.
+        excluded = {name if name in found else f"learner.norm.{name}" for name in self._layers}
+        return {name: parameter for name, parameter in found.items() if name not in excluded}
 
     @contextmanager
     def mode(self, training: bool) -> Iterator[None]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import gradhomog
-from gradhomog import OptionError, Pipeline, StepReport, warn_of_momentum
-from gradhomog_adapters._frameworks import check_pipeline
+from gradhomog import OptionError, Pipeline, warn_of_momentum
+from gradhomog_adapters._frameworks import ReceivesReports, check_pipeline
 
 try:
     from lightning.pytorch import Callback
@@ -25,7 +24,7 @@ except ImportError as error:
 __all__ = ["HomogenizedWeighting"]
 
 
-class HomogenizedWeighting(BaseWeighting, Callback):  # type: ignore[misc]
+class HomogenizedWeighting(ReceivesReports, BaseWeighting, Callback):  # type: ignore[misc]
     """A weighting for PINA's solvers, whose loss has homogenized gradients: a scalar that Lightning differentiates.
 
     value Σ_i w_i L_i,  gradient θ.grad = Σ_i (C J)_i  with J_i = w_i ∂L_i/∂θ, condition i
@@ -87,7 +86,6 @@ class HomogenizedWeighting(BaseWeighting, Callback):  # type: ignore[misc]
         super().__init__(update_every_n_epochs=1, aggregator=self._sum)
         self.pipe = pipe
         self.weights = dict(weights or {})
-        self.report: StepReport | None = None
         self._losses: dict[str, Tensor] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -121,10 +119,7 @@ class HomogenizedWeighting(BaseWeighting, Callback):  # type: ignore[misc]
 
     def last_saved_weights(self) -> dict[str, float]:
         """Return the factors of the conditions' gradients in the last step, by name; empty if rows were replaced."""
-        if self.report is None or self.report.weights is None:
-            return {}
-        pairs = zip(self.report.names, self.report.weights.tolist(), strict=True)
-        return {name: weight * self.weights.get(name, 1) for name, weight in pairs}
+        return {name: weight * self.weights.get(name, 1) for name, weight in self._weights().items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the pipeline, for Lightning's checkpoints."""
@@ -178,9 +173,6 @@ class HomogenizedWeighting(BaseWeighting, Callback):  # type: ignore[misc]
         if isinstance(self.solver.problem, InverseProblem):
             found.update({f"unknown {name}": p for name, p in self.solver.problem.unknown_parameters.items()})
         return found
-
-    def _receive(self, result: StepReport) -> None:
-        self.report = replace(result, direction={})
 
 
 def _is_positive(value: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from torch import Tensor
 
 import gradhomog
 from gradhomog import OptionError, Pipeline, StepReport, warn_of_momentum
-from gradhomog_adapters._frameworks import RunningMeans, check_pipeline
+from gradhomog_adapters._frameworks import ReceivesReports, RunningMeans, check_loss_options, check_pipeline
 
 try:
     from torch_rechub.models.multi_task import ESMM
@@ -28,7 +27,7 @@ METHODS = ("uwl", "metabalance", "gradnorm")
 """The methods of torch-rechub; it ignores other names."""
 
 
-class HomogenizedMTLTrainer(MTLTrainer):  # type: ignore[misc, unused-ignore]
+class HomogenizedMTLTrainer(ReceivesReports, MTLTrainer):  # type: ignore[misc, unused-ignore]
     """An `MTLTrainer` that takes a pipeline where it takes `"uwl"`, `"metabalance"` and `"gradnorm"`.
 
     θ.grad = 1/N Σ_i (C J)_i + ∂R/∂θ  and  φ_i.grad = 1/N ∂L_i/∂φ_i + ∂R/∂φ_i  with J_i = ∂L_i/∂θ for the shared
@@ -81,15 +80,9 @@ class HomogenizedMTLTrainer(MTLTrainer):  # type: ignore[misc, unused-ignore]
         options = dict(given.get("adaptive_params") or {})
         method = options.pop("method", None)
         self.pipe: Pipeline | None = None
-        self.report: StepReport | None = None
         if isinstance(method, Pipeline):
             check_pipeline(method, "torch-rechub")
-            known = inspect.signature(gradhomog.loss).parameters.keys() - {"losses", "pipe", "report", "reduction"}
-            if unknown := options.keys() - known:
-                raise OptionError(
-                    "`adaptive_params` must contain 'method' and arguments of gradhomog.loss; got "
-                    f"{', '.join(sorted(unknown))}."
-                )
+            check_loss_options(options, "`adaptive_params` must contain 'method' and", {"reduction"})
             if len(given.get("gpus") or ()) > 1:
                 raise OptionError(
                     "with a pipeline `gpus` must have at most one entry, because DataParallel is not supported; got "
@@ -137,7 +130,7 @@ class HomogenizedMTLTrainer(MTLTrainer):  # type: ignore[misc, unused-ignore]
         named = {f"task_{task}": loss for task, loss in enumerate(losses) if task or not whole_space}
 
         def receive(result: StepReport) -> None:
-            self.report = replace(result, direction={})
+            self._receive(result)
             for name, value in result.scalars().items():
                 means.add(name, value)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-import gradhomog
 from gradhomog import OptionError, Pipeline, Ranks, StepReport, warn_of_momentum
-from gradhomog_adapters._frameworks import RunningMeans, ZeroLosses, batch_ranks, check_pipeline, use_all_parameters
+from gradhomog_adapters._frameworks import ReceivesReports, RunningMeans, ZeroLosses, check_pipeline
 
 try:
     from accelerate.optimizer import AcceleratedOptimizer
@@ -36,7 +34,7 @@ UNSUPPORTED = (DistributedType.DEEPSPEED, DistributedType.FSDP, DistributedType.
 """Backends that split parameters, gradients or the state of the optimizer, or run the backward pass themselves."""
 
 
-class HomogenizedTrainer(Trainer):  # type: ignore[misc]
+class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
     """A Trainer whose `compute_loss` returns one scalar with homogenized gradients, from several losses.
 
     value Σ_i L_i,  gradient θ.grad = Σ_i (C J)_i  with J_i = ∂L_i/∂θ, task i; both divided by the number of batches
@@ -129,7 +127,6 @@ class HomogenizedTrainer(Trainer):  # type: ignore[misc]
                 f"{type(self).__name__} does not, so one loss of the model would be trained."
             )
         self.homogenizers = homogenizers
-        self.report: StepReport | None = None
         self._initial_state = homogenizers.state_dict()
         self._training_means, self._evaluation_means = RunningMeans(), RunningMeans()
         self._evaluated_examples = 1
@@ -160,24 +157,20 @@ class HomogenizedTrainer(Trainer):  # type: ignore[misc]
             warn_of_momentum(
                 optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer, self.homogenizers
             )
-        # Losses that are divided over all accumulated batches are logged as those of one batch.
-        batches = self.current_gradient_accumulation_steps if self.loss_is_scaled_for_ga else 1
         for name, loss in losses.items():
             if loss is not None and not training:
                 self._evaluation_means.add(f"{name}_loss", loss, self._evaluated_examples)
-
-        def receive(result: StepReport) -> None:
-            self.report = replace(result, direction={})
-            for name, value in result.scalars().items():
-                self._training_means.add(name, batches * value if name.startswith("loss/") else value)
-
         options = {"parameters": self.shared_parameters(model), "reduction": "sum", **options}
-        module = model.module if isinstance(model, DistributedDataParallel) else model
-        filled, ranks = self._zero_losses.fill(
-            losses, module, options["parameters"], self.homogenizers, batch_ranks(group, self._ranks)
+        return self._zero_losses.total(
+            losses, model, self.homogenizers, self._ranks, report=self._receive, group=group, **options
         )
-        total = gradhomog.loss(filled, self.homogenizers, report=receive, group=ranks, **options)
-        return use_all_parameters(total, model)
+
+    def _receive(self, result: StepReport) -> None:
+        super()._receive(result)
+        # Losses that are divided over all accumulated batches are logged as those of one batch.
+        batches = self.current_gradient_accumulation_steps if self.loss_is_scaled_for_ga else 1
+        for name, value in result.scalars().items():
+            self._training_means.add(name, batches * value if name.startswith("loss/") else value)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Train on one batch, and raise if the backward pass of its loss took no step of the homogenizers."""
