@@ -65,7 +65,7 @@ class HomogenizedDatasets(HomogenizedTrainer, BaseTrainer):  # type: ignore[misc
 
     Cost: one backward pass per batch; see `gradhomog show tracked`.
 
-    >>> import tokenizers
+    >>> import gradhomog, tokenizers
     >>> from datasets import Dataset
     >>> from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
     >>> from sentence_transformers.sentence_transformer.modules import StaticEmbedding

@@ -96,6 +96,7 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
     Cost: see `gradhomog.backward`; one backward pass per task, or one in total if the pipeline reads losses only. In
     several processes the exchange of `gradhomog.Ranks("batch")`, and DDP's own.
 
+    >>> import gradhomog
     >>> from transformers import TrainingArguments
     >>> class Regression(torch.nn.Module):
     ...     def __init__(self):

@@ -44,6 +44,7 @@ class Jacobian:
     names: tuple[str, ...]
     device: torch.device
     dtype: torch.dtype
+    _repeats_new_row = False  # the mean is then this row, without a copy
 
     def __init__(self, rows: Rows, mixing: Tensor | None = None, source: Jacobian | None = None) -> None:
         self.rows, self.mixing, self.source = rows, mixing, source
@@ -77,10 +78,9 @@ class Jacobian:
         """Return the mean of the rows."""
         if self.mixing is None and isinstance(self.rows, StoredRows):  # one operation less
             return self.rows.weighted_sum(torch.full((self.tasks,), 1 / self.tasks, dtype=torch.float64))
-        weights = self.weights()
-        if self.rows.tasks < self.tasks and weights.tolist() == [self.tasks]:
-            return self.rows.stored().row(0)  # of `repeat`, new memory
-        return self.rows.weighted_sum(weights, self.tasks)
+        if self._repeats_new_row:
+            return self.rows.stored().row(0)
+        return self.rows.weighted_sum(self.weights(), self.tasks)
 
     def materialize(self) -> dict[str, Tensor]:
         """Return the rows as tensors `[tasks, *shape]` by name; do not modify them in place."""
@@ -154,7 +154,9 @@ class Jacobian:
     def repeat(self, direction: Mapping[str, Tensor]) -> Jacobian:
         """Return N rows equal to `direction`, a new tensor `[*shape]` for each name; only one row is stored."""
         one = Jacobian(DenseRows({name: direction[name][None] for name in self.names}))
-        return Jacobian(one.rows, torch.ones(self.tasks, 1, dtype=torch.float64), one)
+        found = Jacobian(one.rows, torch.ones(self.tasks, 1, dtype=torch.float64), one)
+        found._repeats_new_row = True
+        return found
 
     # -- statistics --------------------------------------------------------------------------------------------------
 
