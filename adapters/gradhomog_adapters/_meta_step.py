@@ -26,11 +26,9 @@ class OpenTask:
     `row` contains a gradient by parameter name, None for parameters that no loss depends on.
     """
 
-    def __init__(
-        self, key: TaskKey, pipe: Pipeline, parameters: Mapping[str, Tensor], snapshot: Snapshot, inner_given: bool
-    ) -> None:
-        self.key, self._pipe, self._snapshot, self._inner_given = key, pipe, snapshot, inner_given
-        self._parameters, self._requires_features = parameters, requires_features(pipe)
+    def __init__(self, key: TaskKey, pipe: Pipeline, parameters: Mapping[str, Tensor], snapshot: Snapshot) -> None:
+        self.key, self._pipe, self._parameters, self._snapshot = key, pipe, parameters, snapshot
+        self._requires_features = requires_features(pipe)
         self._stores_features = self._requires_features or "features" in pipe.requirements.statistics
         self._part: Literal["support", "query"] = "support"
         self._queried = False
@@ -138,15 +136,10 @@ class OpenTask:
                 f"the graph of {self} was freed by step.add. Add the sum of its losses, or write "
                 "step.add(loss, retain_graph=True) for all but the last."
             )
-        if not self._inner_given:
-            return (
-                f"`loss` of {self} depends on the graph of an earlier task: the inner optimizer keeps its state "
-                "(momentum, moments) between tasks. Write meta_step(net, pipe, inner=optimizer), or create a new "
-                "optimizer in each task."
-            )
         return (
-            f"`loss` of {self} depends on the graph of an earlier task. Pass every optimizer that adapts `net` as "
-            "`inner`, and do not use tensors of one task in another."
+            f"`loss` of {self} depends on the graph of an earlier task: an inner optimizer keeps its state (momentum, "
+            "moments) between tasks, or a tensor of one task is used in another. Write meta_step(net, pipe, "
+            "inner=optimizer) for every optimizer that adapts `net`, or create a new one in each task."
         )
 
 
@@ -157,8 +150,8 @@ class MetaStep:
     `report` describes the finished step.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], pipe: Pipeline, snapshot: Snapshot, inner_given: bool) -> None:
-        self._parameters, self._pipe, self._snapshot, self._inner_given = parameters, pipe, snapshot, inner_given
+    def __init__(self, parameters: Mapping[str, Tensor], pipe: Pipeline, snapshot: Snapshot) -> None:
+        self._parameters, self._pipe, self._snapshot = parameters, pipe, snapshot
         self._task: OpenTask | None = None
         self._done: list[OpenTask] = []
         self._ended = False
@@ -179,8 +172,7 @@ class MetaStep:
             raise OptionError(f"`step.task` must not be nested; {self._task} is still open. End its `with` first.")
         if not isinstance(domain, str):
             raise OptionError(f"`domain` must be a string, the name of the task's domain; got {domain!r}.")
-        key = TaskKey(len(self._done), domain)
-        task = OpenTask(key, self._pipe, self._parameters, self._snapshot, self._inner_given)
+        task = OpenTask(TaskKey(len(self._done), domain), self._pipe, self._parameters, self._snapshot)
         self._task = task
         try:
             self._snapshot.restore()

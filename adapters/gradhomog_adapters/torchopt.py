@@ -83,7 +83,7 @@ def meta_step(
         parameters[name] = tensor
     if not parameters:
         raise OptionError("`net` must have a parameter with requires_grad=True, or `extra` a tensor; found none.")
-    step = MetaStep(parameters, pipe, Snapshot(net, optimizers), bool(optimizers))
+    step = MetaStep(parameters, pipe, Snapshot(net, optimizers))
     with step.open_block(encoder):
         yield step
     step.finish()
