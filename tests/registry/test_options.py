@@ -9,7 +9,7 @@ import math
 import pickle
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, TypedDict, Unpack, cast
 
 import numpy as np
 import pytest
@@ -184,6 +184,30 @@ def test_the_arguments_of_a_constructor_are_validated(value: Any) -> None:
 class Settings(gradhomog.ValidatedConstructor):
     engine: Literal["loop", "vmap"] = "loop"
     steps: Annotated[int, Ge(1)] | None = None
+
+
+class MoreOptions(TypedDict, total=False):
+    depth: Annotated[int, Ge(1)]
+
+
+class MoreSettings(gradhomog.ValidatedConstructor):
+    def __init__(self, depth: Annotated[int, Ge(1)] = 3) -> None:
+        self.depth = depth
+
+
+class PassesOn(MoreSettings):
+    def __init__(self, width: int = 2, **options: Unpack[MoreOptions]) -> None:
+        super().__init__(**options)
+
+
+def test_keywords_of_an_unpacked_typed_dict_are_options_with_the_defaults_of_the_base_class() -> None:
+    spec = HomogenizerSpec(factory=cast(Any, PassesOn), summary="", reference="")
+    assert options.describe(spec) == ["width=2 (an integer)", "depth=3 (an integer ≥ 1)"]
+    assert PassesOn(depth=4).depth == 4
+    with pytest.raises(OptionError, match="PassesOn: `depth` must be an integer ≥ 1; got 0"):
+        PassesOn(depth=0)
+    with pytest.raises(TypeError, match=r"PassesOn\(\) got an unexpected keyword argument 'deep'"):
+        PassesOn(deep=1)  # type: ignore[call-arg]
 
 
 @validated
