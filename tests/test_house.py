@@ -218,14 +218,14 @@ BUDGETS = {
     "gradhomog/experiments": 11355,
     "gradhomog/learners": 756,
     "gradhomog/ranks": 504,
-    "gradhomog/registry": 753,
-    "gradhomog/rows": 626,
+    "gradhomog/registry": 762,
+    "gradhomog/rows": 628,
     "gradhomog/scaffold": 179,
     "gradhomog/solvers": 493,
     "gradhomog/step": 1286,
     "gradhomog/testing": 3470,
     "plugins": 4436,
-    "adapters": 4091,
+    "adapters": 3937,
     "tests": 41509,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.

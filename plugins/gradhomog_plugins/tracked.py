@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 import torch
 from annotated_types import Ge, Interval
@@ -215,8 +215,7 @@ class Tracked(Homogenizer):
         return StageResult(step.jacobian.repeat(parts), Outcome(state, inner_step), converged)
 
     def update(self, step: Step) -> Mapping[str, Any]:
-        outcome: Outcome = step.aux
-        state, inner_step = outcome
+        state, inner_step = cast(Outcome, step.aux)
         if inner_step is None or not self.inner.overrides("update"):
             return state
         return {**state, "inner": self.inner.update(inner_step)}
@@ -270,8 +269,7 @@ class Tracked(Homogenizer):
         if "gramian" in self._inner_needs and not reads_rows:
             self._products = vectors, _flat_rows.gramian(vectors, *self._products)
             jacobian.total_gramian = self._products[1]
-        named = bool(step.keys[0].domain)
-        tasks = tuple(TaskKey(state["slots"][key], key if named else "") for key in order)
+        tasks = tuple(TaskKey(state["slots"][key], key if step.keys[0].domain else "") for key in order)
         if self._max_tasks is not None and len(tasks) > self._max_tasks:
             raise OptionError(f"tracked: {self.method!r} supports at most {self._max_tasks} tasks; got {len(tasks)}.")
         inner_step = step.with_rows(jacobian, tasks, losses, self._inner_needs).view(self.inner)
