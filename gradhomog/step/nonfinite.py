@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -18,8 +18,7 @@ from gradhomog.step.step import StageResult, Step
 Nonfinite = Literal["raise", "drop"]
 
 
-@dataclass(frozen=True, eq=False)
-class StageOutcome:
+class StageOutcome(NamedTuple):
     """The outcome of one `mix` or `rows` stage: the member, its view of the step, its result, and the rows after it."""
 
     member: Member
