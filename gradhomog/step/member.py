@@ -30,7 +30,6 @@ class Member:
     Attributes:
         info, spec: `PluginInfo` and spec of the plugin; None for an object that was passed directly. Such an object may
             read every statistic and claims no trait.
-        scale: `"paper"` multiplies the result of its stage by `paper_scale`.
         stage: `"mix"` or `"rows"`, the one that it overrides; None if it overrides neither.
         seconds: wall-clock time of its stages, without hooks in the encoder and without derivatives of `transform`.
     """
@@ -40,7 +39,6 @@ class Member:
     options: Mapping[str, Any]
     info: PluginInfo | None = None
     spec: HomogenizerSpec | None = None
-    scale: Literal["mean", "paper"] = "mean"
     seconds: float = field(default=0.0, init=False)
     needs: frozenset[str] = field(init=False)
     stage: Literal["mix", "rows"] | None = field(init=False)
@@ -123,7 +121,7 @@ class Member:
         return found
 
     def act(self, step: Step) -> StageResult:
-        """Return the validated result of `mix`, in float64 on the CPU, or of `rows`; at `scale`."""
+        """Return the validated result of `mix`, in float64 on the CPU, or of `rows`; in the scale of the option."""
         stage = self.stage or ""
         found = self._guard(f"`{stage}`", getattr(self.homogenizer, stage), step)
         value, aux, converged = found if type(found) is StageResult else StageResult(found)
@@ -132,7 +130,7 @@ class Member:
             raise self.invalid(stage, violated, value)
         if mixes:
             value = value.to("cpu", torch.float64)
-        if self.scale == "paper":
+        if self.options.get("scale") == "paper" and self.homogenizer.overrides("paper_scale"):
             factor = torch.as_tensor(self.call("paper_scale", step.with_aux(aux)), dtype=torch.float64, device="cpu")
             value = factor * value if mixes else value.mix(factor.expand(step.tasks))
         return StageResult(value, aux, converged)

@@ -185,11 +185,9 @@ class Pipeline:
                 for member in self.requirements.attaching:
                     stack.callback(member.attach(encoder))
                 yield
-        except GradhomogError:
-            raise
         except Exception as cause:
             for member in self.requirements.attaching:
-                if member.caused(cause):
+                if member.caused(cause) and not isinstance(cause, GradhomogError):
                     raise member.failure("a hook that its `attach` registered", cause) from cause
             raise
         finally:
@@ -320,7 +318,7 @@ class Pipeline:
         named, factor = self._check_named(step.keys) if requirements.updating else None, 1.0
         with torch.set_grad_enabled(create_graph):
             step = self._prepare(step, nonfinite or self.nonfinite, inspect)
-            if step.dtype == torch.float64 and requirements.compares_rows_of_a_step:
+            if step._jacobian.dtype == torch.float64 and requirements.compares_rows_of_a_step:
                 step, factor = _into_range(step)
             rows, outcomes = self._run(step)
             direction = rows.mean()
