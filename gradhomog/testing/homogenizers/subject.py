@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gradhomog.errors import GradhomogError, PluginRunError, describe_error
 from gradhomog.learners.tasks import TaskBatch
 from gradhomog.registry import Registry
-from gradhomog.registry.options import bind, has_paper_scale, option_parameters
+from gradhomog.registry.options import bind, option_parameters
 from gradhomog.registry.specs import HomogenizerSpec
 from gradhomog.step.homogenizer import Homogenizer
 from gradhomog.step.member import Member
@@ -69,8 +69,6 @@ class HomogenizerSubject(PluginSubject[HomogenizerSpec]):
 
     def _pipeline_from_spec(self, options: Mapping[str, Any], nonfinite: Any) -> Pipeline:
         bound = bind(self.spec, self.name, options)
-        if has_paper_scale(self.spec):
-            bound.pop("scale", None)  # the pipeline applies it
         try:
             homogenizer = self.spec.factory(**bound)
         except GradhomogError:
