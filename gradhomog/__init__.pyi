@@ -37,6 +37,9 @@ from .learners.ensemble import Ensemble as Ensemble
 from .learners.learner import Learner as Learner
 from .learners.learner import learner as learner
 from .learners.outer_optimizer import warn_of_momentum as warn_of_momentum
+from .learners.results import Evaluation as Evaluation
+from .learners.results import TaskRow as TaskRow
+from .learners.results import TaskRows as TaskRows
 from .learners.task_dataset import TaskDataset as TaskDataset
 from .learners.tasks import Task as Task
 from .learners.tasks import TaskBatch as TaskBatch
@@ -64,11 +67,8 @@ from .solvers import minimum_norm_weights as minimum_norm_weights
 from .step.homogenizer import Homogenizer as Homogenizer
 from .step.pipelines import Pipeline as Pipeline
 from .step.pipelines import pipeline as pipeline
-from .step.reports import Evaluation as Evaluation
 from .step.reports import StageReport as StageReport
 from .step.reports import StepReport as StepReport
-from .step.reports import TaskRow as TaskRow
-from .step.reports import TaskRows as TaskRows
 from .step.step import StageResult as StageResult
 from .step.step import Step as Step
 from .step.step import TaskKey as TaskKey

@@ -21,7 +21,12 @@ _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 READ_SETTINGS = tuple(read for read, _ in _SETTINGS.values())
 """Called by `[*map(operator.call, READ_SETTINGS)]` before and after each stage; takes about half a microsecond."""
 
-_OPTIMIZERS = [kind for kind in vars(torch.optim).values() if isinstance(kind, type)]
+_FUNCTIONS: list[tuple[Any, str]] = [
+    *((kind, name) for kind in vars(torch.optim).values() if isinstance(kind, type)
+      for name, value in vars(kind).items() if isinstance(value, FunctionType)),
+    (torch.Tensor, "backward"), (torch.autograd, "backward"), (torch.autograd, "grad"),
+]  # fmt: skip
+"""The functions that training calls: methods of PyTorch's optimizers, and `backward`, by their owners and names."""
 
 _TORCH = str(Path(torch.__file__).parent)
 
@@ -36,22 +41,15 @@ def restore_settings(before: Iterable[Any]) -> str:
     return " and ".join(changes)
 
 
-def read_functions() -> dict[tuple[Any, str], Any]:
+def read_functions() -> list[Any]:
     """Return the functions that training calls: methods of PyTorch's optimizers, and `backward`."""
-    functions = {
-        (kind, name): value
-        for kind in _OPTIMIZERS
-        for name, value in vars(kind).items()
-        if isinstance(value, FunctionType)
-    }
-    backward = {(torch.Tensor, "backward"), (torch.autograd, "backward"), (torch.autograd, "grad")}
-    return functions | {(owner, name): vars(owner)[name] for owner, name in backward}
+    return [vars(owner).get(name) for owner, name in _FUNCTIONS]
 
 
-def restore_functions(before: dict[tuple[Any, str], Any]) -> str:
+def restore_functions(before: Iterable[Any]) -> str:
     """Restore functions that were replaced since `read_functions`; return their names, or an empty text."""
     changes = []
-    for (owner, name), old in before.items():
+    for (owner, name), old in zip(_FUNCTIONS, before, strict=True):
         if _unwrap(vars(owner).get(name)) is not _unwrap(old):
             setattr(owner, name, old)
             prefix = f"{owner.__module__}." if isinstance(owner, type) else ""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 import gradhomog
-from gradhomog import DataError, Jacobian, OptionError, Pipeline, as_jacobian, jacobian_of_rows
+from gradhomog import DataError, Homogenizer, Jacobian, OptionError, Pipeline, Step, as_jacobian, jacobian_of_rows
 
 HOMOGENIZERS = gradhomog.available()
 # Masks of ISI are drawn by a generator on the device, whose numbers differ from those of the CPU.
@@ -105,6 +105,17 @@ def test_a_state_is_not_moved_by_the_user(name: str, device: str) -> None:
     after.load_state_dict(move(before.state_dict(), "cpu"))
     expected = combine(before, device, torch.float64, 10)
     assert_close(combine(after, device, torch.float64, 10), expected.cpu(), device)
+
+
+class LossesAsWeights(Homogenizer):
+    def mix(self, step: Step) -> Tensor:
+        return step.losses
+
+
+def test_without_create_graph_a_stage_reads_losses_without_their_graph(device: str) -> None:
+    rows, losses = move((torch.ones(2, 3), torch.tensor([1.0, 3.0])), device)
+    direction = gradhomog.pipeline([LossesAsWeights()]).combine(rows, 1 * losses.requires_grad_())
+    assert_close(direction, torch.full((3,), 2.0), device)
 
 
 # -- Jacobians -------------------------------------------------------------------------------------------------------

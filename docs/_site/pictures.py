@@ -69,7 +69,7 @@ def masked(name: str) -> Figure:
     task = domain.sample("train", np.random.default_rng(3), ways=3, shots=1, queries=1)
     encoder = torch.nn.Sequential(torch.nn.Conv2d(1, 8, 3, padding=1))
     [member] = gradhomog.pipeline("isi(rate=0.5)").members
-    [maps] = member.maps(encoder, task.support_x).values()
+    [maps] = member.call("maps", encoder, task.support_x).values()
     figure = Figure(figsize=(7.2, 1.6), layout="constrained")
     for index, axes in enumerate(figure.subplots(1, 6)):
         image = index // 2

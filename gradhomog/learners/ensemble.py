@@ -11,9 +11,9 @@ from torch import Tensor
 
 from gradhomog.errors import OptionError
 from gradhomog.learners.learner import Learner
+from gradhomog.learners.results import Evaluation
 from gradhomog.learners.scoring import score_tasks
 from gradhomog.learners.tasks import Task, TaskBatch
-from gradhomog.step.reports import Evaluation
 
 
 class Ensemble:

@@ -16,6 +16,7 @@ from gradhomog.diagnosis import learner_rows
 from gradhomog.diagnosis.result import DiagnosisResult
 from gradhomog.errors import ConfigError, OptionError, PluginRunError
 from gradhomog.learners.outer_optimizer import OuterOptimizer, check_holds_parameters, warn_of_momentum
+from gradhomog.learners.results import Evaluation, TaskRow, TaskRows
 from gradhomog.learners.scoring import (
     Loss,
     accuracies,
@@ -34,7 +35,7 @@ from gradhomog.registry import Registry, expression, installed
 from gradhomog.registry.annotated_values import ValidatedConstructor
 from gradhomog.step.assembly import Entry
 from gradhomog.step.pipelines import Pipeline, pipeline
-from gradhomog.step.reports import Evaluation, StageReport, StepReport, TaskRow, TaskRows
+from gradhomog.step.reports import StageReport, StepReport
 from gradhomog.step.step import TaskKey
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog.errors import DataError
+from gradhomog.learners.results import Evaluation
 from gradhomog.learners.tasks import Task, TaskBatch
 from gradhomog.learners.training_mode import training_mode
-from gradhomog.step.reports import Evaluation
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """A loss function, called as `loss(outputs, targets)`; it returns a scalar, the mean over the examples."""

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from gradhomog.global_state import restore_generators
+from gradhomog.learners.results import TaskRows
 from gradhomog.learners.tasks import TaskBatch
 from gradhomog.rows import Jacobian
 from gradhomog.step.pipelines import Pipeline
-from gradhomog.step.reports import TaskRows
 
 
 class ComputesRows(Protocol):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradhomog.errors import OptionError
+from gradhomog.learners.results import TaskRows
 from gradhomog.learners.tasks import TaskBatch
 from gradhomog.ranks.column_split import ColumnSplit
 from gradhomog.ranks.communicator import Communicator, GroupCommunicator
@@ -18,7 +19,7 @@ from gradhomog.ranks.replicas import check_replicas, compares_in_full, digests, 
 from gradhomog.rows import DenseRows, Direction, Jacobian
 from gradhomog.rows.device_copies import task_index
 from gradhomog.step.pipelines import Pipeline
-from gradhomog.step.reports import StepReport, TaskRows
+from gradhomog.step.reports import StepReport
 from gradhomog.step.step import Step, TaskKey, task_keys
 
 

@@ -80,7 +80,7 @@ def _states(pipe: Pipeline) -> dict[str, Tensor]:
     for group, part in {"": pipe, **{f"{name}: ": part for name, part in pipe.parts.items()}}.items():
         # A rank may have created groups, which have taken no step, in a step that overflowed.
         for member in part.members if part.steps else ():
-            for name, value in _entries(f"{group}{member.selector}", member.state_dict()):
+            for name, value in _entries(f"{group}{member.selector}", member.call("state_dict")):
                 place = zlib.crc32(name.encode()) % PLACES
                 sums[place] += digest(value).cpu()
                 names[place].append(name)

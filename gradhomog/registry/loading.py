@@ -68,7 +68,6 @@ def _check_requirements(info: PluginInfo, requirements: Iterable[str]) -> None:
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.utils import canonicalize_name
 
-    version = __version__
     for text in requirements:
         try:
             requirement = Requirement(text)
@@ -76,11 +75,11 @@ def _check_requirements(info: PluginInfo, requirements: Iterable[str]) -> None:
         except (InvalidRequirement, UndefinedComparison, UndefinedEnvironmentName):
             continue  # installers cannot read it either
         on_gradhomog = applies and canonicalize_name(requirement.name) == "gradhomog"
-        if on_gradhomog and not requirement.specifier.contains(version, prereleases=True):
+        if on_gradhomog and not requirement.specifier.contains(__version__, prereleases=True):
             raise PluginLoadError(
-                f"{info} requires gradhomog {requirement.specifier}, but gradhomog {version} is installed. It was not "
-                f"imported. Install a version of {info.distribution} for gradhomog {version}, or the version of "
-                f"gradhomog that it requires, or remove '{info.name}'."
+                f"{info} requires gradhomog {requirement.specifier}, but gradhomog {__version__} is installed. It was "
+                f"not imported. Install a version of {info.distribution} for gradhomog {__version__}, or the version "
+                f"of gradhomog that it requires, or remove '{info.name}'."
             )
 
 

@@ -82,7 +82,9 @@ def describe(spec: Spec) -> list[str]:
 
 
 def bind(spec: Spec, plugin: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Check that the factory accepts these options, by name and by annotated type; an integer is a valid float.
+    """Return the options for the factory, all but `SCALE`, if their names and types are right.
+
+    An integer is a valid float.
 
     Raises:
         OptionError: a name is unknown (the message lists the options), a required option is missing, or a type is
@@ -103,7 +105,7 @@ def bind(spec: Spec, plugin: str, options: Mapping[str, Any]) -> dict[str, Any]:
             errors.append(f"{plugin} requires the option '{name}'. {_known_options(spec)}")
     if errors:
         raise OptionError(join_errors(errors))
-    return dict(options)
+    return {name: value for name, value in options.items() if parameters[name] is not SCALE}
 
 
 def _known_options(spec: Spec) -> str:

@@ -26,7 +26,7 @@ from gradhomog.errors import (
     raised_in,
 )
 from gradhomog.registry import hooks, loading
-from gradhomog.registry.options import bind, has_paper_scale
+from gradhomog.registry.options import bind
 from gradhomog.registry.specs import KINDS, Kind, PluginInfo, Spec
 
 
@@ -171,9 +171,7 @@ class Registry:
             PluginRunError: the factory raised another exception.
         """
         info, spec = self.load(kind, selector)
-        bound = bind(spec, info.name, options)
-        if has_paper_scale(spec):
-            bound.pop("scale", None)  # the pipeline applies it
+        bound = bind(spec, info.name, options)  # without `scale`, which the pipeline applies
         try:
             made = self.manager.hook.gradhomog_make(spec=spec, arguments=arguments, options={**bound, **supplied})
         except GradhomogError:

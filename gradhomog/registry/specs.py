@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 from gradhomog.errors import PluginLoadError
 
@@ -41,12 +41,6 @@ LEARNER_TRAITS = frozenset(
 
 Observer = Callable[[str, Mapping[str, Any]], None]
 """A function that is called as `observer(event, record)` for every record of a run; see `gradhomog_observer`."""
-
-
-class HasSeed(Protocol):
-    """An object with a seed, such as a homogenizer."""
-
-    seed: int
 
 
 def _check_names(values: Iterable[str], allowed: frozenset[str], kind: str) -> frozenset[str]:

@@ -25,29 +25,25 @@ def assemble(homogenizers: str | Sequence[Entry] | None, registry: Registry) -> 
         raise OptionError(
             f"a pipeline must be a text or a list of names and Homogenizer objects; got {homogenizers!r}."
         )
-    entries = expression.parse(homogenizers) if isinstance(homogenizers, str) else homogenizers or []
+    entries: Sequence[Any] = expression.parse(homogenizers) if isinstance(homogenizers, str) else homogenizers or ()
     members: list[Member] = []
-    named: list[tuple[str, dict[str, Any]]] = []
+    texts: list[str] = []
     for entry in entries:
         if isinstance(entry, Homogenizer):
-            members.append(Member(entry, type(entry).__name__, {}))
-            named.append((type(entry).__name__, {}))
-            continue
-        for selector, options in _named_entries(entry, entries):
-            members += _make_members(registry, selector, options)
-            named.append((selector, options))
-    return members, expression.render(named)
-
-
-def _named_entries(entry: Any, entries: Sequence[Entry]) -> Sequence[tuple[str, dict[str, Any]]]:
-    if isinstance(entry, str):
-        found = expression.parse(entry)
-        if not found and len(entries) > 1:
-            raise OptionError(f"'none' is the empty pipeline and cannot be combined with others; got {entries!r}.")
-        return found
-    if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str) and isinstance(entry[1], Mapping):
-        return [(entry[0], dict(entry[1]))]
-    raise OptionError(f"an entry of a pipeline must be a name, (name, options) or a Homogenizer object; got {entry!r}.")
+            found, text = [Member(entry, type(entry).__name__, {})], type(entry).__name__
+        elif isinstance(entry, str):
+            found, text = assemble(entry, registry)
+            if text == "none" and len(entries) > 1:
+                raise OptionError(f"'none' is the empty pipeline and cannot be combined with others; got {entries!r}.")
+        elif isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], Mapping):
+            found, text = _make_members(registry, *entry), expression.render_one(*entry)
+        else:
+            raise OptionError(
+                f"an entry of a pipeline must be a name, (name, options) or a Homogenizer object; got {entry!r}."
+            )
+        members += found
+        texts.append(text)
+    return members, " + ".join(texts) or "none"
 
 
 def _make_members(registry: Registry, selector: str, options: Mapping[str, Any]) -> list[Member]:
@@ -59,5 +55,4 @@ def _make_members(registry: Registry, selector: str, options: Mapping[str, Any])
             f"the factory of {info} must return a gradhomog.Homogenizer; got {type(made).__name__}. {info.advice}"
         )
     assert isinstance(spec, HomogenizerSpec)
-    paper = made.overrides("paper_scale") and options.get("scale") == "paper"
-    return [Member(made, selector, dict(options), info, spec, "paper" if paper else "mean")]
+    return [Member(made, selector, dict(options), info, spec)]

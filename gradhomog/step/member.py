@@ -19,7 +19,7 @@ from gradhomog.global_state import READ_SETTINGS, restore_settings
 from gradhomog.registry import PluginInfo
 from gradhomog.registry.specs import STATISTICS, HomogenizerSpec
 from gradhomog.rows import DenseRows, Jacobian
-from gradhomog.step.homogenizer import Homogenizer, Part, Removable
+from gradhomog.step.homogenizer import Homogenizer, Removable
 from gradhomog.step.step import StageResult, Step, TaskKey
 
 
@@ -30,7 +30,6 @@ class Member:
     Attributes:
         info, spec: `PluginInfo` and spec of the plugin; None for an object that was passed directly. Such an object may
             read every statistic and claims no trait.
-        scale: `"paper"` multiplies the result of its stage by `paper_scale`.
         stage: `"mix"` or `"rows"`, the one that it overrides; None if it overrides neither.
         seconds: wall-clock time of its stages, without hooks in the encoder and without derivatives of `transform`.
     """
@@ -40,7 +39,6 @@ class Member:
     options: Mapping[str, Any]
     info: PluginInfo | None = None
     spec: HomogenizerSpec | None = None
-    scale: Literal["mean", "paper"] = "mean"
     seconds: float = field(default=0.0, init=False)
     needs: frozenset[str] = field(init=False)
     stage: Literal["mix", "rows"] | None = field(init=False)
@@ -93,7 +91,7 @@ class Member:
             try:
                 with ExitStack() as stack:  # if one raises, the others are still removed
                     for handle in handles:
-                        stack.callback(self._call, "`remove` of a handle from `attach`", handle.remove)
+                        stack.callback(self._guard, "`remove` of a handle from `attach`", handle.remove)
             finally:
                 remaining = _remove_new_hooks(encoder, before)
             if remaining:
@@ -104,7 +102,7 @@ class Member:
                 )
 
         try:
-            self._call("`attach`", attach)
+            self._guard("`attach`", attach)
         except GradhomogError:
             for handle in reversed(handles):
                 with suppress(Exception):  # the error of `attach` is the one to report
@@ -113,67 +111,38 @@ class Member:
             raise
         return detach
 
-    def begin(self, key: TaskKey, part: Part, generator: torch.Generator) -> None:
-        self._call("`begin`", self.homogenizer.begin, key, part, generator)
+    # -- other methods -----------------------------------------------------------------------------------------------
 
-    def transform(self, features: Tensor, keys: Sequence[TaskKey]) -> Tensor:
-        changed: Tensor = self._call("`transform`", self.homogenizer.transform, features, keys)
-        if violated := _check_features(changed, features):
-            raise self.invalid("transform", violated, changed)
-        return changed
-
-    def choose(self, keys: Sequence[TaskKey]) -> list[int]:
-        """Return the validated result of `choose`, in ascending order."""
-        found: Any = self._call("`choose`", self.homogenizer.choose, keys)
-        if violated := _check_choice(found, len(keys)):
-            raise self.invalid("choose", violated, found)
-        return sorted(found)
-
-    # -- stages on the rows ------------------------------------------------------------------------------------------
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call a method of the homogenizer, such as `transform` or `update`, and validate its result."""
+        found = self._guard(f"`{name}`", getattr(self.homogenizer, name), *arguments)
+        if name in _CHECKS and (violated := _CHECKS[name](found, *arguments)):
+            raise self.invalid(name, violated, found)
+        return found
 
     def act(self, step: Step) -> StageResult:
-        """Return the validated result of `mix`, in float64 on the CPU, or of `rows`; at `scale`."""
+        """Return the validated result of `mix`, in float64 on the CPU, or of `rows`; in the scale of the option."""
         stage = self.stage or ""
-        found = self._call(f"`{stage}`", getattr(self.homogenizer, stage), step)
+        found = self._guard(f"`{stage}`", getattr(self.homogenizer, stage), step)
         value, aux, converged = found if type(found) is StageResult else StageResult(found)
         mixes = stage == "mix"
         if violated := _check_mixing(value, len(step.keys)) if mixes else _check_rows(value, step.jacobian):
             raise self.invalid(stage, violated, value)
         if mixes:
             value = value.to("cpu", torch.float64)
-        if self.scale == "paper":
-            factor = self._call("`paper_scale`", self.homogenizer.paper_scale, step.with_aux(aux))
-            factor = torch.as_tensor(factor, dtype=torch.float64, device="cpu")
+        if self.options.get("scale") == "paper" and self.homogenizer.overrides("paper_scale"):
+            factor = torch.as_tensor(self.call("paper_scale", step.with_aux(aux)), dtype=torch.float64, device="cpu")
             value = factor * value if mixes else value.mix(factor.expand(step.tasks))
         return StageResult(value, aux, converged)
 
     def update(self, step: Step) -> Mapping[str, Any]:
         """Return the validated result of `update`, without assigning it."""
-        values: Mapping[str, Any] = self._call("`update`", self.homogenizer.update, step)
-        if violated := _check_state(values, self.homogenizer.state_names):
-            raise self.invalid("update", violated, values)
+        values: Mapping[str, Any] = self.call("update", step)
+        names = self.homogenizer.state_names
+        if unknown := [name for name in values if name not in names]:
+            expected = f"only keys in `state_names` ({', '.join(names) or 'empty'}), which {unknown[0]!r} is not"
+            raise self.invalid("update", expected, values)
         return values
-
-    def measured(self, step: Step) -> dict[str, float | Sequence[float]]:
-        found: Mapping[str, float | Sequence[float]] = self._call("`measured`", self.homogenizer.measured, step)
-        if violated := _check_measured(found):
-            raise self.invalid("measured", violated, found)
-        return dict(found)
-
-    def maps(self, encoder: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
-        found: Mapping[str, Tensor] = self._call("`maps`", self.homogenizer.maps, encoder, inputs)
-        if violated := _check_maps(found, inputs):
-            raise self.invalid("maps", violated, found)
-        return dict(found)
-
-    # -- state -------------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = self._call("`state_dict`", self.homogenizer.state_dict)
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._call("`load_state_dict`", self.homogenizer.load_state_dict, state)
 
     # -- errors ------------------------------------------------------------------------------------------------------
 
@@ -190,7 +159,8 @@ class Member:
     def invalid(self, stage: str, expected: str, found: object) -> PluginRunError:
         return PluginRunError(f"{self} must return from `{stage}` {expected}; got {_describe(found)}. {self.advice}")
 
-    def _call(self, where: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    def _guard(self, where: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call code of the plugin; name the plugin in its errors, and restore settings that it changes."""
         start, settings = time.perf_counter(), [*map(operator.call, READ_SETTINGS)]
         try:
             result = function(*arguments)
@@ -234,7 +204,7 @@ def _remove_new_hooks(network: nn.Module, known: Container[tuple[int, int]]) -> 
 _NO_GRAPH = "outside the graph, since create_graph=False"
 
 
-def _check_features(found: object, given: Tensor) -> str:
+def _check_features(found: object, given: Tensor, keys: object) -> str:
     """Validate the result of `transform`, except for NaN, which `nonfinite` finds later with fewer reads."""
     if not _dense(found) or not _alike(found, given):
         return f"features of shape {tuple(given.shape)}, {given.dtype} on {given.device}"
@@ -243,12 +213,11 @@ def _check_features(found: object, given: Tensor) -> str:
     return ""
 
 
-def _check_choice(found: object, tasks: int) -> str:
+def _check_choice(found: object, keys: Sequence[TaskKey]) -> str:
     """Validate the result of `choose`."""
-    positions = list(found) if isinstance(found, Sequence) else []
-    if positions and len(set(positions)) == len(positions) and all(position in range(tasks) for position in positions):
+    if isinstance(found, Sequence) and 0 < len(found) == len(set(found)) and set(found) <= set(range(len(keys))):
         return ""
-    return f"at least one of the positions 0 to {tasks - 1}, each once"
+    return f"at least one of the positions 0 to {len(keys) - 1}, each once"
 
 
 def _check_mixing(found: object, tasks: int) -> str:
@@ -277,13 +246,9 @@ def _check_rows(found: object, given: Jacobian) -> str:
     return ""
 
 
-def _check_state(found: object, names: Sequence[str]) -> str:
+def _check_state(found: object, step: object) -> str:
     """Validate the result of `update`."""
-    if not isinstance(found, Mapping):
-        return "a dict with new values of `state_names`, without changing `self`"
-    if unknown := [name for name in found if name not in names]:
-        return f"only keys in `state_names` ({', '.join(names) or 'empty'}), which {unknown[0]!r} is not"
-    return ""
+    return "" if isinstance(found, Mapping) else "a dict with new values of `state_names`, without changing `self`"
 
 
 def numbers_finite(found: object) -> bool:
@@ -295,20 +260,30 @@ def numbers_finite(found: object) -> bool:
     return not isinstance(found, float) or math.isfinite(found)
 
 
-def _check_measured(found: object) -> str:
+def _check_measured(found: object, step: object) -> str:
     """Validate the result of `measured`: it must be serializable in a record."""
     if isinstance(found, Mapping) and all(isinstance(name, str) and _numbers(value) for name, value in found.items()):
         return ""
     return "numbers, or lists of numbers, by name"
 
 
-def _check_maps(found: object, inputs: Tensor) -> str:
+def _check_maps(found: object, encoder: object, inputs: Tensor) -> str:
     """Validate the result of `maps`."""
     if isinstance(found, Mapping) and all(
         _dense(value) and value.dim() > 0 and len(value) == len(inputs) for value in found.values()
     ):
         return ""
     return f"one map for each of {len(inputs)} inputs, as tensors by name"
+
+
+_CHECKS: Mapping[str, Callable[..., str]] = {
+    "transform": _check_features,
+    "choose": _check_choice,
+    "update": _check_state,
+    "measured": _check_measured,
+    "maps": _check_maps,
+}
+"""The validation of a method's result, called with the result and the arguments."""
 
 
 def _describe(found: object) -> str:
@@ -338,30 +313,28 @@ def _numbers(value: object) -> bool:
     return isinstance(value, Real)
 
 
-class InputCopies:
-    """Copies of a stage's inputs, compared after the stage; also detects writes through `.data` and NumPy."""
+def call_and_compare(member: Member, stage: str, step: Step) -> Any:
+    """Call `update`, or `act` for another stage, and compare the inputs with copies made before; see `debug`.
 
-    def __init__(self, step: Step) -> None:
-        rows = step._jacobian
-        found: dict[str, Tensor | None] = {
-            **{f"jacobian {name}".strip(): value for name, value in rows.materialize().items()},
-            "gramian": rows.total_gramian, "norms": rows.total_squared_norms, "losses": step._losses,
-            **{f"features {index}": tensor for index, tensor in enumerate(step._features)},
-            **{f"feature_grads {index}": tensor for index, tensor in enumerate(step._feature_grads)},
-            "targets": step._targets,
-        }  # fmt: skip
-        self._read = {name: tensor for name, tensor in found.items() if tensor is not None}
-        self._copies = {name: tensor.detach().clone() for name, tensor in self._read.items()}
+    Detects writes through any view of the memory, `.data` and NumPy included.
 
-    def require_unmodified(self, member: Any, stage: str | None) -> None:
-        """Raise if a tensor has changed.
-
-        Raises:
-            PluginRunError: the message names the member, its stage and the tensor.
-        """
-        for name, copy in self._copies.items():
-            if not torch.allclose(self._read[name].detach(), copy, rtol=0, atol=0, equal_nan=True):
-                raise PluginRunError(
-                    f"{member} modified `{name}` in place in `{stage}`, but other stages and the caller read the same "
-                    f"memory. It must modify a copy, made by `clone()`. {member.advice}"
-                )
+    Raises:
+        PluginRunError: a tensor has changed; the message names the member, its stage and the tensor.
+    """
+    rows = step._jacobian
+    given: dict[str, Tensor | None] = {
+        **{f"jacobian {name}".strip(): value for name, value in rows.materialize().items()},
+        "gramian": rows.total_gramian, "norms": rows.total_squared_norms, "losses": step._losses,
+        **{f"features {index}": tensor for index, tensor in enumerate(step._features)},
+        **{f"feature_grads {index}": tensor for index, tensor in enumerate(step._feature_grads)},
+        "targets": step._targets,
+    }  # fmt: skip
+    pairs = [(name, tensor.detach(), tensor.detach().clone()) for name, tensor in given.items() if tensor is not None]
+    result = member.update(step) if stage == "update" else member.act(step)
+    for name, tensor, before in pairs:
+        if not torch.allclose(tensor, before, rtol=0, atol=0, equal_nan=True):
+            raise PluginRunError(
+                f"{member} modified `{name}` in place in `{stage}`, but other stages and the caller read the same "
+                f"memory. It must modify a copy, made by `clone()`. {member.advice}"
+            )
+    return result

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
+from typing import Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from gradhomog.errors import GradhomogError, NonfiniteError, OptionError, PluginRunError
 from gradhomog.rows import Jacobian, all_finite
@@ -18,14 +19,18 @@ from gradhomog.step.step import StageResult, Step
 Nonfinite = Literal["raise", "drop"]
 
 
-@dataclass(frozen=True, eq=False)
-class StageOutcome:
+class StageOutcome(NamedTuple):
     """The outcome of one `mix` or `rows` stage: the member, its view of the step, its result, and the rows after it."""
 
     member: Member
     step: Step
     result: StageResult
     rows: Jacobian
+
+    @property
+    def mixing(self) -> Tensor | None:
+        """What is applied to the rows of the step, after a `mix` stage; None after a `rows` stage."""
+        return self.rows.mixing if self.member.stage == "mix" else None
 
 
 def check_policy(nonfinite: str, choosing: Sequence[Member]) -> None:
@@ -115,24 +120,18 @@ def find_cause(step: Step, outcomes: Sequence[StageOutcome], transforming: Seque
     """Return the error for a direction that is not finite: its cause is a task, a member or an overflow."""
     if step._losses is None or all_finite([step._losses]):
         for outcome in outcomes:
-            rows, member = outcome.rows, outcome.member
-            if rows.mixing is not None and member.needs <= {"losses"} and not all_finite([rows.mixing]):
-                return member.not_finite("mix", _values(rows))  # from finite losses alone
+            member, mixing = outcome.member, outcome.mixing
+            if mixing is not None and member.needs <= {"losses"} and not all_finite([mixing]):
+                return member.not_finite("mix", _values(mixing))  # from finite losses alone
     require_finite_inputs(step, transforming)
     before = step._jacobian
-    for member, after in ((outcome.member, outcome.rows) for outcome in outcomes):
-        mixing = after.mixing if member.stage == "mix" else None
-        if all(after.finite_tasks()) if mixing is None else all_finite([mixing]):
-            before = after
-            continue
-        return find_overflow(member, before) or member.not_finite(
-            member.stage or "", "" if mixing is None else _values(after)
-        )
-    weights = [
-        (float(outcome.rows.mixing.abs().max()), outcome.member)
-        for outcome in outcomes
-        if outcome.member.stage == "mix" and outcome.rows.mixing is not None
-    ]
+    for outcome in outcomes:
+        member, mixing = outcome.member, outcome.mixing
+        if not (all(outcome.rows.finite_tasks()) if mixing is None else all_finite([mixing])):
+            return find_overflow(member, before) or member.not_finite(member.stage or "", _values(mixing))
+        before = outcome.rows
+    mixed = ((outcome.mixing, outcome.member) for outcome in outcomes)
+    weights = [(float(mixing.abs().max()), member) for mixing, member in mixed if mixing is not None]
     if not weights:
         return NonfiniteError("the mean of the rows overflows, although every row is finite. Nothing was changed.")
     largest, member = max(weights, key=lambda pair: pair[0])
@@ -153,27 +152,24 @@ def find_overflow(member: Member, rows: Jacobian) -> NonfiniteError | None:
     )
 
 
-def _values(found: Jacobian) -> str:
-    return f": {found.mixing.detach().tolist()}" if found.mixing is not None and found.tasks <= 8 else ""
+def _values(mixing: Tensor | None) -> str:
+    return f": {mixing.detach().tolist()}" if mixing is not None and len(mixing) <= 8 else ""
 
 
 def _describe(step: Step, kept: Sequence[int]) -> str:
-    infinite = [task for task in range(step.tasks) if task not in kept]
-    task, losses = infinite[0], step._losses
-    slots = [step.keys[index].slot for index in infinite]
+    task, *others = [task for task in range(step.tasks) if task not in kept]
+    losses = step._losses
     rate = "Lower the learning rate, that of the inner loop if there is one"
     if losses is not None and not torch.isfinite(losses[task]):
         advice = f"Check its data. {rate}."
         where = f"its loss is {losses[task].item()}"
     else:
-        squares = step._jacobian.block_squared_norms[:, task]
-        finite = torch.isfinite(squares).tolist()
-        bad = [name for name, fine in zip(step._jacobian.names, finite, strict=True) if not fine]
+        squares = step._jacobian.block_squared_norms[:, task].tolist()
+        bad = [name for name, square in zip(step._jacobian.names, squares, strict=True) if not math.isfinite(square)]
+        where = f"its gradient is not finite w.r.t. {', '.join(bad[:4]) or 'its features'}"
         if bad == [""]:  # rows in one tensor
             where = "its row contains NaN or infinity"
-        else:
-            where = f"its gradient is not finite w.r.t. {', '.join(bad[:4]) or 'its features'}"
         advice = f"{rate}; an inner optimizer like Adam requires `eps_root` > 0."
     domain = f" of domain {step.keys[task].domain}" if step.keys[task].domain else ""
-    others = f" (and tasks {', '.join(map(str, slots[1:]))})" if len(slots) > 1 else ""
-    return f"task {slots[0]}{domain}{others} is not finite: {where}. {advice} Nothing was changed."
+    more = f" (and tasks {', '.join(str(step.keys[other].slot) for other in others)})" if others else ""
+    return f"task {step.keys[task].slot}{domain}{more} is not finite: {where}. {advice} Nothing was changed."

@@ -19,7 +19,7 @@ from gradhomog.registry import Registry, expression, installed
 from gradhomog.rows import Direction, Jacobian
 from gradhomog.step.assembly import Entry, assemble
 from gradhomog.step.homogenizer import Homogenizer, Part
-from gradhomog.step.member import InputCopies, Member, numbers_finite
+from gradhomog.step.member import Member, call_and_compare, numbers_finite
 from gradhomog.step.nonfinite import (
     Nonfinite,
     StageOutcome,
@@ -45,7 +45,7 @@ PART = "part "
 Measurements = dict[str, Mapping[str, float | Sequence[float]]]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class PendingStep:
     """A computed step whose new homogenizer states are not assigned yet.
 
@@ -75,11 +75,7 @@ class PendingStep:
     def result(self) -> StepReport:
         """The report of the step."""
         before, rows, losses = self.step._jacobian, self.rows, self.step._losses
-        weights: Tensor | None = None
-        if rows is before:
-            weights = torch.ones(rows.tasks, dtype=torch.float64)
-        elif rows.source is before:
-            weights = rows.weights().detach()
+        weights = rows.weights().detach() if before in (rows, rows.source) else None
         known = self.inspect or "total_gramian" in before.__dict__
         reported = self.outcomes if self.inspect else ()
         return StepReport(
@@ -189,11 +185,9 @@ class Pipeline:
                 for member in self.requirements.attaching:
                     stack.callback(member.attach(encoder))
                 yield
-        except GradhomogError:
-            raise
         except Exception as cause:
             for member in self.requirements.attaching:
-                if member.caused(cause):
+                if member.caused(cause) and not isinstance(cause, GradhomogError):
                     raise member.failure("a hook that its `attach` registered", cause) from cause
             raise
         finally:
@@ -203,7 +197,7 @@ class Pipeline:
         """Call `begin` of the homogenizers, before the encoder runs on the support or query inputs of a task."""
         for member in self.requirements.beginning:
             seed = member.homogenizer.seed + self._seed_offsets[member]
-            member.begin(key, part, seeded_generator(seed, self.steps, key.slot, PART_NUMBERS[part]))
+            member.call("begin", key, part, seeded_generator(seed, self.steps, key.slot, PART_NUMBERS[part]))
 
     def transform(self, features: Tensor, keys: Sequence[TaskKey]) -> list[Tensor]:
         """Apply the `transform` stages to query features `[tasks, queries, features]`.
@@ -213,7 +207,7 @@ class Pipeline:
         """
         stage_features = [features]
         for member in self.requirements.transforming:
-            stage_features.append(member.transform(stage_features[-1], keys))
+            stage_features.append(member.call("transform", stage_features[-1], keys))
         return stage_features
 
     def choose(self, tasks: int | Sequence[str] | Sequence[TaskKey]) -> tuple[Any, ...]:
@@ -227,12 +221,12 @@ class Pipeline:
         ('equation',)
         """
         first = next(iter(self.parts.values()), self)  # groups of parameters receive rows of the same tasks
-        keys, names = _keys_of(tasks)
+        keys, labels = _keys_of(tasks)
         first._check_named(keys)
-        positions = list(range(len(keys)))
         for member in first.requirements.choosing:
-            positions = [positions[index] for index in member.choose([keys[position] for position in positions])]
-        return tuple(names[position] for position in positions) if names else tuple(positions)
+            chosen = sorted(member.call("choose", keys))
+            keys, labels = [keys[index] for index in chosen], [labels[index] for index in chosen]
+        return tuple(labels)
 
     # -- the step ----------------------------------------------------------------------------------------------------
 
@@ -318,20 +312,13 @@ class Pipeline:
             inspect: compute the Gramian of the rows, also after every stage, even if no stage reads it.
             nonfinite: the policy for this step only.
         """
-        requirements, statistics = self.requirements, self.requirements.statistics
+        requirements = self.requirements
         if len(step.keys) > requirements.max_tasks or (create_graph and not requirements.differentiable):
             requirements.raise_unsupported(step.tasks, create_graph)
-        named = self._check_named(step.keys) if requirements.updating else None
-        step = self._prepare(step, create_graph)
-        jacobian, factor = step._jacobian, 1.0
+        named, factor = self._check_named(step.keys) if requirements.updating else None, 1.0
         with torch.set_grad_enabled(create_graph):
-            if inspect or "gramian" in statistics:
-                _ = jacobian.total_gramian  # norms are then its diagonal
-            elif "norms" in statistics:
-                _ = jacobian.total_squared_norms  # before `mean`, which frees the graph of a lazy Jacobian
-            if (nonfinite or self.nonfinite) == "drop":
-                step = drop_nonfinite(step, requirements.transforming)
-            if jacobian.dtype == torch.float64 and requirements.compares_rows_of_a_step:
+            step = self._prepare(step, nonfinite or self.nonfinite, inspect)
+            if step._jacobian.dtype == torch.float64 and requirements.compares_rows_of_a_step:
                 step, factor = _into_range(step)
             rows, outcomes = self._run(step)
             direction = rows.mean()
@@ -340,8 +327,7 @@ class Pipeline:
         others = step._feature_grads if step._losses is None else (step._losses, *step._feature_grads)
         if not step._jacobian.all_finite([*direction.values(), *others]):
             raise find_cause(step, outcomes, requirements.transforming)
-        acting_last = requirements.updating or requirements.measuring
-        measured, states = self._new_states(step, outcomes, create_graph) if acting_last else ({}, [])
+        measured, states = self._finish(step, outcomes, create_graph) if requirements.finishing else ({}, [])
         for outcome in outcomes:
             if not outcome.result.converged:
                 warnings.warn(f"the solver of {outcome.member} did not converge", ConvergenceWarning, 4)
@@ -350,42 +336,39 @@ class Pipeline:
     def rows_after(self, jacobian: Rows, losses: Tensor | Sequence[float] | None = None, **inputs: Any) -> Jacobian:
         """Return the rows after all `mix` and `rows` stages, for inspection; `inputs` as in `homogenize`."""
         with torch.no_grad():
-            step = self._prepare(make_step(jacobian, losses, **inputs), create_graph=False)
-            if self.nonfinite == "drop":
-                step = drop_nonfinite(step, self.requirements.transforming)
-            return self._run(step)[0]
+            return self._run(self._prepare(make_step(jacobian, losses, **inputs), self.nonfinite))[0]
 
-    def _prepare(self, step: Step, create_graph: bool) -> Step:
-        """Return the step with its number; detached without `create_graph`; with losses on the CPU if they are read.
+    def _prepare(self, step: Step, nonfinite: Nonfinite, inspect: bool = False) -> Step:
+        """Return the step that the stages read: detached if gradients are disabled, with the statistics of its rows.
 
-        Otherwise they stay on their device, because the CPU would wait for it.
+        Losses are on the CPU if they are read. Otherwise they stay on their device, because the CPU would wait for it.
         """
-        losses = step._losses
-        has_graph = step._jacobian.requires_grad or step._features or (losses is not None and losses.requires_grad)
-        if has_graph and not create_graph:
+        statistics, losses, jacobian = self.requirements.statistics, step._losses, step._jacobian
+        has_graph = jacobian.requires_grad or step._features or (losses is not None and losses.requires_grad)
+        if has_graph and not torch.is_grad_enabled():
             step = step.detach()
-        if losses is not None and not losses.is_cpu and "losses" in self.requirements.statistics:
-            step = replace(step, _losses=losses.cpu())
-        return step if step.number == self.steps else replace(step, number=self.steps)
+        if step._losses is not None and not step._losses.is_cpu and "losses" in statistics:
+            step = replace(step, _losses=step._losses.cpu())
+        if inspect or "gramian" in statistics:
+            _ = step._jacobian.total_gramian  # norms are then its diagonal
+        elif "norms" in statistics:
+            _ = step._jacobian.total_squared_norms  # before `mean`, which frees the graph of a lazy Jacobian
+        return drop_nonfinite(step, self.requirements.transforming) if nonfinite == "drop" else step
 
     def _run(self, step: Step) -> tuple[Jacobian, list[StageOutcome]]:
         """Return the rows after all `mix` and `rows` stages, and a record of each of these stages."""
         rows, outcomes, transforming = step._jacobian, list[StageOutcome](), self.requirements.transforming
         for member in self.requirements.acting:
             view = self._view(step, member, rows)
-            copies = InputCopies(view) if self.debug else None
             if member.stage == "rows" and not all(rows.finite_tasks()):
                 # The result may be finite although a row is not, for example a median.
                 raise find_cause(step, outcomes, transforming)
             try:
-                result = member.act(view)
+                result = call_and_compare(member, member.stage or "", view) if self.debug else member.act(view)
             except GradhomogError as error:
                 require_finite_inputs(step, transforming, error)
                 raise (find_overflow(member, rows) or error) from error.__cause__
-            if copies is not None:
-                copies.require_unmodified(member, member.stage)
             rows = rows.mix(result.value) if member.stage == "mix" else result.value
-            view = view if result.aux is None else view.with_aux(result.aux)
             outcomes.append(StageOutcome(member, view, result, rows))
         return rows, outcomes
 
@@ -394,35 +377,30 @@ class Pipeline:
         transforming = self.requirements.transforming
         return Step(
             step.keys, rows, step._losses, step._features, step._feature_grads, step._targets, step._kernel_traces,
-            step.number, None, member.needs, member,
+            self.steps, None, member.needs, member,
             transforming.index(member) if member in transforming else -1,
             member.homogenizer.seed, self._seed_offsets[member],
         )  # fmt: skip
 
-    def _new_states(
+    def _finish(
         self, step: Step, outcomes: Sequence[StageOutcome], create_graph: bool
     ) -> tuple[Measurements, list[tuple[Member, Mapping[str, Any]]]]:
         """Return measurements by name (the second of one name is `name#2`) and new states, without assigning them."""
         measured: Measurements = {}
         states: list[tuple[Member, Mapping[str, Any]]] = []
-        requirements = self.requirements
-        views = {outcome.member: outcome.step for outcome in outcomes}
+        views = {outcome.member: outcome.step.with_aux(outcome.result.aux) for outcome in outcomes}
         with torch.no_grad():
-            for member in self.members:
-                if not (member in requirements.updating or member in requirements.measuring):
-                    continue
+            for member in self.requirements.finishing:
                 view = views.get(member) or self._view(step, member, step._jacobian)
                 view = view.detach() if create_graph else view
-                if member in requirements.measuring and (values := member.measured(view)):
+                if member in self.requirements.measuring and (values := dict(member.call("measured", view))):
                     again = sum(name.split("#")[0] == member.selector for name in measured)
                     measured[f"{member.selector}#{again + 1}" if again else member.selector] = values
-                if member in requirements.updating:
-                    copies = InputCopies(view) if self.debug else None
-                    states.append((member, member.update(view)))
-                    if not numbers_finite(states[-1][1]):
+                if member in self.requirements.updating:
+                    state = call_and_compare(member, "update", view) if self.debug else member.update(view)
+                    if not numbers_finite(state):
                         raise find_overflow(member, step._jacobian) or member.not_finite("update")
-                    if copies is not None:
-                        copies.require_unmodified(member, "update")
+                    states.append((member, state))
         return measured, states
 
     # -- state -------------------------------------------------------------------------------------------------------
@@ -461,7 +439,7 @@ class Pipeline:
     def state_dict(self) -> dict[str, Any]:
         """Return the number of steps and the state of every homogenizer and group, for `torch.save`."""
         parts = {f"{PART}{name}": part.state_dict() for name, part in self.parts.items()}
-        states = {name: member.state_dict() for name, member in self._saved_members().items()}
+        states = {name: member.call("state_dict") for name, member in self._saved_members().items()}
         return {"steps": self.steps, "named": self.named, **states, **parts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -478,17 +456,17 @@ class Pipeline:
             raise ConfigError(
                 f"the saved state must be of the same pipeline, with the keys {names}; got {list(state)}."
             )
-        before, parts_before = {name: member.state_dict() for name, member in members.items()}, self.parts
+        before, parts_before = {name: member.call("state_dict") for name, member in members.items()}, self.parts
         try:
             self.parts = {}
             for name, member in members.items():
-                member.load_state_dict(state[name])
+                member.call("load_state_dict", state[name])
             for name in parts:
                 self.part(name.removeprefix(PART)).load_state_dict(state[name])
         except Exception:
             self.parts = parts_before
             for name, member in members.items():
-                member.load_state_dict(before[name])  # all or nothing
+                member.call("load_state_dict", before[name])  # all or nothing
             raise
         self.steps = self.resumed_at = state["steps"]
         self.named = state["named"]
@@ -511,21 +489,19 @@ def _into_range(step: Step) -> tuple[Step, float]:
     return replace(step, _jacobian=rows, _feature_grads=gradients), factor
 
 
-def _keys_of(tasks: int | Sequence[str] | Sequence[TaskKey]) -> tuple[tuple[TaskKey, ...], tuple[str, ...]]:
-    """Return the keys of tasks, and their names if `tasks` are names; see `Pipeline.choose`.
+def _keys_of(tasks: int | Sequence[str] | Sequence[TaskKey]) -> tuple[Sequence[TaskKey], Sequence[Any]]:
+    """Return the keys of tasks, and how the caller refers to them: by name or position; see `Pipeline.choose`.
 
     Raises:
         OptionError: `tasks` has another form, or a name occurs twice.
     """
     if isinstance(tasks, int) and not isinstance(tasks, bool) and tasks > 0:
-        return task_keys(range(tasks)), ()
-    entries = tuple(tasks) if isinstance(tasks, Sequence) and not isinstance(tasks, str) else ()
-    keys = tuple(entry for entry in entries if isinstance(entry, TaskKey))
-    names = tuple(entry for entry in entries if isinstance(entry, str))
-    if keys and len(keys) == len(entries):
-        return keys, ()
-    if not names or len(names) < len(entries):
+        return task_keys(range(tasks)), range(tasks)
+    entries: tuple[Any, ...] = tuple(tasks) if isinstance(tasks, Sequence) and not isinstance(tasks, str) else ()
+    if entries and all(isinstance(entry, TaskKey) for entry in entries):
+        return entries, range(len(entries))
+    if not entries or not all(isinstance(entry, str) for entry in entries):
         raise OptionError(f"`tasks` must be the number of tasks or their names; got {tasks!r}.")
-    if len(set(names)) < len(names):
-        raise OptionError(f"`tasks` must be different names; got {list(names)}. Pass the number of tasks instead.")
-    return task_keys(range(len(names)), names), names
+    if len(set(entries)) < len(entries):
+        raise OptionError(f"`tasks` must be different names; got {list(entries)}. Pass the number of tasks instead.")
+    return task_keys(range(len(entries)), entries), entries

@@ -17,6 +17,7 @@ class Requirements:
         acting: the members with `mix` or `rows`, in order.
         attaching, beginning, transforming, choosing, updating, measuring: the members that override the stage of that
             name, in order.
+        finishing: those with `update` or `measured`, in order.
         statistics: all statistics that a stage may read once there are rows.
         readers: for each statistic the names of the members that read it, without those that read it only if it is
             available.
@@ -40,8 +41,8 @@ class Requirements:
             tuple(member for member in members if member.homogenizer.overrides(stage))
             for stage in ("attach", "begin", "transform", "choose", "update", "measured")
         )
-        reading = (*self.acting, *self.updating, *self.measuring)
-        self.statistics = frozenset[str]().union(*(member.needs for member in reading))
+        self.finishing = tuple(member for member in members if member in (*self.updating, *self.measuring))
+        self.statistics = frozenset[str]().union(*(member.needs for member in (*self.acting, *self.finishing)))
         keeps_rows = bool(self.updating) and "jacobian" in self.statistics
         self.compares_rows_of_a_step = bool(self.statistics & {"gramian", "norms"}) and not keeps_rows
         specs = [member.spec for member in members]

@@ -6,7 +6,7 @@ import fnmatch
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,8 +15,11 @@ from gradhomog.errors import DataError, OptionError, PluginRunError
 from gradhomog.registry.specs import STATISTICS
 from gradhomog.rows import Jacobian, as_jacobian
 
-if TYPE_CHECKING:
-    from gradhomog.registry.specs import HasSeed
+
+class HasSeed(Protocol):
+    """An object with a seed, such as a homogenizer."""
+
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ KernelTraces = Callable[[int, torch.Generator], Tensor]
 
 Rows = Tensor | Mapping[str, Tensor] | Jacobian
 
+Value = TypeVar("Value")
+
 
 class StageResult(NamedTuple):
     """The result of `mix` or `rows` with additional information; both stages may also return the value alone.
@@ -80,7 +85,7 @@ class Step:
 
     Attributes:
         keys: one `TaskKey` per task; tasks dropped by `nonfinite="drop"` have none.
-        number: the number of steps that the pipeline completed before this one.
+        number: the number of steps that the pipeline completed before this one; 0 in what `make_step` returns.
         aux: the `aux` that this homogenizer's `mix` or `rows` returned; None before.
     """
 
@@ -132,14 +137,7 @@ class Step:
         Raises:
             OptionError: the caller passed none.
         """
-        if "losses" not in self._needs:
-            raise self._undeclared("losses")
-        if self._losses is None:
-            raise OptionError(
-                f"{self._reader} requires the losses of the tasks; got none. Pass losses=..., a tensor [tasks], "
-                "to combine()."
-            )
-        return self._losses
+        return self._passed(self._losses, "losses", "losses of the tasks", "losses=..., a tensor [tasks]")
 
     def gramian(self, parameters: str = "*") -> Tensor:
         """Inner products of the rows, float64 `[tasks, tasks]` on the CPU.
@@ -167,18 +165,18 @@ class Step:
     def features(self) -> Tensor:
         """The input of this homogenizer's `transform` (or the encoder's output), `[tasks, queries, features]`."""
         value = self._features[max(self._transform, 0)] if self._features else None
-        return self._feature(value, "features", ", features")
+        return self._passed_feature(value, "features", ", features")
 
     @property
     def feature_grads(self) -> Tensor:
         """Gradient of each task's loss w.r.t. the output of `transform` (or the encoder's output), same shape."""
         value = self._feature_grads[self._transform + 1] if self._feature_grads else None
-        return self._feature(value, "feature_grads", ", features")
+        return self._passed_feature(value, "feature_grads", ", features")
 
     @property
     def targets(self) -> Tensor:
         """Classes of the queries, int64 `[tasks, queries]` (float `[tasks, queries, outputs]` in regression)."""
-        return self._feature(self._targets, "targets", "")
+        return self._passed_feature(self._targets, "targets", "")
 
     def kernel_traces(self, probes: int = 16) -> Tensor:
         """Traces of the tasks' tangent kernels divided by their numbers of residuals, float64 `[tasks]` on the CPU.
@@ -190,15 +188,12 @@ class Step:
         Raises:
             OptionError: the caller passed neither residuals nor traces.
         """
-        if "kernel_traces" not in self._needs:
-            raise self._undeclared("kernel_traces")
-        if self._kernel_traces is None:
-            raise OptionError(
-                f"{self._reader} requires the residuals of the tasks, whose mean squares are the losses; got none. "
-                "Pass residuals=..., one tensor per task, to gradhomog.backward() or gradhomog.loss(), or "
-                "kernel_traces=..., a tensor [tasks], to combine()."
-            )
-        traces = self._kernel_traces(probes, self.generator).cpu()
+        compute = self._passed(
+            self._kernel_traces, "kernel_traces", "residuals of the tasks, whose mean squares are the losses",
+            "residuals=..., one tensor per task, to gradhomog.backward() or gradhomog.loss(), or kernel_traces=..., "
+            "a tensor [tasks]",
+        )  # fmt: skip
+        traces = compute(probes, self.generator).cpu()
         return traces if torch.is_grad_enabled() else traces.detach()
 
     def matches(self, parameters: str) -> bool:
@@ -233,11 +228,9 @@ class Step:
         return replace(
             self,
             _jacobian=self._jacobian.detach() if reads_rows else self._jacobian,
-            _losses=detach_nested(self._losses),
-            _features=[tensor.detach() for tensor in self._features],
-            _feature_grads=[tensor.detach() for tensor in self._feature_grads],
-            aux=detach_nested(self.aux),
-        )
+            _losses=detach_nested(self._losses), _features=detach_nested(self._features),
+            _feature_grads=detach_nested(self._feature_grads), aux=detach_nested(self.aux),
+        )  # fmt: skip
 
     def _undeclared(self, statistic: str) -> PluginRunError:
         return PluginRunError(
@@ -245,15 +238,16 @@ class Step:
             f"Add '{statistic}' to `needs` in its HomogenizerSpec."
         )
 
-    def _feature(self, tensor: Tensor | None, name: str, shape: str) -> Tensor:
-        if "features" not in self._needs:
-            raise self._undeclared("features")
-        if tensor is None:
-            raise OptionError(
-                f"{self._reader} requires the {name} of the tasks; got none. Pass {name}=..., "
-                f"a tensor [tasks, queries{shape}], to combine()."
-            )
-        return tensor
+    def _passed_feature(self, value: Tensor | None, name: str, shape: str) -> Tensor:
+        return self._passed(value, "features", f"{name} of the tasks", f"{name}=..., a tensor [tasks, queries{shape}]")
+
+    def _passed(self, value: Value | None, statistic: str, what: str, argument: str) -> Value:
+        """Return what the caller of the pipeline passed; raise if it is missing, or not declared."""
+        if statistic not in self._needs:
+            raise self._undeclared(statistic)
+        if value is None:
+            raise OptionError(f"{self._reader} requires the {what}; got none. Pass {argument}, to combine().")
+        return value
 
 
 def seeded_generator(*numbers: int) -> torch.Generator:

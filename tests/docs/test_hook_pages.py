@@ -17,6 +17,7 @@ from gradhomog import keyed
 from gradhomog.experiments.results import events
 from gradhomog.learners.domains import Domain
 from gradhomog.learners.learner import Learner
+from gradhomog.learners.results import TaskRow
 from gradhomog.learners.tasks import Task
 from gradhomog.registry import hooks
 from gradhomog.registry.specs import (
@@ -30,7 +31,6 @@ from gradhomog.registry.specs import (
 )
 from gradhomog.rows import Jacobian
 from gradhomog.step.homogenizer import Homogenizer
-from gradhomog.step.reports import TaskRow
 from gradhomog.step.step import StageResult, Step
 from tests.docs import pages
 from tests.docs.signatures import signature

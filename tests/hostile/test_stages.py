@@ -182,14 +182,14 @@ def test_nan_from_a_transform_raises_even_if_tasks_with_nan_are_dropped(gradhomo
 def test_invalid_maps_raise(gradhomog_install, result, words):
     install(gradhomog_install, f"def maps(self, encoder, inputs): return {result}")
     with pytest.raises(PluginRunError) as raised:
-        gradhomog.pipeline("bad").members[0].maps(torch.nn.Identity(), torch.ones(3, 2))
+        gradhomog.pipeline("bad").members[0].call("maps", torch.nn.Identity(), torch.ones(3, 2))
     assert_blamed(str(raised.value), "must return from `maps` one map for each of 3 inputs", words)
 
 
 def test_maps_that_raise_are_named(gradhomog_install):
     install(gradhomog_install, "def maps(self, encoder, inputs): return 1 / 0")
     with pytest.raises(PluginRunError) as raised:
-        gradhomog.pipeline("bad").members[0].maps(torch.nn.Identity(), torch.ones(3, 2))
+        gradhomog.pipeline("bad").members[0].call("maps", torch.nn.Identity(), torch.ones(3, 2))
     assert_blamed(str(raised.value), "raised in `maps`: ZeroDivisionError")
 
 

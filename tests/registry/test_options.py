@@ -290,7 +290,7 @@ def test_rows_are_scaled_like_mixings_and_the_factor_is_differentiable() -> None
     from gradhomog.step.pipelines import Pipeline
 
     spec = HomogenizerSpec(factory=Rows, summary="", traits={"differentiable"})
-    pipe = Pipeline([Member(Rows(), "rows", {}, None, spec, "paper")])
+    pipe = Pipeline([Member(Rows(), "rows", {"scale": "paper"}, None, spec)])
     rows = torch.tensor([[3.0, 4.0], [0.0, 5.0]], dtype=torch.float64, requires_grad=True)
     direction = pipe.combine(rows, create_graph=True)
     torch.testing.assert_close(direction, 10 * rows.mean(0))

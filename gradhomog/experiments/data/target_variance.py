@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from gradhomog.errors import DataError
 from gradhomog.learners.domains import Domain
-from gradhomog.step.reports import Evaluation
+from gradhomog.learners.results import Evaluation
 
 
 def all_have_variance(domains: Sequence[Domain]) -> bool:

@@ -20,9 +20,10 @@ from gradhomog.experiments.problems.spec import EPISODIC, ProblemSpec
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.results.trajectory import Trajectory
 from gradhomog.experiments.training.trainable import BatchRows, device
+from gradhomog.learners.results import Evaluation
 from gradhomog.step.member import Member
 from gradhomog.step.pipelines import pipeline
-from gradhomog.step.reports import Evaluation, StageReport, StepReport
+from gradhomog.step.reports import StageReport, StepReport
 
 TRAJECTORY_POINTS = 500
 """Approximate number of points of a long trajectory that are kept for its figure."""

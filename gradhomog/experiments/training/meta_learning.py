@@ -22,11 +22,12 @@ from gradhomog.experiments.training.saliency import write_saliency_maps
 from gradhomog.experiments.training.trainable import BatchRows, device
 from gradhomog.learners.ensemble import Ensemble
 from gradhomog.learners.learner import Learner
+from gradhomog.learners.results import Evaluation
 from gradhomog.ranks.ranks import Ranks
 from gradhomog.registry import expression, installed, options
 from gradhomog.step.member import Member
 from gradhomog.step.pipelines import pipeline
-from gradhomog.step.reports import Evaluation, StageReport, StepReport
+from gradhomog.step.reports import StageReport, StepReport
 
 
 def make_learner(config: Config, run: Run, source: Streams) -> Learner:

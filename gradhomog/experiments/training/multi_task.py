@@ -18,11 +18,12 @@ from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.problems.data import Data, SplitData, batch_indices, r_squared
 from gradhomog.experiments.results.plan import SINGLE, Run
 from gradhomog.experiments.training.trainable import BatchRows, device
+from gradhomog.learners.results import Evaluation
 from gradhomog.learners.scoring import accuracy, default_loss
 from gradhomog.learners.training_mode import training_mode, unchanged_buffers
 from gradhomog.step.member import Member
 from gradhomog.step.pipelines import pipeline
-from gradhomog.step.reports import Evaluation, StageReport, StepReport
+from gradhomog.step.reports import StageReport, StepReport
 from gradhomog.step.step import task_keys
 
 

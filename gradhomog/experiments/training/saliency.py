@@ -125,7 +125,7 @@ def _homogenizer_maps(learner: Learner, inputs: Tensor) -> dict[str, Tensor]:
         occurrence = selectors.count(member.selector)
         selector = f"{member.selector}#{occurrence}" if occurrence > 1 else member.selector
         with torch.no_grad():
-            maps = member.maps(learner.encoder, inputs)
+            maps = member.call("maps", learner.encoder, inputs)
         for name, value in maps.items():
             if value.dim() == 3:
                 spatial[f"{selector}: {name}"] = value

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.analysis.metrics import Metric
+from gradhomog.learners.results import Evaluation
 from gradhomog.step.member import Member
-from gradhomog.step.reports import Evaluation, StageReport, StepReport
+from gradhomog.step.reports import StageReport, StepReport
 
 
 class BatchRows(NamedTuple):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gradhomog.errors import GradhomogError, PluginRunError, describe_error
 from gradhomog.learners.tasks import TaskBatch
 from gradhomog.registry import Registry
-from gradhomog.registry.options import bind, has_paper_scale, option_parameters
+from gradhomog.registry.options import bind, option_parameters
 from gradhomog.registry.specs import HomogenizerSpec
 from gradhomog.step.homogenizer import Homogenizer
 from gradhomog.step.member import Member
@@ -69,7 +69,6 @@ class HomogenizerSubject(PluginSubject[HomogenizerSpec]):
 
     def _pipeline_from_spec(self, options: Mapping[str, Any], nonfinite: Any) -> Pipeline:
         bound = bind(self.spec, self.name, options)
-        scale: Any = bound.pop("scale", "mean") if has_paper_scale(self.spec) else "mean"
         try:
             homogenizer = self.spec.factory(**bound)
         except GradhomogError:
@@ -77,7 +76,7 @@ class HomogenizerSubject(PluginSubject[HomogenizerSpec]):
         except (Exception, SystemExit) as cause:
             raise PluginRunError(f"{self} could not be made: {describe_error(cause)}.") from cause
         if isinstance(homogenizer, Homogenizer):
-            return Pipeline([Member(homogenizer, self.name, options, None, self.spec, scale)], nonfinite)
+            return Pipeline([Member(homogenizer, self.name, options, None, self.spec)], nonfinite)
         if isinstance(homogenizer, Sequence):
             return pipeline(homogenizer, nonfinite=nonfinite, registry=self.registry)
         raise PluginRunError(f"{self} must make a gradhomog.Homogenizer; got {type(homogenizer).__name__}.")

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gradhomog.errors import GradhomogError
 from gradhomog.learners.learner import Learner
+from gradhomog.learners.results import TaskRow
 from gradhomog.learners.tasks import TaskBatch
-from gradhomog.step.reports import TaskRow
 from gradhomog.step.step import TaskKey
 from gradhomog.testing.check import CheckFailure, check, describe_error
 from gradhomog.testing.comparisons import STEP, derivatives_close, require_close

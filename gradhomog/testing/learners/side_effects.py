@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from gradhomog.learners.learner import Learner
-from gradhomog.step.reports import TaskRows
+from gradhomog.learners.results import TaskRows
 from gradhomog.testing.check import CheckFailure, check
 from gradhomog.testing.comparisons import require_equal
 from gradhomog.testing.learners.auxiliary_homogenizers import Call, Recorder, RowRecorder

@@ -14,7 +14,7 @@ from gradhomog.experiments.data.domains.functions import functions
 from gradhomog.experiments.data.target_variance import all_have_variance, normalize_scores
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.meta_learning import MetaLearning
-from gradhomog.step.reports import Evaluation
+from gradhomog.learners.results import Evaluation
 from gradhomog_adapters.maml import MAML
 from tests.experiments.conftest import SMALL
 

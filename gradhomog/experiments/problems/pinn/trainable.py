@@ -24,9 +24,10 @@ from gradhomog.experiments.problems.pinn.network import TanhNetwork
 from gradhomog.experiments.problems.pinn.points import make_grid
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.trainable import BatchRows, device
+from gradhomog.learners.results import Evaluation
 from gradhomog.step.member import Member
 from gradhomog.step.pipelines import pipeline
-from gradhomog.step.reports import Evaluation, StageReport, StepReport
+from gradhomog.step.reports import StageReport, StepReport
 
 VALIDATION_GRID = 64
 """Validation points per coordinate, at least: centres of cells, so that they are not test points."""
