@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from gradhomog.autograd.backward_pass import explain_errors
+from gradhomog.autograd.backward_pass import backward_pass
 from gradhomog.autograd.derivatives import Derivatives
 from gradhomog.autograd.loss_graph import Gradients
 from gradhomog.autograd.row_source import LeafGradients
-from gradhomog.autograd.rows_over_ranks import (
-    ExchangedRows,
-    head_shapes,
-    mean_losses,
-    replicas_to_compare,
-    values_to_compare,
-)
+from gradhomog.autograd.rows_over_ranks import ExchangedRows, agree, mean_losses, replicas_to_compare
 from gradhomog.errors import OptionError
 from gradhomog.ranks.communicator import GroupCommunicator
 from gradhomog.ranks.dtensors import count_replicas, local_part, split_whole_tensors
 from gradhomog.ranks.split_rows import sharded_rows
 from gradhomog.rows import DenseRows, Direction, Jacobian, PerTaskRows
-from gradhomog.step.step import Step, task_keys
+from gradhomog.step.step import Step
 
 
 class FullyShardedRows(ExchangedRows):
@@ -40,58 +35,56 @@ class FullyShardedRows(ExchangedRows):
     written_before = "Parameters that are not shared received their gradients before: call optimizer.zero_grad()."
 
     def make_step(self) -> Step:
-        step, graph, communicator = self._step, self._graph, self._communicator
-        ranks, tasks = communicator.ranks, graph.tasks
+        step, graph, communicator, options = self._step, self._graph, self._communicator, self._options
+        ranks = communicator.ranks
         if ranks.local or ranks.over != "batch":
             raise OptionError(
                 f"parameters that are sharded by fully_shard require Ranks('batch'), because its hooks average over "
                 f"the ranks; got {ranks}."
             )
-        if step.heads != "own" or step.pipe.nonfinite == "drop":
+        if options.heads != "own" or options.pipe.nonfinite == "drop":
             raise OptionError(
                 "parameters that are sharded by fully_shard require heads='own' and a pipeline with "
                 "nonfinite='raise', because each backward pass writes the gradients of the heads; got "
-                f"heads={step.heads!r}, nonfinite={step.pipe.nonfinite!r}."
+                f"heads={options.heads!r}, nonfinite={options.pipe.nonfinite!r}."
             )
         replicas = count_replicas(graph.shared, communicator)
-        same = {**values_to_compare(step, graph, ranks), "heads": head_shapes(graph)}
-        communicator.agree(len(tasks.slots), same)
-        losses = weigh_ranks(self._derivatives, communicator, replicas_to_compare(step, graph, ranks))
+        agree(step, len(graph.tasks.slots))
+        losses = weigh_ranks(self._derivatives, communicator, replicas_to_compare(step))
         rows = self._derivatives.rows()
         self._used = torch.tensor([[any(part is not None for part in parts) for parts in rows.values()]])
         parts = {name: local_part(parameter) for name, parameter in graph.shared.items()}
         sharded = sharded_rows(PerTaskRows(rows, parts, 1 / graph.factor), graph.shared, replicas, communicator)
-        gathers = ranks.gather and step.pipe.requirements.readers["jacobian"]
+        gathers = ranks.gather and options.pipe.requirements.readers["jacobian"]
         jacobian = Jacobian(DenseRows(sharded.materialize()) if gathers else sharded)
-        return Step(task_keys(tasks.slots, step.present_names), jacobian, losses)
+        return Step(step.keys, jacobian, losses)
 
-    def to_parameters(self, direction: Direction) -> Direction:
-        return split_whole_tensors(direction, self._graph.shared)
-
-    def used(self) -> Tensor:
-        return self._used
+    def to_parameters(self, direction: Direction) -> tuple[Direction, Collection[str]]:
+        return split_whole_tensors(direction, self._graph.shared), self.unused(self._used)
 
     def head_gradients(self, factors: Mapping[int, float]) -> LeafGradients:
         # The weights of the losses were multiplied by the number of ranks, as the hooks divide by it.
         return self.sum_heads(factors, dict.fromkeys(self._graph.tasks.slots, self._communicator.size))
 
 
-def weigh_ranks(derivatives: Derivatives, communicator: GroupCommunicator, compared: Mapping[str, Tensor]) -> Tensor:
+def weigh_ranks(
+    derivatives: Derivatives, communicator: GroupCommunicator, compared: Mapping[str, Tensor] = MappingProxyType({})
+) -> Tensor:
     """Return the mean of each task's losses over the ranks; the rows of a fully sharded model get the same weights.
 
-    Its hooks divide by the number of ranks. `compared`: see `mean_losses`.
+    Its hooks divide by the number of ranks. `compared`: see `gather_numbers`.
 
     Raises:
         OptionError: `examples` is zero on all ranks for a task.
     """
-    means = mean_losses(derivatives, communicator, compared)
     graph = derivatives.graph
-    if len(means.totals) < len(graph.tasks.slots):
+    losses, totals, _ = mean_losses(graph, communicator, False, compared)
+    if len(totals) < len(graph.tasks.slots):
         raise OptionError("`examples` must be positive for every task on at least one rank; omit the losses of others.")
-    pairs = zip(graph.loss_weights, means.totals.values(), strict=True)
+    pairs = zip(graph.loss_weights, totals.values(), strict=True)
     weights = [communicator.size * examples / total for examples, total in pairs]
     derivatives.graph = replace(graph, loss_weights=weights)
-    return means.losses
+    return losses
 
 
 class FullyShardedDerivatives(Derivatives):
@@ -99,7 +92,7 @@ class FullyShardedDerivatives(Derivatives):
 
     So `.grad` of the shared parameters, and of heads that are not sharded, is the gradient of one task until the next
     pass; it is restored at the end. The gradients of other sharded parameters, such as those of heads, are added to
-    their `.grad`, as by `sum(losses).backward()`.
+    their `.grad`, as by `sum(losses).backward()`; a pass of a weighted sum would write weighted gradients there.
     """
 
     def iterate(self) -> Iterator[Gradients]:
@@ -108,24 +101,15 @@ class FullyShardedDerivatives(Derivatives):
         before = [leaf.grad for leaf in leaves]
         self.unshared_gradients = []
         try:
-            for task, loss in enumerate(graph.losses):
+            for task, loss in enumerate(graph.tasks.losses):
                 for leaf in leaves:
                     leaf.grad = None
-                retain = graph.retain_graph or task < len(graph.losses) - 1
-                with explain_errors(graph.compiled if retain else ()):
-                    torch.autograd.backward(
-                        [loss], [torch.full_like(loss, graph.weight(task) * graph.factor)], retain_graph=retain
-                    )
+                retain = graph.retain_graph or task < len(graph.tasks.losses) - 1
+                backward_pass(
+                    [loss], None, [graph.initial_gradient(task)], retain_graph=retain, compiled=graph.compiled
+                )
                 self.unshared_gradients.append([leaf.grad for leaf in graph.unshared_leaves[task]])
                 yield [None if parameter.grad is None else local_part(parameter.grad) for parameter in shared]
         finally:
             for leaf, gradient in zip(leaves, before, strict=True):
                 leaf.grad = gradient
-
-    @property
-    def one_pass(self) -> bool:
-        """False, because a pass of a weighted sum would write weighted gradients of the heads."""
-        return False
-
-    def weighted_sum(self, weights: Tensor) -> None:
-        return None

@@ -17,7 +17,7 @@ from gradhomog.autograd.parameter_groups import Per, group_names
 from gradhomog.autograd.row_source import LeafGradients, OwnRows, RowSource
 from gradhomog.autograd.rows_over_ranks import BatchRows, LocalRows, TaskRows
 from gradhomog.errors import NonfiniteError, OptionError
-from gradhomog.ranks.communicator import Communicator, GroupCommunicator
+from gradhomog.ranks.communicator import GroupCommunicator
 from gradhomog.rows import Direction
 from gradhomog.step.nonfinite import Nonfinite, drop_nonfinite, require_finite_inputs
 from gradhomog.step.pipelines import Pipeline
@@ -43,10 +43,11 @@ class ComputedStep:
     def write(self) -> StepReport:
         """Add the gradients to `.grad` and assign the states."""
         with torch.set_grad_enabled(any(gradient.requires_grad for _, gradient in (*self.shared, *self.unshared))):
-            for leaf, gradient in self.shared:
-                accumulate(leaf, gradient)
-            for leaf, gradient in self.unshared:
-                accumulate(leaf, gradient, shared_memory=True)
+            # Autograd returned the gradients of heads, so another tensor may share their memory.
+            for gradients, shared_memory in ((self.shared, False), (self.unshared, True)):
+                for leaf, gradient in gradients:
+                    if leaf.is_leaf:
+                        accumulate(leaf, gradient, shared_memory)
         self.commit()
         return self.result
 
@@ -57,20 +58,22 @@ class ComputedStep:
 
 
 def compute_step(
-    step: LossStep, *, factor: float = 1.0, create_graph: bool = False, retain_graph: bool = False
+    step: LossStep, *, factor: float = 1.0, scaled: bool = False, retain_graph: bool = False
 ) -> ComputedStep:
     """Differentiate the losses and homogenize their gradients, without writing any.
 
     Args:
         factor: factor of all gradients, from a gradient scaler or an incoming gradient.
+        scaled: True with a gradient scaler.
     """
+    options = step.options
     graph = replace(
-        step.graph, factor=factor, create_graph=create_graph,
+        step.graph, factor=factor, scaled=scaled, create_graph=options.create_graph,
         retain_graph=retain_graph or step.kernel_traces is not None,  # homogenizers may read traces after the rows
-        loss_weights=step.communicator.examples(step.graph.tasks.slots),
+        loss_weights=options.communicator.examples(step.graph.tasks.slots),
     )  # fmt: skip
-    through_features = step.level == "features" or step.pipe.requirements.reads_features
-    return homogenize(step, differentiate(graph, through_features))
+    through_features = options.level == "features" or options.pipe.requirements.reads_features
+    return homogenize(replace(step, graph=graph), differentiate(graph, through_features))
 
 
 def differentiate(graph: LossGraph, through_features: bool) -> Derivatives:
@@ -95,26 +98,28 @@ def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
     Raises:
         NonfiniteError, OptionError, PluginRunError, NotDifferentiableError: nothing was written, no state assigned.
     """
-    graph = derivatives.graph
-    source: RowSource[Any] = OwnRows[Communicator](step, derivatives, step.communicator)
-    if isinstance(step.communicator, GroupCommunicator):
-        source = _rows_across_ranks(step, derivatives, step.communicator)
+    options, graph = step.options, step.graph
+    source = _row_source(step)(step, derivatives)
     try:
         result, commits = homogenize_groups(
-            step.pipe, source.make_step(), step.per, create_graph=graph.create_graph, inspect=step.inspect,
-            nonfinite="raise" if step.scaled else None,
+            options.pipe, source.make_step(), options.per, create_graph=options.create_graph, inspect=options.inspect,
+            nonfinite="raise" if graph.scaled else None,
         )  # fmt: skip
-        direction = source.to_parameters(result.direction)
+        direction, unused = source.to_parameters(result.direction)
     except NonfiniteError as error:
-        if not step.scaled:
+        if not graph.scaled:
             if source.written_before:
                 error.add_note(source.written_before)
             raise
         source.overflow()
         return infinite_step(graph)
-    unused = source.unused()
+    rows = 1  # of which the direction is the mean or, with reduction="sum", the sum
+    if options.reduction == "sum":
+        # A homogenizer that chooses tasks returns the mean of the kept rows of all of them.
+        rows = len(step.given.losses) if options.pipe.requirements.choosing else len(result.tasks)
+    factor = graph.factor * rows
     shared = [
-        (graph.shared[name], gradient if graph.factor == 1 else graph.factor * gradient)
+        (graph.shared[name], gradient if factor == 1 else factor * gradient)
         for name, gradient in direction.items()
         # A homogenizer that replaces rows may have kept some from earlier steps.
         if name not in unused or (result.weights is None and bool(gradient.any()))
@@ -122,29 +127,32 @@ def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
     if direction is not result.direction or source.exchanged != "nothing":
         result = replace(result, direction=direction, exchanged=source.exchanged)
     factors = dict.fromkeys(result.tasks, 1.0)
-    if step.heads == "weighted":
-        assert result.weights is not None  # by `check_options`
-        factors = dict(zip(factors, (result.weights / len(factors)).tolist(), strict=True))
+    if options.heads == "weighted":
+        assert result.weights is not None  # by `StepOptions`
+        factors = dict(zip(factors, (result.weights * rows / len(factors)).tolist(), strict=True))
     return ComputedStep(result, shared, source.head_gradients(factors), commits)
 
 
-def _rows_across_ranks(step: LossStep, derivatives: Derivatives, communicator: GroupCommunicator) -> RowSource[Any]:
-    """Return the source of the rows of all ranks; every rank receives the same direction.
+def _row_source(step: LossStep) -> type[RowSource]:
+    """Return the source of the rows: of this process or of all ranks, of which every one receives the same direction.
 
     Raises:
         OptionError: the homogenizer or the option that is not supported across ranks; `examples` is a list whose length
             is not the number of tasks.
     """
-    ranks, requirements, tasks = communicator.ranks, step.pipe.requirements, derivatives.graph.tasks.tasks
-    ranks.check_pipeline(step.pipe)
-    if derivatives.graph.create_graph:
+    options, tasks = step.options, step.graph.tasks.tasks
+    if not isinstance(options.communicator, GroupCommunicator):
+        return OwnRows
+    ranks = options.communicator.ranks
+    ranks.check_pipeline(options.pipe)
+    if options.create_graph:
         raise OptionError("`create_graph` must be False across ranks: their exchange of rows is not differentiable.")
-    if step.level != "parameters" and (ranks.local or ranks.over == "tasks"):
+    if options.level != "parameters" and (ranks.local or ranks.over == "tasks"):
         raise OptionError(
             f"level='features' requires Ranks('batch'), whose ranks have examples of the same tasks; got {ranks}."
         )
     for statistic in ("features", "kernel_traces") if ranks.over == "tasks" and not ranks.local else ():
-        if found := requirements.readers[statistic]:
+        if found := options.pipe.requirements.readers[statistic]:
             raise OptionError(
                 f"{' and '.join(found)} reads {statistic.replace('_', ' ')}, which ranks with different tasks do not "
                 "exchange here. Use a learner, Ranks('tasks', local=True), or another homogenizer."
@@ -153,12 +161,9 @@ def _rows_across_ranks(step: LossStep, derivatives: Derivatives, communicator: G
         raise OptionError(
             f"`examples` must be a number or one number for each of the {tasks} tasks; got {len(ranks.examples)}."
         )
-    if derivatives.graph.sharded:
-        return FullyShardedRows(step, derivatives, communicator)
-    if ranks.local:
-        return LocalRows(step, derivatives, communicator)
-    source = BatchRows if ranks.over == "batch" else TaskRows
-    return source(step, derivatives, communicator)
+    if step.graph.sharded:
+        return FullyShardedRows
+    return LocalRows if ranks.local else BatchRows if ranks.over == "batch" else TaskRows
 
 
 def homogenize_groups(
@@ -216,16 +221,12 @@ def _infinite(leaf: Tensor) -> Tensor:
     return torch.full_like(leaf, torch.inf, requires_grad=False)
 
 
-def accumulate(leaf: Tensor, gradient: Tensor, shared_memory: bool = False) -> None:
-    """Add a gradient to a leaf's `.grad`; do nothing for a tensor that is not a leaf.
-
-    `shared_memory`: autograd returned the gradient, so another tensor may share its memory.
-    """
-    if not leaf.is_leaf:
-        return
-    before = as_dense(leaf.grad)
+def accumulate(leaf: Tensor, gradient: Tensor, shared_memory: bool) -> None:
+    """Add a gradient to a leaf's `.grad`; `shared_memory`: another tensor may share the memory of the gradient."""
+    before = leaf.grad
     if before is not None:
-        leaf.grad = before + gradient if gradient.requires_grad else before.add_(gradient)  # dense from now on
+        before = as_dense(before)  # dense from now on
+        leaf.grad = before + gradient if gradient.requires_grad else before.add_(gradient)
     elif gradient.requires_grad:
         leaf.grad = gradient
     elif gradient.stride() != leaf.stride() or gradient.dtype != leaf.dtype:

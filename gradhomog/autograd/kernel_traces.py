@@ -20,14 +20,14 @@ Residuals = Sequence[Tensor | None] | Mapping[str, Tensor | None]
 
 
 def kernel_trace_function(
-    residuals: Residuals | None, loss_graph: LossGraph, pipe: Pipeline, graph: bool = True
+    residuals: Residuals, loss_graph: LossGraph, pipe: Pipeline, graph: bool = True
 ) -> KernelTraces | None:
     """Return a function that computes the traces when a homogenizer reads them; None if no homogenizer reads them.
 
     Raises:
         OptionError: the residuals do not match the losses.
     """
-    if residuals is None or "kernel_traces" not in pipe.requirements.statistics:
+    if "kernel_traces" not in pipe.requirements.statistics:
         return None
     present = _residuals_of_present_tasks(residuals, loss_graph.tasks, graph)
     parameters = list(loss_graph.shared.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +28,10 @@ Features = Tensor | Sequence[Tensor] | TaskFeatures
 
 Gradients = list[Tensor | None]
 
+SHAPE = operator.attrgetter("shape")
+"""The order of a head's leaves. That in the graph can differ between ranks: `Linear` adds its bias in another place for
+some input shapes."""
+
 
 @dataclass(frozen=True)
 class LossGraph:
@@ -44,8 +49,9 @@ class LossGraph:
         nodes: all nodes of the graph.
         sharded: True if `fully_shard` splits the parameters over ranks. The graph then has other leaves.
         factor: factor of every gradient, against underflow in half precision.
+        scaled: True with a gradient scaler. On overflow infinity is then written, so that the scaler skips the step.
         create_graph, retain_graph: as in `torch.autograd.grad`.
-        loss_weights: factor of each loss, 1 by default; across ranks the number of its examples on this rank. They
+        loss_weights: factor of each loss, 1 on one process; across ranks the number of its examples on this rank. They
             multiply the losses, not their gradients, because a backward pass through a layer that all ranks compute
             together, such as SyncBatchNorm, adds up gradients of other ranks' losses.
     """
@@ -60,13 +66,10 @@ class LossGraph:
     nodes: Sequence[Any] = ()
     sharded: bool = False
     factor: float = 1.0
+    scaled: bool = False
     create_graph: bool = False
     retain_graph: bool = False
     loss_weights: Sequence[float] = ()
-
-    @property
-    def losses(self) -> Sequence[Tensor]:
-        return self.tasks.losses
 
     def select(self, indices: Sequence[int]) -> LossGraph:
         """Return the losses of some of the present tasks."""
@@ -106,24 +109,26 @@ class LossGraph:
             create_graph=self.create_graph, compiled=self.compiled,
         )  # fmt: skip
         check_not_gathered(inputs)
-        return [plain_gradient(leaf, gradient) for leaf, gradient in zip(inputs, found, strict=True)]
+        return [
+            # Most gradients are plain and dense; small steps have no time for a call for each of them.
+            part
+            if part is None or (type(part) is Tensor and part.layout == torch.strided)
+            else plain_gradient(leaf, part)
+            for leaf, part in zip(inputs, found, strict=True)
+        ]
 
     def initial_gradient(self, task: int) -> Tensor:
         """Return the gradient at which the pass of one task begins."""
-        return torch.full_like(self.losses[task], self.weight(task) * self.factor)
+        return torch.full_like(self.tasks.losses[task], self.loss_weights[task] * self.factor)
 
     def task_gradients(self, task: int, inputs: Sequence[Tensor], last: bool) -> Gradients:
         """Return the gradients of one task's loss; the last call frees the graph."""
-        found = self.gradients([self.losses[task]], inputs, [self.initial_gradient(task)], last)
+        found = self.gradients([self.tasks.losses[task]], inputs, [self.initial_gradient(task)], last)
         return found if self.counts(task) else [None] * len(found)
 
     def counts(self, task: int) -> bool:
         """False for a loss with a weight of 0 that is not finite, such as a mean over no labels: 0 · NaN is not 0."""
-        return self.weight(task) != 0 or bool(self.losses[task].isfinite())
-
-    def weight(self, task: int) -> float:
-        """Return the factor of a loss."""
-        return self.loss_weights[task] if self.loss_weights else 1.0
+        return self.loss_weights[task] != 0 or bool(self.tasks.losses[task].isfinite())
 
 
 def find_graph(
@@ -164,18 +169,10 @@ def find_graph(
     if tensors:
         _check_through_features(bits, shared_bits, tasks)
         _check_independent(tensors)
-    unshared = [sorted(reached.tensors(loss_bits & ~shared_bits), key=shape_of) for loss_bits in bits]
+    unshared = [sorted(reached.tensors(loss_bits & ~shared_bits), key=SHAPE) for loss_bits in bits]
     stage_features = [views[slot] for slot in tasks.slots] if views else []
     use_shared = bool(tensors) or any(loss_bits & shared_bits for loss_bits in bits)
     return LossGraph(tasks, shared, unshared, tensors, stage_features, use_shared, compiled, nodes)
-
-
-def shape_of(leaf: Tensor) -> tuple[int, ...]:
-    """Return the shape, by which a head's leaves are sorted.
-
-    Their order in the graph can differ between ranks: `Linear` adds its bias in another place for some input shapes.
-    """
-    return tuple(leaf.shape)
 
 
 def _find_shared(
@@ -208,7 +205,7 @@ def _sharded_leaves(tasks: TaskLosses, shared: dict[str, Tensor], features: Sequ
     graph = Reachability()
     bits = [graph.leaf_bits(loss) for loss in tasks.losses]
     heads = graph.bits_of(leaves_not_sharded(graph.leaves))
-    unshared = [sorted(graph.tensors(loss_bits & heads), key=shape_of) for loss_bits in bits]
+    unshared = [sorted(graph.tensors(loss_bits & heads), key=SHAPE) for loss_bits in bits]
     return LossGraph(tasks, shared, unshared, [], [], True, compiled_functions(graph), graph.nodes, sharded=True)
 
 
@@ -263,9 +260,9 @@ def _check_independent(features: Sequence[Tensor]) -> None:
             )
 
 
-def as_dense(gradient: Tensor | None) -> Tensor | None:
+def as_dense(gradient: Tensor) -> Tensor:
     """Convert the sparse gradient of an embedding to a dense tensor; return other gradients unchanged."""
-    return gradient.to_dense() if gradient is not None and gradient.layout != torch.strided else gradient
+    return gradient if gradient.layout == torch.strided else gradient.to_dense()
 
 
 def plain_gradient(leaf: Tensor, gradient: Tensor | None) -> Tensor | None:
@@ -278,4 +275,4 @@ def plain_gradient(leaf: Tensor, gradient: Tensor | None) -> Tensor | None:
         return None
     if type(gradient) is not Tensor and type(leaf) in (Tensor, nn.Parameter):
         gradient = gradient.as_subclass(Tensor)
-    return as_dense(gradient) if gradient.layout != torch.strided else gradient
+    return as_dense(gradient)
