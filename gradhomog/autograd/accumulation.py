@@ -30,11 +30,10 @@ from gradhomog.uncompiled import uncompiled
 
 @dataclass
 class _Sums:
-    """Sums over batches for one task: loss, row, gradients of its head, features."""
+    """Sums over batches for one task: its loss, and gradients with their leaf, by the leaf's id; features."""
 
     loss: Tensor
-    row: dict[str, Tensor] = field(default_factory=dict)
-    unshared: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    gradients: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     stage_features: list[tuple[list[Tensor], list[Tensor]]] = field(default_factory=list)
 
 
@@ -96,23 +95,18 @@ class Accumulation:
         graph = replace(graph, factor=self._factor or 1.0, loss_weights=options.communicator.examples(slots))
         derivatives = differentiate(graph, requirements.reads_features)
         if isinstance(options.communicator, GroupCommunicator) and graph.sharded:
-            weigh_ranks(derivatives, options.communicator)
+            weigh_ranks(derivatives, options.communicator, {})
         features, grads = derivatives.at_stages()
-        rows = derivatives.rows()
-        for index, slot in enumerate(slots):
+        for index, (slot, row) in enumerate(zip(slots, list(derivatives.iterate()), strict=True)):
             loss = graph.tasks.losses[index].detach().double()
             sums = self._sums.setdefault(slot, _Sums(torch.zeros_like(loss)))
             sums.loss = sums.loss + loss
-            for leaf, gradient in zip(graph.unshared_leaves[index], derivatives.unshared_gradients[index], strict=True):
+            leaves = (*self._shared.values(), *graph.unshared_leaves[index])
+            for leaf, gradient in zip(leaves, (*row, *derivatives.unshared_gradients[index]), strict=True):
                 if gradient is not None:
-                    before = sums.unshared.get(id(leaf))
-                    sums.unshared[id(leaf)] = (leaf, gradient if before is None else before[1] + gradient)
+                    before = sums.gradients.get(id(leaf))
+                    sums.gradients[id(leaf)] = (leaf, gradient if before is None else before[1] + gradient)
             sums.stage_features.append(([stage[index] for stage in features], [stage[index] for stage in grads]))
-        for name in list(rows):  # one parameter after the other, to limit the number of copies of a row in memory
-            for slot, gradient in zip(slots, rows.pop(name), strict=True):
-                if gradient is not None:
-                    row = self._sums[slot].row
-                    row[name] = row[name] + gradient if name in row else gradient
 
     def _slots(self, tasks: TaskLosses) -> list[int]:
         """Return the slots of a batch's tasks among all tasks; tasks with names are matched by name."""
@@ -137,7 +131,9 @@ class Accumulation:
         slots = tuple(sorted(self._sums))
         sums = [self._sums[slot] for slot in slots]
         tasks = TaskLosses([one.loss for one in sums], slots, self._tasks, self._labels, False)
-        heads = [sorted(one.unshared.values(), key=lambda pair: SHAPE(pair[0])) for one in sums]
+        shared = {id(leaf): name for name, leaf in self._shared.items()}
+        rows = {name: [one.gradients.pop(key, (None, None))[1] for one in sums] for key, name in shared.items()}
+        heads = [sorted(one.gradients.values(), key=lambda pair: SHAPE(pair[0])) for one in sums]
         graph = LossGraph(
             tasks, self._shared, [[leaf for leaf, _ in pairs] for pairs in heads], use_shared=self._use_shared,
             sharded=_is_sharded(self._shared), factor=self._factor or 1.0, scaled=self._factor is not None,
@@ -145,7 +141,7 @@ class Accumulation:
         )  # fmt: skip
         derivatives = SummedDerivatives(
             graph,
-            {name: [one.row.get(name) for one in sums] for name in self._shared},
+            rows,
             [[gradient for _, gradient in pairs] for pairs in heads],
             (_concatenate_features(sums, 0), _concatenate_features(sums, 1)),
         )

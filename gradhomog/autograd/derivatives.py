@@ -111,10 +111,7 @@ class DirectDerivatives(Derivatives):
         shares: list[Any] = [factors[task] for task in active]
         if weights.requires_grad:  # keep the graph of the weights
             shares = [weights[task].to(loss) for task, loss in zip(active, losses, strict=True)]
-            output_grads = [share * graph.factor for share in shares]
-        else:
-            scales = [graph.factor * graph.loss_weights[task] * factors[task] for task in active]
-            output_grads = [torch.full_like(loss, scale) for loss, scale in zip(losses, scales, strict=True)]
+        output_grads = [graph.initial_gradient(task, share) for task, share in zip(active, shares, strict=True)]
         leaves = [leaf for task in active if together[task] for leaf in graph.unshared_leaves[task]]
         found = graph.gradients(losses, [*shared, *leaves], output_grads, True)
         rest = iter(found[len(shared) :])
@@ -122,8 +119,7 @@ class DirectDerivatives(Derivatives):
             if not together[task]:
                 continue
             weighted = [next(rest) for _ in graph.unshared_leaves[task]]
-            unchanged = factors[task] == 1 and not graph.create_graph
-            if not unchanged:
+            if factors[task] != 1 or graph.create_graph:
                 weighted = [None if part is None else part / share for part in weighted]
             self.unshared_gradients[task] = weighted
         return found[: len(shared)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from gradhomog.autograd.backward_pass import backward_pass
 from gradhomog.autograd.derivatives import Derivatives
 from gradhomog.autograd.loss_graph import Gradients
 from gradhomog.autograd.row_source import LeafGradients
-from gradhomog.autograd.rows_over_ranks import ExchangedRows, agree, mean_losses, replicas_to_compare
+from gradhomog.autograd.rows_over_ranks import ExchangedRows, agree, mean_losses, replicas_to_compare, sum_heads
 from gradhomog.errors import OptionError
 from gradhomog.ranks.communicator import GroupCommunicator
 from gradhomog.ranks.dtensors import count_replicas, local_part, split_whole_tensors
@@ -64,12 +63,11 @@ class FullyShardedRows(ExchangedRows):
 
     def head_gradients(self, factors: Mapping[int, float]) -> LeafGradients:
         # The weights of the losses were multiplied by the number of ranks, as the hooks divide by it.
-        return self.sum_heads(factors, dict.fromkeys(self._graph.tasks.slots, self._communicator.size))
+        scales = {slot: factor / self._communicator.size for slot, factor in factors.items()}
+        return sum_heads(self._derivatives, scales, self._communicator)
 
 
-def weigh_ranks(
-    derivatives: Derivatives, communicator: GroupCommunicator, compared: Mapping[str, Tensor] = MappingProxyType({})
-) -> Tensor:
+def weigh_ranks(derivatives: Derivatives, communicator: GroupCommunicator, compared: Mapping[str, Tensor]) -> Tensor:
     """Return the mean of each task's losses over the ranks; the rows of a fully sharded model get the same weights.
 
     Its hooks divide by the number of ranks. `compared`: see `gather_numbers`.

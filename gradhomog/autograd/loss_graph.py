@@ -117,9 +117,10 @@ class LossGraph:
             for leaf, part in zip(inputs, found, strict=True)
         ]
 
-    def initial_gradient(self, task: int) -> Tensor:
-        """Return the gradient at which the pass of one task begins."""
-        return torch.full_like(self.tasks.losses[task], self.loss_weights[task] * self.factor)
+    def initial_gradient(self, task: int, share: Any = 1.0) -> Tensor:
+        """Return the gradient at which the pass of one task begins; `share`: a factor, a tensor if it has a graph."""
+        loss, scale = self.tasks.losses[task], self.loss_weights[task] * self.factor * share
+        return scale if isinstance(scale, Tensor) else torch.full_like(loss, scale)
 
     def task_gradients(self, task: int, inputs: Sequence[Tensor], last: bool) -> Gradients:
         """Return the gradients of one task's loss; the last call frees the graph."""
@@ -152,8 +153,9 @@ def find_graph(
         raise
     if not graph:
         return LossGraph(tasks, shared, [], tensors, [], False, [], [])
-    if any(is_dtensor(parameter) for parameter in shared.values()):
-        return _sharded_leaves(tasks, shared, tensors)
+    sharded = any(map(is_dtensor, shared.values()))
+    if sharded and tensors:
+        raise OptionError("`features` must be omitted for parameters that are sharded by fully_shard.")
     reached = Reachability(until=tensors, leaves=shared.values())
     bits = [reached.leaf_bits(loss) for loss in tasks.losses]
     _check_not_flattened(reached)
@@ -169,10 +171,12 @@ def find_graph(
     if tensors:
         _check_through_features(bits, shared_bits, tasks)
         _check_independent(tensors)
-    unshared = [sorted(reached.tensors(loss_bits & ~shared_bits), key=SHAPE) for loss_bits in bits]
+    # The leaves of a sharded model are its gathered parameters, and heads that are not sharded.
+    heads = reached.bits_of(leaves_not_sharded(reached.leaves)) if sharded else ~shared_bits
+    unshared = [sorted(reached.tensors(loss_bits & heads), key=SHAPE) for loss_bits in bits]
     stage_features = [views[slot] for slot in tasks.slots] if views else []
-    use_shared = bool(tensors) or any(loss_bits & shared_bits for loss_bits in bits)
-    return LossGraph(tasks, shared, unshared, tensors, stage_features, use_shared, compiled, nodes)
+    use_shared = sharded or bool(tensors) or any(loss_bits & shared_bits for loss_bits in bits)
+    return LossGraph(tasks, shared, unshared, tensors, stage_features, use_shared, compiled, nodes, sharded)
 
 
 def _find_shared(
@@ -195,18 +199,6 @@ def _find_shared(
         )
     parameters = [leaf for leaf in leaves if isinstance(leaf, nn.Parameter)]
     return {str(index): leaf for index, leaf in enumerate(parameters or leaves)}
-
-
-def _sharded_leaves(tasks: TaskLosses, shared: dict[str, Tensor], features: Sequence[Tensor]) -> LossGraph:
-    """Return losses of a fully sharded model, whose graph has the gathered parameters as leaves, and heads that are not
-    sharded."""
-    if features:
-        raise OptionError("`features` must be omitted for parameters that are sharded by fully_shard.")
-    graph = Reachability()
-    bits = [graph.leaf_bits(loss) for loss in tasks.losses]
-    heads = graph.bits_of(leaves_not_sharded(graph.leaves))
-    unshared = [sorted(graph.tensors(loss_bits & heads), key=SHAPE) for loss_bits in bits]
-    return LossGraph(tasks, shared, unshared, [], [], True, compiled_functions(graph), graph.nodes, sharded=True)
 
 
 def _check_not_flattened(graph: Reachability) -> None:

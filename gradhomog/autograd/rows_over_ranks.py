@@ -54,25 +54,6 @@ class ExchangedRows(RowSource):
         require_used(self._graph.shared, unused)
         return unused
 
-    def sum_heads(self, factors: Mapping[int, float], totals: Mapping[int, float]) -> LeafGradients:
-        """Return the gradients of the heads: sums over the ranks, divided by the `totals` of their tasks, by slot."""
-        graph = self._graph
-        per_task = zip(graph.tasks.slots, graph.unshared_leaves, self._derivatives.unshared_gradients, strict=True)
-        entries = [
-            (slot, leaf, None if gradient is None else gradient / totals[slot])
-            for slot, leaves, gradients in per_task
-            if slot in totals
-            for leaf, gradient in zip(leaves, gradients, strict=True)
-        ]
-        gradients = {str(index): gradient for index, (*_, gradient) in enumerate(entries)}
-        like = {str(index): leaf for index, (_, leaf, _) in enumerate(entries)}
-        sums = sum_tensors(gradients, like, self._communicator)
-        return [
-            (leaf, factors[slot] * total)
-            for (slot, leaf, _), total in zip(entries, sums.values(), strict=True)
-            if slot in factors
-        ]
-
 
 class BatchRows(ExchangedRows):
     """The rows Σ_r w_ri J_ri."""
@@ -101,7 +82,8 @@ class BatchRows(ExchangedRows):
         return Jacobian(self._rows)
 
     def head_gradients(self, factors: Mapping[int, float]) -> LeafGradients:
-        return self.sum_heads(factors, self._totals)
+        scales = {slot: factor / self._totals[slot] for slot, factor in factors.items()}
+        return sum_heads(self._derivatives, scales, self._communicator)
 
     def _mean_traces(self, probes: int, generator: torch.Generator) -> Tensor:
         """Return the means over the ranks of the traces tr K_i / n_i, which are means over residuals."""
@@ -297,16 +279,9 @@ class LocalRows(OwnRows):
         return total, _unused(graph, used)
 
     def head_gradients(self, factors: Mapping[int, float]) -> LeafGradients:
-        # All leaves, because ranks may have dropped different tasks.
-        graph = self._graph
-        leaves = {str(index): leaf for index, leaf in enumerate(chain(*graph.unshared_leaves))}
-        own = [
-            None if gradient is None or slot not in factors else factors[slot] * gradient
-            for slot, gradients in zip(graph.tasks.slots, self._derivatives.unshared_gradients, strict=True)
-            for gradient in gradients
-        ]
-        means = average(dict(zip(leaves, own, strict=True)), leaves, self._communicator)
-        return list(zip(leaves.values(), means.values(), strict=True))
+        # Of all tasks, because ranks may have dropped different ones.
+        scales = {slot: factors.get(slot, 0.0) / self._communicator.size for slot in self._graph.tasks.slots}
+        return sum_heads(self._derivatives, scales, self._communicator)
 
     def overflow(self) -> None:
         if not self._agreed:
@@ -378,6 +353,25 @@ def sum_gradients(
         failure = error
     sums = sum_tensors(found, like, communicator)
     return sums, communicator.settle(failure, [found.get(name) is not None for name in like])
+
+
+def sum_heads(derivatives: Derivatives, scales: Mapping[int, float], communicator: GroupCommunicator) -> LeafGradients:
+    """Return the gradients of the heads: sums over the ranks of this rank's, times the scale of their task.
+
+    `scales`: by slot, with the same slots on all ranks. With a scale of 0, gradients that are not finite are left out.
+    """
+    graph = derivatives.graph
+    entries = [
+        (leaf, None if gradient is None or not scales[slot] else scales[slot] * gradient)
+        for slot, leaves, gradients in zip(
+            graph.tasks.slots, graph.unshared_leaves, derivatives.unshared_gradients, strict=True
+        )
+        if slot in scales
+        for leaf, gradient in zip(leaves, gradients, strict=True)
+    ]
+    leaves = {str(index): leaf for index, (leaf, _) in enumerate(entries)}
+    sums = sum_tensors({str(index): gradient for index, (_, gradient) in enumerate(entries)}, leaves, communicator)
+    return list(zip(leaves.values(), sums.values(), strict=True))
 
 
 def flags_of_used(names: Mapping[str, Tensor], unused: frozenset[str]) -> list[float]:
