@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from gradhomog.autograd.derivatives import Derivatives, DirectDerivatives, FeatureDerivatives
 from gradhomog.autograd.fully_sharded import FullyShardedDerivatives, FullyShardedRows
-from gradhomog.autograd.loss_graph import LossGraph, as_dense
-from gradhomog.autograd.loss_step import LossStep
-from gradhomog.autograd.parameter_groups import Per, group_names
+from gradhomog.autograd.loss_graph import LossGraph
+from gradhomog.autograd.loss_step import LossStep, StepOptions
+from gradhomog.autograd.parameter_groups import group_names
 from gradhomog.autograd.row_source import LeafGradients, OwnRows, RowSource
 from gradhomog.autograd.rows_over_ranks import BatchRows, LocalRows, TaskRows
 from gradhomog.errors import NonfiniteError, OptionError
 from gradhomog.ranks.communicator import GroupCommunicator
-from gradhomog.rows import Direction
 from gradhomog.step.nonfinite import Nonfinite, drop_nonfinite, require_finite_inputs
 from gradhomog.step.pipelines import Pipeline
 from gradhomog.step.reports import StepReport
@@ -43,11 +42,8 @@ class ComputedStep:
     def write(self) -> StepReport:
         """Add the gradients to `.grad` and assign the states."""
         with torch.set_grad_enabled(any(gradient.requires_grad for _, gradient in (*self.shared, *self.unshared))):
-            # Autograd returned the gradients of heads, so another tensor may share their memory.
-            for gradients, shared_memory in ((self.shared, False), (self.unshared, True)):
-                for leaf, gradient in gradients:
-                    if leaf.is_leaf:
-                        accumulate(leaf, gradient, shared_memory)
+            accumulate(self.shared)
+            accumulate(self.unshared, shared_memory=True)
         self.commit()
         return self.result
 
@@ -102,9 +98,8 @@ def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
     source = _row_source(step)(step, derivatives)
     try:
         result, commits = homogenize_groups(
-            options.pipe, source.make_step(), options.per, create_graph=options.create_graph, inspect=options.inspect,
-            nonfinite="raise" if graph.scaled else None,
-        )  # fmt: skip
+            options, source.make_step(), "raise" if graph.scaled else options.pipe.nonfinite
+        )
         direction, unused = source.to_parameters(result.direction)
     except NonfiniteError as error:
         if not graph.scaled:
@@ -167,7 +162,7 @@ def _row_source(step: LossStep) -> type[RowSource]:
 
 
 def homogenize_groups(
-    pipe: Pipeline, step: Step, per: Per, *, create_graph: bool, inspect: bool, nonfinite: Nonfinite | None
+    options: StepOptions, step: Step, nonfinite: Nonfinite
 ) -> tuple[StepReport, list[Callable[[], None]]]:
     """Compute the steps of all groups of parameters; no state is assigned. All ranks take the groups in the same order.
 
@@ -176,36 +171,35 @@ def homogenize_groups(
     Returns:
         The result for all parameters; the functions that assign the states of the groups and of the pipeline.
     """
-    if per == "model":
-        pending = pipe.compute(step, create_graph=create_graph, inspect=inspect, nonfinite=nonfinite)
+    pipe = options.pipe
+    compute = partial(Pipeline.compute, create_graph=options.create_graph, inspect=options.inspect)
+    if options.per == "model":
+        pending = compute(pipe, step, nonfinite=nonfinite)
         return pending.result, [pending.commit]
-    if (nonfinite or pipe.nonfinite) == "drop":
+    if nonfinite == "drop":
         step = drop_nonfinite(step, ())
     else:
         require_finite_inputs(step, ())
     steps = {
-        name: pipe.part(name).compute(
-            replace(step, _jacobian=step.jacobian.select_parameters(members)), create_graph=create_graph,
-            inspect=inspect, nonfinite="raise",
+        name: compute(
+            pipe.part(name), replace(step, _jacobian=step.jacobian.select_parameters(members)), nonfinite="raise"
         )
-        for name, members in group_names(step.jacobian.names, per).items()
-    }  # fmt: skip
+        for name, members in group_names(step.jacobian.names, options.per).items()
+    }
     results = {name: pending.result for name, pending in steps.items()}
-    direction: Direction = {}
-    measured: dict[str, Any] = {}
-    for name, result in results.items():
-        direction.update(result.direction)
-        measured.update({f"{name}: {label}": numbers for label, numbers in result.measured.items()})
-    direction = {name: direction[name] for name in step.jacobian.names}
+    found = dict(part for result in results.values() for part in result.direction.items())
     gramians = [result.gramian for result in results.values() if result.gramian is not None]
-    gramian = torch.stack(gramians).sum(0) if len(gramians) == len(steps) else None
-    unconverged = tuple(f"{name}: {label}" for name, result in results.items() for label in result.unconverged)
     first = next(iter(results.values()))
+    report = StepReport(
+        {name: found[name] for name in step.jacobian.names}, first.keys, first.losses, None,
+        torch.stack(gramians).sum(0) if len(gramians) == len(steps) else None, (),
+        {f"{name}: {label}": values for name, one in results.items() for label, values in one.measured.items()},
+        tuple(f"{name}: {label}" for name, one in results.items() for label in one.unconverged),
+    )  # fmt: skip
 
     def count_step() -> None:
         pipe.steps += 1
 
-    report = StepReport(direction, first.keys, first.losses, None, gramian, (), measured, unconverged)
     return report, [*(pending.commit for pending in steps.values()), count_step]
 
 
@@ -221,16 +215,23 @@ def _infinite(leaf: Tensor) -> Tensor:
     return torch.full_like(leaf, torch.inf, requires_grad=False)
 
 
-def accumulate(leaf: Tensor, gradient: Tensor, shared_memory: bool) -> None:
-    """Add a gradient to a leaf's `.grad`; `shared_memory`: another tensor may share the memory of the gradient."""
-    before = leaf.grad
-    if before is not None:
-        before = as_dense(before)  # dense from now on
-        leaf.grad = before + gradient if gradient.requires_grad else before.add_(gradient)
-    elif gradient.requires_grad:
-        leaf.grad = gradient
-    elif gradient.stride() != leaf.stride() or gradient.dtype != leaf.dtype:
-        # With the strides and dtype of the leaf, which fused optimizers require.
-        leaf.grad = torch.empty_like(leaf, requires_grad=False).copy_(gradient)
-    else:
-        leaf.grad = gradient.clone() if shared_memory else gradient
+def accumulate(gradients: LeafGradients, shared_memory: bool = False) -> None:
+    """Add gradients to the `.grad` of leaves; do nothing for tensors that are not leaves.
+
+    `shared_memory`: autograd returned the gradients, so other tensors may share their memory.
+    """
+    for leaf, gradient in gradients:
+        if not leaf.is_leaf:
+            continue
+        before = leaf.grad
+        if before is not None:
+            if before.layout != torch.strided:
+                before = before.to_dense()  # of an embedding; from now on
+            leaf.grad = before + gradient if gradient.requires_grad else before.add_(gradient)
+        elif gradient.requires_grad:
+            leaf.grad = gradient
+        elif gradient.stride() != leaf.stride() or gradient.dtype != leaf.dtype:
+            # With the strides and dtype of the leaf, which fused optimizers require.
+            leaf.grad = torch.empty_like(leaf, requires_grad=False).copy_(gradient)
+        else:
+            leaf.grad = gradient.clone() if shared_memory else gradient

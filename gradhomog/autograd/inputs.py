@@ -166,18 +166,14 @@ def feature_tensors(features: Tensor | Sequence[Tensor], graph: bool = True) -> 
     Raises:
         OptionError: there is none; an entry is not a tensor or, with `graph`, does not require grad.
     """
-    if not isinstance(features, Tensor | list | tuple) or (not isinstance(features, Tensor) and not features):
-        empty = "an empty " if isinstance(features, list | tuple) else ""
-        raise OptionError(
-            "`features` must be a tensor, a sequence of tensors or the result of task_features; got "
-            f"{empty}{type(features).__name__}."
-        )
-    tensors = [features] if isinstance(features, Tensor) else list(features)
-    for tensor in tensors:
+    tensors = [features] if isinstance(features, Tensor) or not isinstance(features, list | tuple) else [*features]
+    for tensor in tensors or [features]:
         if not isinstance(tensor, Tensor) or (graph and not tensor.requires_grad):
-            found = type(tensor).__name__ if not isinstance(tensor, Tensor) else "a tensor that does not require grad"
+            kind = f"{'' if tensors else 'an empty '}{type(tensor).__name__}"
+            found = "a tensor that does not require grad" if isinstance(tensor, Tensor) else kind
             raise OptionError(
-                f"`features` must be the output of the shared part of the model, with its graph; got {found}. "
-                "Omit `features` if the shared part is frozen."
+                "`features` must be the output of the shared part of the model, with its graph: a tensor, a sequence "
+                f"of tensors or the result of task_features; got {found}. Omit "
+                "`features` if the shared part is frozen."
             )
     return list({id(tensor): tensor for tensor in tensors}.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -149,49 +149,44 @@ def find_graph(
     try:
         shared = {} if parameters is None else shared_parameters(parameters, graph)
     except OptionError:
-        _check_not_flattened(_graph_of(tasks.losses))  # FSDP1 can leave a module without parameters
+        _check_not_flattened(Reachability(tasks.losses))  # FSDP1 can leave a module without parameters
         raise
     if not graph:
         return LossGraph(tasks, shared, [], tensors, [], False, [], [])
     sharded = any(map(is_dtensor, shared.values()))
     if sharded and tensors:
         raise OptionError("`features` must be omitted for parameters that are sharded by fully_shard.")
-    reached = Reachability(until=tensors, leaves=shared.values())
-    bits = [reached.leaf_bits(loss) for loss in tasks.losses]
+    reached = Reachability(tasks.losses, until=tensors, leaves=shared.values())
+    before_features = Reachability(tensors, leaves=shared.values())
     _check_not_flattened(reached)
-    compiled, nodes = compiled_functions(reached), reached.nodes
-    if tensors:
-        before_features = _graph_of(tensors, leaves=shared.values())
-        compiled += compiled_functions(before_features)
-        nodes += before_features.nodes
+    compiled = [*compiled_functions(reached), *compiled_functions(before_features)]
     if parameters is None:
-        shared = _find_shared(tasks, bits, reached, tensors)
+        shared = _find_shared(tasks, reached, before_features.leaves if tensors else None)
     _check_one_device(shared)
     shared_bits = reached.bits_of(shared.values())
     if tensors:
-        _check_through_features(bits, shared_bits, tasks)
+        _check_through_features(reached.bits, shared_bits, tasks)
         _check_independent(tensors)
     # The leaves of a sharded model are its gathered parameters, and heads that are not sharded.
     heads = reached.bits_of(leaves_not_sharded(reached.leaves)) if sharded else ~shared_bits
-    unshared = [sorted(reached.tensors(loss_bits & heads), key=SHAPE) for loss_bits in bits]
+    unshared = [sorted(reached.tensors(loss_bits & heads), key=SHAPE) for loss_bits in reached.bits]
     stage_features = [views[slot] for slot in tasks.slots] if views else []
-    use_shared = sharded or bool(tensors) or any(loss_bits & shared_bits for loss_bits in bits)
+    use_shared = sharded or bool(tensors) or any(loss_bits & shared_bits for loss_bits in reached.bits)
+    nodes = [*reached.nodes, *before_features.nodes]
     return LossGraph(tasks, shared, unshared, tensors, stage_features, use_shared, compiled, nodes, sharded)
 
 
-def _find_shared(
-    tasks: TaskLosses, bits: Sequence[int], graph: Reachability, features: Sequence[Tensor]
-) -> dict[str, Tensor]:
+def _find_shared(tasks: TaskLosses, reached: Reachability, of_features: list[Tensor] | None) -> dict[str, Tensor]:
     """Return the leaves of the features, or else of two or more losses; only `nn.Parameter`s if there are any."""
-    if features:
-        leaves = _graph_of(features).leaves
+    if of_features is not None:
+        leaves = of_features
     elif tasks.stacked or len(tasks.losses) == 1:
         one = "there is only one loss" if tasks.tasks == 1 else "only one loss is not None in this batch"
         reason = "the losses were stacked into one tensor" if tasks.stacked else one
         raise OptionError(f"`parameters` is required, because {reason}; the shared parameters cannot be inferred.")
     else:
-        check_outputs_apart(graph)
-        leaves = graph.tensors(bits_in_several(bits))
+        check_outputs_apart(reached)
+        leaves = reached.tensors(bits_in_several(reached.bits))
     if not leaves:
         raise OptionError(
             f"the {len(tasks.losses)} losses must share a parameter; they share none. Pass the shared tensors as "
@@ -209,17 +204,8 @@ def _check_not_flattened(graph: Reachability) -> None:
         )
 
 
-def _graph_of(tensors: Sequence[Tensor], leaves: Iterable[Tensor] = ()) -> Reachability:
-    graph = Reachability(leaves=leaves)
-    for tensor in tensors:
-        graph.leaf_bits(tensor)
-    return graph
-
-
 def _check_one_device(shared: Mapping[str, Tensor]) -> None:
-    devices: dict[torch.device, str] = {}
-    for name, value in shared.items():
-        devices.setdefault(value.device, name)
+    devices = {value.device: name for name, value in shared.items()}
     if len(devices) > 1:
         found = " and ".join(f"{name!r} on {device}" for device, name in list(devices.items())[:2])
         raise OptionError(
@@ -241,7 +227,7 @@ def _check_through_features(bits: Sequence[int], shared: int, tasks: TaskLosses)
 def _check_independent(features: Sequence[Tensor]) -> None:
     if len(features) == 1:
         return
-    graph = Reachability(leaves=features)
+    graph = Reachability((), leaves=features)
     feature_bits = graph.bits_of(features)
     for index, feature in enumerate(features):
         if feature.grad_fn is not None and graph.leaf_bits_beyond(feature) & feature_bits:
@@ -250,11 +236,6 @@ def _check_independent(features: Sequence[Tensor]) -> None:
                 f"features[{index}] depends on another entry. Pass only the earliest tensors that the heads use, or "
                 "omit `features`."
             )
-
-
-def as_dense(gradient: Tensor) -> Tensor:
-    """Convert the sparse gradient of an embedding to a dense tensor; return other gradients unchanged."""
-    return gradient if gradient.layout == torch.strided else gradient.to_dense()
 
 
 def plain_gradient(leaf: Tensor, gradient: Tensor | None) -> Tensor | None:
@@ -267,4 +248,4 @@ def plain_gradient(leaf: Tensor, gradient: Tensor | None) -> Tensor | None:
         return None
     if type(gradient) is not Tensor and type(leaf) in (Tensor, nn.Parameter):
         gradient = gradient.as_subclass(Tensor)
-    return as_dense(gradient)
+    return gradient if gradient.layout == torch.strided else gradient.to_dense()

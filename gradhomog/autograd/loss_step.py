@@ -168,8 +168,13 @@ def begin_step(
         found = check_present(options, found, choosing)
         if choosing:
             found = found.select(pipe.choose(task_keys(given.slots, present)))
-    if parameters is None:
-        _check_discovered_parameters(options)
+    if parameters is None and communicator.size > 1:
+        raise OptionError("across ranks `parameters` is required: each rank could discover others. Pass the module.")
+    keeping = pipe.requirements.keeping_rows
+    if parameters is None and (options.per != "model" or keeping):
+        # Discovered names depend on the order of the losses.
+        reason = f"{' and '.join(keeping)} keeps rows" if keeping else "`per` keeps a state"
+        raise OptionError(f"{reason} by the parameters' names. Pass the shared module as `parameters`.")
     if options.per != "model":
         group_names(list(found.shared), options.per)  # raise its errors before computing gradients
     if isinstance(features, TaskFeatures) and features.domains != names:
@@ -230,17 +235,3 @@ def _agree_on_present(given: LossGraph, choosing: bool, communicator: Communicat
                 )
     if same:
         communicator.agree(len(tasks.slots), {"calls": "losses", **same}, last=False)
-
-
-def _check_discovered_parameters(options: StepOptions) -> None:
-    """Raise for state by parameter name without `parameters`: discovered names depend on the order of the losses.
-
-    Raises:
-        OptionError: a homogenizer keeps rows, `per` keeps a state per group, or ranks exchange rows.
-    """
-    if options.communicator.size > 1:
-        raise OptionError("across ranks `parameters` is required: each rank could discover others. Pass the module.")
-    keeping = options.pipe.requirements.keeping_rows
-    if options.per != "model" or keeping:
-        reason = f"{' and '.join(keeping)} keeps rows" if keeping else "`per` keeps a state"
-        raise OptionError(f"{reason} by the parameters' names. Pass the shared module as `parameters`.")
