@@ -12,12 +12,12 @@ from torch.distributed import ProcessGroup
 
 from gradhomog.autograd.backward import scaler_factor
 from gradhomog.autograd.derivatives import SummedDerivatives
-from gradhomog.autograd.fully_sharded import weigh_ranks
 from gradhomog.autograd.homogenize import differentiate, homogenize
-from gradhomog.autograd.inputs import Losses, Parameters, TaskLosses, shared_parameters
-from gradhomog.autograd.loss_graph import SHAPE, Features, LossGraph, find_graph
-from gradhomog.autograd.loss_step import Heads, LossStep, StepOptions, check_present
+from gradhomog.autograd.inputs import Features, Heads, Losses, Parameters, TaskLosses, shared_parameters
+from gradhomog.autograd.loss_graph import SHAPE, LossGraph, find_graph
+from gradhomog.autograd.loss_step import LossStep, StepOptions, check_present
 from gradhomog.autograd.parameter_groups import Per, group_names
+from gradhomog.autograd.rows_over_ranks import weigh_ranks
 from gradhomog.errors import OptionError
 from gradhomog.ranks.communicator import GroupCommunicator, communicate
 from gradhomog.ranks.dtensors import is_dtensor

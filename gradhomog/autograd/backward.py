@@ -9,10 +9,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from gradhomog.autograd.homogenize import compute_step
-from gradhomog.autograd.inputs import Losses, Parameters, TaskLosses
-from gradhomog.autograd.kernel_traces import Residuals
-from gradhomog.autograd.loss_graph import Features
-from gradhomog.autograd.loss_step import Heads, Level, Memory, StepOptions, begin_step
+from gradhomog.autograd.inputs import Features, Heads, Level, Losses, Memory, Parameters, Residuals, TaskLosses
+from gradhomog.autograd.loss_step import StepOptions, begin_step
 from gradhomog.autograd.parameter_groups import Per
 from gradhomog.ranks.communicator import communicate
 from gradhomog.ranks.ranks import Ranks

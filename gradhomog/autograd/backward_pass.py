@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -69,25 +70,16 @@ def _check_saved_tensors(compiled: Iterable[Any]) -> Iterator[None]:
     Inductor's cache does not distinguish code that overwrites saved tensors from code that does not (PyTorch 2.13), so
     its own check can pass although the next gradient would be wrong (docs/decisions/0033-compiled-models.md).
     """
-    unchecked = [node for node in compiled if type(node) not in _checked]
-    if not unchecked:
-        yield
-        return
-    before: dict[Any, list[int]] = {}
+    before = {node: _checksums(node.saved_tensors) for node in compiled if type(node) not in _checked}
     changed: list[Any] = []
-    handles = []
-    for node in unchecked:
-        # Bound now, because the loop variable changes before the hooks run.
-        def store(grads: Any, node: Any = node) -> None:
-            before[node] = _checksums(node.saved_tensors)
 
-        def compare(input_grads: Any, output_grads: Any, node: Any = node) -> None:
-            if _checksums(node.saved_tensors) == before[node]:
-                _checked.add(type(node))
-            else:
-                changed.append(node)
+    def compare(node: Any, input_grads: Any, output_grads: Any) -> None:
+        if _checksums(node.saved_tensors) == before[node]:
+            _checked.add(type(node))
+        else:
+            changed.append(node)
 
-        handles += [node.register_prehook(store), node.register_hook(compare)]
+    handles = [node.register_hook(partial(compare, node)) for node in before]
     try:
         yield
     finally:

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradhomog.autograd.backward_pass import backward_pass
 from gradhomog.autograd.loss_graph import Gradients, LossGraph
 from gradhomog.errors import OptionError
+from gradhomog.ranks.dtensors import local_part
 
 SMALLEST_SHARE = 1e-2
 """The smallest weight, relative to the largest, by which a head's gradient is divided again.
@@ -215,6 +217,34 @@ class FeatureDerivatives(Derivatives):
     def _start(self, feature_grads: Gradients) -> Start:
         pairs = [(x, grad) for x, grad in zip(self.features, feature_grads, strict=True) if grad is not None]
         return [x for x, _ in pairs], [grad for _, grad in pairs]
+
+
+class FullyShardedDerivatives(Derivatives):
+    """Calls `backward()` for each loss, because hooks of `fully_shard`, which average over ranks, run only there.
+
+    So `.grad` of the shared parameters, and of heads that are not sharded, is the gradient of one task until the next
+    pass; it is restored at the end. The gradients of other sharded parameters, such as those of heads, are added to
+    their `.grad`, as by `sum(losses).backward()`; a pass of a weighted sum would write weighted gradients there.
+    """
+
+    def iterate(self) -> Iterator[Gradients]:
+        graph, shared = self.graph, list(self.graph.shared.values())
+        leaves = {id(leaf): leaf for heads in (shared, *graph.unshared_leaves) for leaf in heads}.values()
+        before = [leaf.grad for leaf in leaves]
+        self.unshared_gradients = []
+        try:
+            for task, loss in enumerate(graph.tasks.losses):
+                for leaf in leaves:
+                    leaf.grad = None
+                retain = graph.retain_graph or task < len(graph.tasks.losses) - 1
+                backward_pass(
+                    [loss], None, [graph.initial_gradient(task)], retain_graph=retain, compiled=graph.compiled
+                )
+                self.unshared_gradients.append([leaf.grad for leaf in graph.unshared_leaves[task]])
+                yield [None if parameter.grad is None else local_part(parameter.grad) for parameter in shared]
+        finally:
+            for leaf, gradient in zip(leaves, before, strict=True):
+                leaf.grad = gradient
 
 
 class SummedDerivatives(Derivatives):

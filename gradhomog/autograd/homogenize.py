@@ -9,13 +9,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gradhomog.autograd.derivatives import Derivatives, DirectDerivatives, FeatureDerivatives
-from gradhomog.autograd.fully_sharded import FullyShardedDerivatives, FullyShardedRows
+from gradhomog.autograd.derivatives import (
+    Derivatives,
+    DirectDerivatives,
+    FeatureDerivatives,
+    FullyShardedDerivatives,
+)
 from gradhomog.autograd.loss_graph import LossGraph
 from gradhomog.autograd.loss_step import LossStep, StepOptions
 from gradhomog.autograd.parameter_groups import group_names
 from gradhomog.autograd.row_source import LeafGradients, OwnRows, RowSource
-from gradhomog.autograd.rows_over_ranks import BatchRows, LocalRows, TaskRows
+from gradhomog.autograd.rows_over_ranks import BatchRows, FullyShardedRows, LocalRows, TaskRows
 from gradhomog.errors import NonfiniteError, OptionError
 from gradhomog.ranks.communicator import GroupCommunicator
 from gradhomog.step.nonfinite import Nonfinite, drop_nonfinite, require_finite_inputs

@@ -1,13 +1,15 @@
-"""Validate losses, shared parameters and features, in the forms that training loops pass."""
+"""The arguments of a step in the forms that training loops pass, and the validation of losses and tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from gradhomog.autograd.task_features import TaskFeatures
 from gradhomog.errors import OptionError
 
 Losses = Tensor | Sequence[Tensor | None] | Mapping[str, Tensor | None]
@@ -15,6 +17,18 @@ Losses = Tensor | Sequence[Tensor | None] | Mapping[str, Tensor | None]
 
 Parameters = nn.Module | Mapping[str, Tensor] | Iterable[Tensor] | Iterable[tuple[str, Tensor]]
 """A module, a dict of tensors by name, or the result of `parameters()` or `named_parameters()`."""
+
+Features = Tensor | Sequence[Tensor] | TaskFeatures
+"""The output of the shared part, one tensor or several, or its views for each task."""
+
+Residuals = Sequence[Tensor | None] | Mapping[str, Tensor | None]
+"""One tensor of any shape per task, whose mean square is the loss: a sequence, or a dict by the tasks' names."""
+
+Level = Literal["parameters", "features"]
+Heads = Literal["own", "weighted"]
+Reduction = Literal["mean", "sum"]
+Memory = Literal["auto", "rows", "low"]
+"""Keep the rows, or compute norms and inner products without them; `"auto"` decides by the free memory."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +180,7 @@ def feature_tensors(features: Tensor | Sequence[Tensor], graph: bool = True) -> 
     Raises:
         OptionError: there is none; an entry is not a tensor or, with `graph`, does not require grad.
     """
-    tensors = [features] if isinstance(features, Tensor) or not isinstance(features, list | tuple) else [*features]
+    tensors: list[Any] = [*features] if isinstance(features, list | tuple) else [features]
     for tensor in tensors or [features]:
         if not isinstance(tensor, Tensor) or (graph and not tensor.requires_grad):
             kind = f"{'' if tensors else 'an empty '}{type(tensor).__name__}"

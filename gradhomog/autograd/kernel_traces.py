@@ -9,14 +9,11 @@ import torch
 from torch import Tensor
 
 from gradhomog.autograd.backward_pass import backward_pass
-from gradhomog.autograd.inputs import TaskLosses
+from gradhomog.autograd.inputs import Residuals, TaskLosses
 from gradhomog.autograd.loss_graph import LossGraph
 from gradhomog.errors import OptionError
 from gradhomog.step.pipelines import Pipeline
 from gradhomog.step.step import KernelTraces
-
-Residuals = Sequence[Tensor | None] | Mapping[str, Tensor | None]
-"""One tensor of any shape per task, whose mean square is the loss: a sequence, or a dict by the tasks' names."""
 
 
 def kernel_trace_function(

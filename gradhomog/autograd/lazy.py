@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from gradhomog.autograd.derivatives import Derivatives
+from gradhomog.autograd.inputs import Memory
 from gradhomog.autograd.lockstep import Lockstep, check_direction
 from gradhomog.autograd.loss_graph import Gradients
-from gradhomog.autograd.loss_step import Memory
 from gradhomog.errors import OptionError
 from gradhomog.rows import Direction, LazyRows, PerTaskRows
 from gradhomog.rows.arithmetic import Product, squared_norms

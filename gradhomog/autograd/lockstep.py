@@ -350,7 +350,7 @@ def _checkpoints(node: Any) -> set[Any]:
 
 
 @functools.cache
-def _saved_tensors(node_type: type) -> list[str]:
+def _saved_tensors(node_type: Any) -> list[str]:
     return [name for name in dir(node_type) if name.startswith("_raw_saved")]
 
 

@@ -11,10 +11,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from gradhomog.autograd.homogenize import compute_step
-from gradhomog.autograd.inputs import Losses, Parameters
-from gradhomog.autograd.kernel_traces import Residuals
-from gradhomog.autograd.loss_graph import Features
-from gradhomog.autograd.loss_step import Heads, Level, LossStep, Reduction, StepOptions, begin_step
+from gradhomog.autograd.inputs import Features, Heads, Level, Losses, Parameters, Reduction, Residuals
+from gradhomog.autograd.loss_step import LossStep, StepOptions, begin_step
 from gradhomog.autograd.parameter_groups import Per
 from gradhomog.errors import OptionError
 from gradhomog.ranks.communicator import Communicator, communicate

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gradhomog.autograd.backward_pass import backward_pass
 from gradhomog.autograd.inputs import (
+    Features,
     Losses,
     Parameters,
     TaskLosses,
@@ -23,8 +24,6 @@ from gradhomog.autograd.reachability import Reachability, bits_in_several, check
 from gradhomog.autograd.task_features import TaskFeatures
 from gradhomog.errors import OptionError
 from gradhomog.ranks.dtensors import check_not_gathered, is_dtensor, leaves_not_sharded
-
-Features = Tensor | Sequence[Tensor] | TaskFeatures
 
 Gradients = list[Tensor | None]
 

@@ -5,25 +5,29 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import get_args
 
 from torch import Tensor
 
-from gradhomog.autograd.inputs import Losses, Parameters, TaskLosses
-from gradhomog.autograd.kernel_traces import Residuals, kernel_trace_function
-from gradhomog.autograd.loss_graph import Features, LossGraph, find_graph
+from gradhomog.autograd.inputs import (
+    Features,
+    Heads,
+    Level,
+    Losses,
+    Memory,
+    Parameters,
+    Reduction,
+    Residuals,
+    TaskLosses,
+)
+from gradhomog.autograd.kernel_traces import kernel_trace_function
+from gradhomog.autograd.loss_graph import LossGraph, find_graph
 from gradhomog.autograd.parameter_groups import Per, group_names
 from gradhomog.autograd.task_features import TaskFeatures
 from gradhomog.errors import OptionError
 from gradhomog.ranks.communicator import Communicator, GroupCommunicator
 from gradhomog.step.pipelines import Pipeline
 from gradhomog.step.step import KernelTraces, TaskKey, task_keys
-
-Level = Literal["parameters", "features"]
-Heads = Literal["own", "weighted"]
-Reduction = Literal["mean", "sum"]
-Memory = Literal["auto", "rows", "low"]
-"""Keep the rows, or compute norms and inner products without them; `"auto"` decides by the free memory."""
 
 COLLECTIVE = re.compile("sync_?batch_?norm|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all", re.IGNORECASE)
 """Names of autograd nodes whose backward passes have collective operations."""

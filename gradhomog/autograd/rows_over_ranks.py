@@ -3,12 +3,13 @@
 * `BatchRows`: every rank has all tasks on its part of the batch.
 * `TaskRows`: every rank has some of the tasks, and sends their rows.
 * `LocalRows`: every rank homogenizes its own rows; directions are averaged.
-* `FullyShardedRows`: hooks of `fully_shard` exchange the rows in the backward passes (`fully_sharded`).
+* `FullyShardedRows`: hooks of `fully_shard` exchange the rows in the backward passes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import final
 
@@ -31,11 +32,12 @@ from gradhomog.autograd.row_source import (
 from gradhomog.errors import NonfiniteError, OptionError
 from gradhomog.ranks.column_split import ColumnSplit
 from gradhomog.ranks.communicator import GroupCommunicator
+from gradhomog.ranks.dtensors import count_replicas, local_part, split_whole_tensors
 from gradhomog.ranks.exchange import PartialRow, average, collect_tasks, sum_batches, sum_tensors
 from gradhomog.ranks.ranks import pipeline_values
 from gradhomog.ranks.replicas import check_replicas, compares_in_full, digests, tensors_to_compare
-from gradhomog.ranks.split_rows import SplitRows
-from gradhomog.rows import DenseRows, Direction, Jacobian, LazyRows
+from gradhomog.ranks.split_rows import SplitRows, sharded_rows
+from gradhomog.rows import DenseRows, Direction, Jacobian, LazyRows, PerTaskRows
 from gradhomog.step.step import KernelTraces, Step, task_keys
 
 
@@ -261,6 +263,52 @@ class TaskRows(ExchangedRows):
         return []
 
 
+class FullyShardedRows(ExchangedRows):
+    """The rows of parameters that `fully_shard` splits over the ranks.
+
+    Its hooks compute the mean over ranks, of which every rank receives the part that it stores. These parts are the
+    columns of a Jacobian whose Gramian is summed over the ranks; the direction needs no exchange.
+
+    Raises:
+        OptionError: an option is not supported with `fully_shard`.
+    """
+
+    written_before = "Parameters that are not shared received their gradients before: call optimizer.zero_grad()."
+
+    def make_step(self) -> Step:
+        step, graph, communicator, options = self._step, self._graph, self._communicator, self._options
+        ranks = communicator.ranks
+        if ranks.local or ranks.over != "batch":
+            raise OptionError(
+                f"parameters that are sharded by fully_shard require Ranks('batch'), because its hooks average over "
+                f"the ranks; got {ranks}."
+            )
+        if options.heads != "own" or options.pipe.nonfinite == "drop":
+            raise OptionError(
+                "parameters that are sharded by fully_shard require heads='own' and a pipeline with "
+                "nonfinite='raise', because each backward pass writes the gradients of the heads; got "
+                f"heads={options.heads!r}, nonfinite={options.pipe.nonfinite!r}."
+            )
+        replicas = count_replicas(graph.shared, communicator)
+        agree(step, len(graph.tasks.slots))
+        losses = weigh_ranks(self._derivatives, communicator, replicas_to_compare(step))
+        rows = self._derivatives.rows()
+        self._used = torch.tensor([[any(part is not None for part in parts) for parts in rows.values()]])
+        parts = {name: local_part(parameter) for name, parameter in graph.shared.items()}
+        sharded = sharded_rows(PerTaskRows(rows, parts, 1 / graph.factor), graph.shared, replicas, communicator)
+        gathers = ranks.gather and options.pipe.requirements.readers["jacobian"]
+        jacobian = Jacobian(DenseRows(sharded.materialize()) if gathers else sharded)
+        return Step(step.keys, jacobian, losses)
+
+    def to_parameters(self, direction: Direction) -> tuple[Direction, Collection[str]]:
+        return split_whole_tensors(direction, self._graph.shared), self.unused(self._used)
+
+    def head_gradients(self, factors: Mapping[int, float]) -> LeafGradients:
+        # The weights of the losses were multiplied by the number of ranks, as the hooks divide by it.
+        scales = {slot: factor / self._communicator.size for slot, factor in factors.items()}
+        return sum_heads(self._derivatives, scales, self._communicator)
+
+
 class LocalRows(OwnRows):
     """The rows of this rank; directions and gradients of heads are averaged over the ranks."""
 
@@ -407,6 +455,24 @@ def mean_losses(
     sums = torch.where(counts > 0, counts * losses, 0.0).sum(0)
     means = torch.stack([sums[slot] / total for slot, total in totals.items()])
     return means, totals, bool(passes.all())
+
+
+def weigh_ranks(derivatives: Derivatives, communicator: GroupCommunicator, compared: Mapping[str, Tensor]) -> Tensor:
+    """Return the mean of each task's losses over the ranks; the rows of a fully sharded model get the same weights.
+
+    Its hooks divide by the number of ranks. `compared`: see `gather_numbers`.
+
+    Raises:
+        OptionError: `examples` is zero on all ranks for a task.
+    """
+    graph = derivatives.graph
+    losses, totals, _ = mean_losses(graph, communicator, False, compared)
+    if len(totals) < len(graph.tasks.slots):
+        raise OptionError("`examples` must be positive for every task on at least one rank; omit the losses of others.")
+    pairs = zip(graph.loss_weights, totals.values(), strict=True)
+    weights = [communicator.size * examples / total for examples, total in pairs]
+    derivatives.graph = replace(graph, loss_weights=weights)
+    return losses
 
 
 def gather_features(
