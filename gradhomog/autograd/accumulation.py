@@ -30,11 +30,14 @@ from gradhomog.uncompiled import uncompiled
 
 @dataclass
 class _Sums:
-    """Sums over batches for one task: its loss, and gradients with their leaf, by the leaf's id; features."""
+    """Sums over batches for one task: its loss, and gradients with their leaf, by the leaf's id.
+
+    `stages`: for each batch the features at each stage, and the gradients w.r.t. them.
+    """
 
     loss: Tensor
     gradients: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    stage_features: list[tuple[list[Tensor], list[Tensor]]] = field(default_factory=list)
+    stages: list[list[Tensor]] = field(default_factory=list)
 
 
 class Accumulation:
@@ -106,7 +109,7 @@ class Accumulation:
                 if gradient is not None:
                     before = sums.gradients.get(id(leaf))
                     sums.gradients[id(leaf)] = (leaf, gradient if before is None else before[1] + gradient)
-            sums.stage_features.append(([stage[index] for stage in features], [stage[index] for stage in grads]))
+            sums.stages.append([stage[index] for stage in (*features, *grads)])
 
     def _slots(self, tasks: TaskLosses) -> list[int]:
         """Return the slots of a batch's tasks among all tasks; tasks with names are matched by name."""
@@ -143,7 +146,7 @@ class Accumulation:
             graph,
             rows,
             [[gradient for _, gradient in pairs] for pairs in heads],
-            (_concatenate_features(sums, 0), _concatenate_features(sums, 1)),
+            _concatenate_features(sums),
         )
         self._sums = {}
         names = tuple(self._domains or self._labels or ())
@@ -205,19 +208,17 @@ def _describe(tasks: TaskLosses) -> str:
     return f"losses of {', '.join(tasks.names)}" if tasks.names else f"{tasks.tasks} losses"
 
 
-def _concatenate_features(sums: Sequence[_Sums], which: int) -> list[Tensor]:
-    """Concatenate features, or gradients w.r.t. them, over all batches: `[tasks, batch, features]` for each stage.
+def _concatenate_features(sums: Sequence[_Sums]) -> tuple[list[Tensor], list[Tensor]]:
+    """Concatenate features, and gradients w.r.t. them, over all batches: `[tasks, batch, features]` for each stage.
 
     Raises:
         OptionError: tasks have different numbers of examples, because some were absent from a batch.
     """
-    columns = [
-        [torch.cat(stage) for stage in zip(*(batch[which] for batch in one.stage_features), strict=True)]
-        for one in sums
-    ]
+    columns = [[torch.cat(stage) for stage in zip(*one.stages, strict=True)] for one in sums]
     if len({tuple(tensor.shape for tensor in column) for column in columns}) > 1:
         raise OptionError(
             "a homogenizer reads features, so every task must be present in every batch; some tasks were absent from "
             "a batch. Accumulate batches of the same tasks."
         )
-    return [torch.stack(stage) for stage in zip(*columns, strict=True)]
+    stacked = [torch.stack(stage) for stage in zip(*columns, strict=True)]
+    return stacked[: len(stacked) // 2], stacked[len(stacked) // 2 :]

@@ -60,11 +60,13 @@ class OwnRows(RowSource):
     """The rows of this process."""
 
     def make_step(self) -> Step:
-        derivatives, step = self._derivatives, self._step
-        reads_features = self._options.pipe.requirements.reads_features
-        features, feature_grads = derivatives.at_stages() if reads_features else ([], [])
-        losses = torch.stack(self._graph.tasks.losses).double()
-        return Step(step.keys, self._jacobian(), losses, features, feature_grads, step.targets, step.kernel_traces)
+        step, pipe = self._step, self._options.pipe
+        features, feature_grads = self._derivatives.at_stages() if pipe.requirements.reads_features else ([], [])
+        with torch.set_grad_enabled(self._graph.create_graph):
+            losses = torch.stack(self._graph.tasks.losses).double()
+        return Step(
+            step.keys, self._jacobian(), losses, features, feature_grads, step.targets, step.kernel_traces, pipe.steps
+        )
 
     def _jacobian(self) -> Jacobian:
         if self._options.level == "features":
