@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -35,13 +35,13 @@ class ComputedStep:
     Attributes:
         result: the result of the step.
         shared, unshared: gradients of the shared parameters and of the heads, with the factor of the gradient scaler.
-        commits: assign the new states, one function per group of parameters.
+        commit: assigns the new states of all homogenizers.
     """
 
     result: StepReport
     shared: LeafGradients
     unshared: LeafGradients
-    commits: Sequence[Callable[[], None]] = ()
+    commit: Callable[[], None]
 
     def write(self) -> StepReport:
         """Add the gradients to `.grad` and assign the states."""
@@ -50,11 +50,6 @@ class ComputedStep:
             accumulate(self.unshared, shared_memory=True)
         self.commit()
         return self.result
-
-    def commit(self) -> None:
-        """Assign the new states of all homogenizers."""
-        for commit in self.commits:
-            commit()
 
 
 def compute_step(
@@ -101,7 +96,7 @@ def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
     options, graph = step.options, step.graph
     source = _row_source(step)(step, derivatives)
     try:
-        result, commits = homogenize_groups(
+        result, commit = homogenize_groups(
             options, source.make_step(), "raise" if graph.scaled else options.pipe.nonfinite
         )
         direction, unused = source.to_parameters(result.direction)
@@ -129,7 +124,7 @@ def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
     if options.heads == "weighted":
         assert result.weights is not None  # by `StepOptions`
         factors = dict(zip(factors, (result.weights * rows / len(factors)).tolist(), strict=True))
-    return ComputedStep(result, shared, source.head_gradients(factors), commits)
+    return ComputedStep(result, shared, source.head_gradients(factors), commit)
 
 
 def _row_source(step: LossStep) -> type[RowSource]:
@@ -165,21 +160,19 @@ def _row_source(step: LossStep) -> type[RowSource]:
     return LocalRows if ranks.local else BatchRows if ranks.over == "batch" else TaskRows
 
 
-def homogenize_groups(
-    options: StepOptions, step: Step, nonfinite: Nonfinite
-) -> tuple[StepReport, list[Callable[[], None]]]:
+def homogenize_groups(options: StepOptions, step: Step, nonfinite: Nonfinite) -> tuple[StepReport, Callable[[], None]]:
     """Compute the steps of all groups of parameters; no state is assigned. All ranks take the groups in the same order.
 
     A task that one group drops is dropped from all.
 
     Returns:
-        The result for all parameters; the functions that assign the states of the groups and of the pipeline.
+        The result for all parameters; a function that assigns the states of the groups and of the pipeline.
     """
     pipe = options.pipe
     compute = partial(Pipeline.compute, create_graph=options.create_graph, inspect=options.inspect)
     if options.per == "model":
         pending = compute(pipe, step, nonfinite=nonfinite)
-        return pending.result, [pending.commit]
+        return pending.result, pending.commit
     if nonfinite == "drop":
         step = drop_nonfinite(step, ())
     else:
@@ -201,10 +194,12 @@ def homogenize_groups(
         tuple(f"{name}: {label}" for name, one in results.items() for label in one.unconverged),
     )  # fmt: skip
 
-    def count_step() -> None:
+    def commit() -> None:
+        for pending in steps.values():
+            pending.commit()
         pipe.steps += 1
 
-    return report, [*(pending.commit for pending in steps.values()), count_step]
+    return report, commit
 
 
 def infinite_step(graph: LossGraph) -> ComputedStep:
@@ -212,7 +207,7 @@ def infinite_step(graph: LossGraph) -> ComputedStep:
     heads = {id(leaf): leaf for leaves in graph.unshared_leaves for leaf in leaves}.values()
     direction = {name: _infinite(parameter) for name, parameter in graph.shared.items()}
     shared = [(graph.shared[name], gradient) for name, gradient in direction.items()]
-    return ComputedStep(StepReport(direction, ()), shared, [(leaf, _infinite(leaf)) for leaf in heads])
+    return ComputedStep(StepReport(direction, ()), shared, [(leaf, _infinite(leaf)) for leaf in heads], lambda: None)
 
 
 def _infinite(leaf: Tensor) -> Tensor:

@@ -124,23 +124,18 @@ def shared_parameters(parameters: Parameters, graph: bool = True) -> dict[str, T
     Raises:
         OptionError: no tensor requires grad; an entry is not a real tensor; two tensors have the same name.
     """
-    if isinstance(parameters, Tensor):
-        raise OptionError("`parameters` must be a module or several tensors; got one tensor. Write [tensor].")
-    if not isinstance(parameters, nn.Module | Iterable):
-        advice = "Pass the module whose gradients are shared, such as the encoder."
-        if isinstance(parameters, torch.optim.Optimizer):
-            advice = f"{advice} An optimizer also has the parameters of heads, and no names."
+    if isinstance(parameters, Tensor) or not isinstance(parameters, nn.Module | Iterable):
+        optimizer = isinstance(parameters, torch.optim.Optimizer)
         raise OptionError(
-            "`parameters` must be a module, its parameters() or named_parameters(), or a dict of tensors; got "
-            f"{type(parameters).__name__}. {advice}"
+            "`parameters` must be a module, its parameters() or named_parameters(), or a list or dict of tensors; got "
+            f"{'one tensor' if isinstance(parameters, Tensor) else type(parameters).__name__}. Pass the module whose "
+            "gradients are shared, such as the encoder."
+            f"{' An optimizer also has the parameters of heads, and no names.' if optimizer else ''}"
         )
-    named: list[tuple[str, Tensor]]
-    if isinstance(parameters, nn.Module):
-        named = [*parameters.named_parameters()]
-    elif isinstance(parameters, Mapping):
-        named = [*parameters.items()]
-    else:
-        named = [entry if isinstance(entry, tuple) else (str(index), entry) for index, entry in enumerate(parameters)]
+    entries: Iterable[Any] = parameters.named_parameters() if isinstance(parameters, nn.Module) else parameters
+    if isinstance(parameters, Mapping):
+        entries = parameters.items()
+    named = [entry if isinstance(entry, tuple) else (str(index), entry) for index, entry in enumerate(entries)]
     found: dict[str, Tensor] = {}
     known: set[int] = set()
     for name, tensor in named:

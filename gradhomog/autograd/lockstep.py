@@ -145,9 +145,9 @@ class Lockstep:
     ) -> dict[str, Tensor]:
         """Return the Gramians of some parameters, and free their gradients."""
         rows: dict[str, Gradients] = {}
-        for name in map(self._names.__getitem__, edges):
-            leaf = self._shared[name]
-            row = [plain_gradient(leaf, found.pop(_edge(leaf), None)) for found in gradients]
+        for edge in edges:
+            name = self._names[edge]
+            row = [plain_gradient(self._shared[name], found.pop(edge, None)) for found in gradients]
             if any(part is not None for part in row):
                 rows[name] = row
         if not rows:
