@@ -212,7 +212,7 @@ def test_a_step_calls_few_functions(text: str, calls: int, files: int) -> None:
 
 BUDGETS = {
     "gradhomog": 318,
-    "gradhomog/autograd": 2396,
+    "gradhomog/autograd": 2222,
     "gradhomog/cli": 1173,
     "gradhomog/diagnosis": 1282,
     "gradhomog/experiments": 11355,

@@ -166,12 +166,9 @@ class FeatureDerivatives(Derivatives):
                 )
             flat = [feature.flatten(1) if feature.dim() > 1 else feature[:, None] for feature in self.features]
             combined = flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
-            rows = [
-                torch.cat([without_factor(grad, feature, factor).reshape(like.shape) for grad, feature, like in
-                           zip(grads, self.features, flat, strict=True)], dim=1)
-                for grads in self.feature_grads
-            ]  # fmt: skip
-            return [combined.expand(len(rows), *combined.shape)], [torch.stack(rows)]
+            pairs = zip(self.feature_rows().values(), flat, strict=True)
+            grads = torch.cat([rows.reshape(len(rows), *like.shape) for rows, like in pairs], dim=2)
+            return [combined.expand(len(grads), *combined.shape)], [grads]
 
     def feature_rows(self) -> dict[str, Tensor]:
         """Return the rows ∂L_i/∂z, `[tasks, *shape]`, float32 or wider, named by the index of the feature tensor."""

@@ -344,7 +344,8 @@ def _sorted_nodes(roots: Iterable[Edge], ends: Set[Edge]) -> list[Any]:
 
 def _checkpoints(node: Any) -> set[Any]:
     """Return the checkpoints that recompute a node's saved tensors, each by its hook."""
-    raw = [getattr(node, name) for name in _saved_tensors(type(node))]
+    node_type: Any = type(node)
+    raw = [getattr(node, name) for name in _saved_tensors(node_type)]
     hooks = [saved.unpack_hook for part in raw for saved in (part if isinstance(part, (tuple, list)) else [part])]
     return {hook for hook in hooks if "_checkpoint_hook" in getattr(hook, "__qualname__", "")}
 

@@ -172,7 +172,10 @@ def find_graph(
     stage_features = [views[slot] for slot in tasks.slots] if views else []
     use_shared = sharded or bool(tensors) or any(loss_bits & shared_bits for loss_bits in reached.bits)
     nodes = [*reached.nodes, *before_features.nodes]
-    return LossGraph(tasks, shared, unshared, tensors, stage_features, use_shared, compiled, nodes, sharded)
+    return LossGraph(
+        tasks, shared, unshared, tensors, stage_features, use_shared, compiled, nodes, sharded,
+        loss_weights=[1.0] * len(unshared),
+    )  # fmt: skip
 
 
 def _find_shared(tasks: TaskLosses, reached: Reachability, of_features: list[Tensor] | None) -> dict[str, Tensor]:

@@ -27,8 +27,7 @@ def loss_rows(losses: Losses, parameters: Parameters | None = None) -> tuple[dic
     """
     found = find_graph(losses, parameters, None)
     heads: Sequence[Sequence[Tensor]] = [()] * len(found.tasks.losses)
-    plain = replace(found, unshared_leaves=heads, retain_graph=True, loss_weights=[1.0] * len(heads))
-    rows = DirectDerivatives(plain).rows()
+    rows = DirectDerivatives(replace(found, unshared_leaves=heads, retain_graph=True)).rows()
     unused = [name for name, gradients in rows.items() if all(gradient is None for gradient in gradients)]
     require_used(found.shared, unused)
     stacked = {
