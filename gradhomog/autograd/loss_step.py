@@ -166,7 +166,6 @@ def begin_step(
     present = given.select_present(names, "domains")
     if found.sharded and communicator.size == 1:  # gradients are DTensors also on one rank
         options = replace(options, communicator=GroupCommunicator(communicator.ranks))
-
     if graph:
         choosing = bool(pipe.requirements.choosing)
         found = check_present(options, found, choosing)
