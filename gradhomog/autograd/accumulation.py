@@ -12,14 +12,14 @@ from torch.distributed import ProcessGroup
 
 from gradhomog.autograd.backward import scaler_factor
 from gradhomog.autograd.derivatives import SummedDerivatives
-from gradhomog.autograd.fully_sharded import weigh_ranks
 from gradhomog.autograd.homogenize import differentiate, homogenize
-from gradhomog.autograd.inputs import Losses, Parameters, TaskLosses, shared_parameters
-from gradhomog.autograd.loss_graph import Features, LossGraph, find_graph, shape_of
-from gradhomog.autograd.loss_step import Heads, LossStep, agree_on_present, check_attached, check_options
+from gradhomog.autograd.inputs import Features, Heads, Losses, Parameters, TaskLosses, shared_parameters
+from gradhomog.autograd.loss_graph import SHAPE, LossGraph, find_graph
+from gradhomog.autograd.loss_step import LossStep, StepOptions, check_present
 from gradhomog.autograd.parameter_groups import Per, group_names
+from gradhomog.autograd.rows_over_ranks import weigh_ranks
 from gradhomog.errors import OptionError
-from gradhomog.ranks.communicator import Communicator, GroupCommunicator, communicate
+from gradhomog.ranks.communicator import GroupCommunicator, communicate
 from gradhomog.ranks.dtensors import is_dtensor
 from gradhomog.ranks.ranks import Ranks
 from gradhomog.step.pipelines import Pipeline
@@ -30,26 +30,26 @@ from gradhomog.uncompiled import uncompiled
 
 @dataclass
 class _Sums:
-    """Sums over batches for one task: loss, row, gradients of its head, features."""
+    """Sums over batches for one task: its loss, and gradients with their leaf, by the leaf's id.
+
+    `stages`: for each batch the features at each stage, and the gradients w.r.t. them.
+    """
 
     loss: Tensor
-    row: dict[str, Tensor] = field(default_factory=dict)
-    unshared: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    stage_features: list[tuple[list[Tensor], list[Tensor]]] = field(default_factory=list)
+    gradients: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    stages: list[list[Tensor]] = field(default_factory=list)
 
 
 class Accumulation:
     """The context object of `gradhomog.accumulated`: call `add` for each batch; read `step` after the block."""
 
     def __init__(
-        self, pipe: Pipeline, parameters: Mapping[str, Tensor], scaler: torch.amp.GradScaler | None, heads: Heads,
-        per: Per, domains: Sequence[str] | None, inspect: bool, communicator: Communicator,
+        self, options: StepOptions, shared: Mapping[str, Tensor], scaler: torch.amp.GradScaler | None,
+        domains: Sequence[str] | None,
     ) -> None:  # fmt: skip
-        self._pipe, self._shared, self._scaler = pipe, parameters, scaler
-        self._heads, self._per, self._domains, self._inspect = heads, per, domains, inspect
-        self._communicator = communicator
+        self._options, self._shared, self._scaler, self._domains = options, shared, scaler, domains
         self._finished = False
-        self._factor = 1.0
+        self._factor: float | None = None
         self._tasks = 0
         self._labels: tuple[str, ...] | None = None  # names of all tasks so far, None without names
         self._chosen: frozenset[int] | None = None  # slots of the chosen tasks, None before the first batch
@@ -79,48 +79,37 @@ class Accumulation:
         """
         if self._finished:
             raise OptionError("`add` must be called in the block `with gradhomog.accumulated(...)`; it has ended.")
-        check_options(self._pipe, features)
-        check_attached(self._pipe)
-        self._factor = scaler_factor(self._scaler, losses)
-        given = find_graph(losses, self._shared, features)
-        choosing = bool(self._pipe.requirements.choosing)
-        agree_on_present(given, choosing and self._chosen is None, self._communicator)
-        graph = self._select_chosen(given) if choosing else given
-        self._use_shared |= graph.use_shared
-        if not graph.tasks.slots:
-            return
+        options, requirements = self._options, self._options.pipe.requirements
+        options.check_features(features)
+        graph = find_graph(losses, self._shared, features)
+        self._factor = scaler_factor(self._scaler, graph.tasks)
+        graph = check_present(options, graph, bool(requirements.choosing) and self._chosen is None)
         slots = self._slots(graph.tasks)
-        if isinstance(self._communicator, GroupCommunicator):
-            graph = graph.without_inputs()
-        graph = replace(graph, factor=self._factor, loss_weights=self._communicator.examples(slots))
-        derivatives = differentiate(graph, self._pipe.requirements.reads_features)
-        if isinstance(self._communicator, GroupCommunicator) and graph.sharded:
-            weigh_ranks(derivatives, self._communicator, {})
+        if requirements.choosing:
+            if self._chosen is None:
+                names = self._domains or self._labels
+                keys = task_keys(tuple(slots), tuple(names[slot] for slot in slots) if names else ())
+                self._chosen = frozenset(slots[index] for index in options.pipe.choose(keys))
+            chosen = [index for index, slot in enumerate(slots) if slot in self._chosen]
+            graph, slots = graph.select(chosen), [slots[index] for index in chosen]
+        self._use_shared |= graph.use_shared
+        if not slots:
+            return
+        graph = replace(graph, factor=self._factor or 1.0, loss_weights=options.communicator.examples(slots))
+        derivatives = differentiate(graph, requirements.reads_features)
+        if isinstance(options.communicator, GroupCommunicator) and graph.sharded:
+            weigh_ranks(derivatives, options.communicator, {})
         features, grads = derivatives.at_stages()
-        rows = derivatives.rows()
-        for index, slot in enumerate(slots):
-            loss = graph.losses[index].detach().double()
+        for index, (slot, row) in enumerate(zip(slots, list(derivatives.iterate()), strict=True)):
+            loss = graph.tasks.losses[index].detach().double()
             sums = self._sums.setdefault(slot, _Sums(torch.zeros_like(loss)))
             sums.loss = sums.loss + loss
-            for leaf, gradient in zip(graph.unshared_leaves[index], derivatives.unshared_gradients[index], strict=True):
+            leaves = (*self._shared.values(), *graph.unshared_leaves[index])
+            for leaf, gradient in zip(leaves, (*row, *derivatives.unshared_gradients[index]), strict=True):
                 if gradient is not None:
-                    before = sums.unshared.get(id(leaf))
-                    sums.unshared[id(leaf)] = (leaf, gradient if before is None else before[1] + gradient)
-            sums.stage_features.append(([stage[index] for stage in features], [stage[index] for stage in grads]))
-        for name in list(rows):  # one parameter after the other, to limit the number of copies of a row in memory
-            for slot, gradient in zip(slots, rows.pop(name), strict=True):
-                if gradient is not None:
-                    row = self._sums[slot].row
-                    row[name] = row[name] + gradient if name in row else gradient
-
-    def _select_chosen(self, graph: LossGraph) -> LossGraph:
-        """Return the losses of the tasks that homogenizers chose among those of the first batch; may be empty."""
-        slots = self._slots(graph.tasks)
-        if self._chosen is None:
-            names = self._domains or self._labels
-            present = tuple(names[slot] for slot in slots) if names else ()
-            self._chosen = frozenset(slots[index] for index in self._pipe.choose(task_keys(tuple(slots), present)))
-        return graph.select([index for index, slot in enumerate(slots) if slot in self._chosen])
+                    before = sums.gradients.get(id(leaf))
+                    sums.gradients[id(leaf)] = (leaf, gradient if before is None else before[1] + gradient)
+            sums.stages.append([stage[index] for stage in (*features, *grads)])
 
     def _slots(self, tasks: TaskLosses) -> list[int]:
         """Return the slots of a batch's tasks among all tasks; tasks with names are matched by name."""
@@ -145,26 +134,24 @@ class Accumulation:
         slots = tuple(sorted(self._sums))
         sums = [self._sums[slot] for slot in slots]
         tasks = TaskLosses([one.loss for one in sums], slots, self._tasks, self._labels, False)
-        heads = [sorted(one.unshared.values(), key=lambda pair: shape_of(pair[0])) for one in sums]
+        shared = {id(leaf): name for name, leaf in self._shared.items()}
+        rows = {name: [one.gradients.pop(key, (None, None))[1] for one in sums] for key, name in shared.items()}
+        heads = [sorted(one.gradients.values(), key=lambda pair: SHAPE(pair[0])) for one in sums]
         graph = LossGraph(
             tasks, self._shared, [[leaf for leaf, _ in pairs] for pairs in heads], use_shared=self._use_shared,
-            sharded=any(map(is_dtensor, self._shared.values())), factor=self._factor,
-            loss_weights=self._communicator.examples(slots),
+            sharded=_is_sharded(self._shared), factor=self._factor or 1.0, scaled=self._factor is not None,
+            loss_weights=self._options.communicator.examples(slots),
         )  # fmt: skip
         derivatives = SummedDerivatives(
             graph,
-            {name: [one.row.get(name) for one in sums] for name in self._shared},
+            rows,
             [[gradient for _, gradient in pairs] for pairs in heads],
-            (_concatenate_features(sums, 0), _concatenate_features(sums, 1)),
+            _concatenate_features(sums),
         )
         self._sums = {}
         names = tuple(self._domains or self._labels or ())
         tasks.select_present(names, "domains")  # raises if their number differs from that of the tasks
-        step = LossStep(
-            self._pipe, graph, self._communicator, tasks, names, per=self._per, heads=self._heads,
-            inspect=self._inspect, scaled=self._scaler is not None and self._scaler.is_enabled(),
-        )  # fmt: skip
-        self._step = homogenize(step, derivatives).write()
+        self._step = homogenize(LossStep(self._options, graph, tasks, names), derivatives).write()
 
 
 @contextmanager
@@ -203,33 +190,35 @@ def accumulated(
     """
     communicator = communicate(group, "batch")
     with communicator.raise_together():
-        check_options(pipe, heads=heads, per=per, features_follow=True)
         shared = shared_parameters(parameters)
-        group_names(list(shared), per)
-        if communicator.size == 1 and any(map(is_dtensor, shared.values())):
+        if communicator.size == 1 and _is_sharded(shared):
             communicator = GroupCommunicator(communicator.ranks)  # gradients are DTensors also on one rank
-        several = Accumulation(pipe, shared, scaler, heads, per, domains, inspect, communicator)
+        options = StepOptions(pipe, communicator, per=per, heads=heads, inspect=inspect)
+        group_names(list(shared), per)  # raise its errors before computing gradients
+        several = Accumulation(options, shared, scaler, domains)
         yield several
         several.finish()
+
+
+def _is_sharded(shared: Mapping[str, Tensor]) -> bool:
+    return any(map(is_dtensor, shared.values()))
 
 
 def _describe(tasks: TaskLosses) -> str:
     return f"losses of {', '.join(tasks.names)}" if tasks.names else f"{tasks.tasks} losses"
 
 
-def _concatenate_features(sums: Sequence[_Sums], which: int) -> list[Tensor]:
-    """Concatenate features, or gradients w.r.t. them, over all batches: `[tasks, batch, features]` for each stage.
+def _concatenate_features(sums: Sequence[_Sums]) -> tuple[list[Tensor], list[Tensor]]:
+    """Concatenate features, and gradients w.r.t. them, over all batches: `[tasks, batch, features]` for each stage.
 
     Raises:
         OptionError: tasks have different numbers of examples, because some were absent from a batch.
     """
-    columns = [
-        [torch.cat(stage) for stage in zip(*(batch[which] for batch in one.stage_features), strict=True)]
-        for one in sums
-    ]
+    columns = [[torch.cat(stage) for stage in zip(*one.stages, strict=True)] for one in sums]
     if len({tuple(tensor.shape for tensor in column) for column in columns}) > 1:
         raise OptionError(
             "a homogenizer reads features, so every task must be present in every batch; some tasks were absent from "
             "a batch. Accumulate batches of the same tasks."
         )
-    return [torch.stack(stage) for stage in zip(*columns, strict=True)]
+    stacked = [torch.stack(stage) for stage in zip(*columns, strict=True)]
+    return stacked[: len(stacked) // 2], stacked[len(stacked) // 2 :]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from gradhomog.autograd.homogenize import compute_step
-from gradhomog.autograd.inputs import Losses, Parameters
-from gradhomog.autograd.kernel_traces import Residuals
-from gradhomog.autograd.loss_graph import Features
-from gradhomog.autograd.loss_step import Heads, Level, Memory, begin_step
+from gradhomog.autograd.inputs import Features, Heads, Level, Losses, Memory, Parameters, Residuals, TaskLosses
+from gradhomog.autograd.loss_step import StepOptions, begin_step
 from gradhomog.autograd.parameter_groups import Per
 from gradhomog.ranks.communicator import communicate
 from gradhomog.ranks.ranks import Ranks
@@ -118,20 +116,16 @@ def backward(
     """
     communicator = communicate(group, "batch")
     with communicator.raise_together():
-        step = begin_step(
-            losses, pipe, communicator, parameters=parameters, features=features, level=level, per=per, heads=heads,
-            domains=domains, targets=targets, residuals=residuals, inspect=inspect, create_graph=create_graph,
-            memory=memory, scaled=scaler is not None and scaler.is_enabled(),
-        )  # fmt: skip
-        factor = scaler_factor(scaler, losses)
-        computed = compute_step(step, factor=factor, create_graph=create_graph, retain_graph=retain_graph)
+        options = StepOptions(pipe, communicator, level, per, heads, inspect, memory, create_graph)
+        step = begin_step(options, losses, parameters, features, domains, targets, residuals)
+        factor = scaler_factor(scaler, step.given)
+        computed = compute_step(step, factor=factor or 1.0, scaled=factor is not None, retain_graph=retain_graph)
     return computed.write()
 
 
-def scaler_factor(scaler: torch.amp.GradScaler | None, losses: Losses) -> float:
-    """Return the current scale of a gradient scaler; 1 without a scaler."""
+def scaler_factor(scaler: torch.amp.GradScaler | None, tasks: TaskLosses) -> float | None:
+    """Return the current scale of a gradient scaler; None without a scaler."""
     if scaler is None or not scaler.is_enabled():
-        return 1.0
-    entries = losses.values() if isinstance(losses, Mapping) else [losses] if isinstance(losses, Tensor) else losses
-    device = next((loss.device for loss in entries if isinstance(loss, Tensor)), torch.device("cpu"))
-    return float(scaler.scale(torch.ones((), device=device)))  # the scaler creates its scale at the first call
+        return None
+    one = torch.ones((), device=tasks.losses[0].device)
+    return float(scaler.scale(one))  # the scaler creates its scale at the first call

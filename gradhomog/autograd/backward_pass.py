@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -24,57 +25,42 @@ _DISABLE = (
     "See docs/guide/compile.md."
 )
 
+_REASONS = {
+    "donated buffers": "the backward of a torch.compile'd function was compiled for one: it overwrites its saved "
+    f"tensors. {_DISABLE} Setting donated_buffer=False alone, as PyTorch's error advises, can give wrong gradients "
+    "from PyTorch's caches.",
+    "selective activation checkpoint": "a region under selective activation checkpointing can be differentiated once. "
+    "Checkpoint without `context_fn`, or use a pipeline with one backward pass, or level='features' if only the shared "
+    "part is checkpointed. Nothing was written.",
+}
+"""Reasons and remedies by a part of PyTorch's error about a second pass."""
+
 
 def backward_pass(
-    outputs: Sequence[Tensor], inputs: Sequence[Tensor], output_grads: Sequence[Tensor], *, retain_graph: bool,
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor] | None, output_grads: Sequence[Tensor], *, retain_graph: bool,
     create_graph: bool = False, compiled: Iterable[Any] = (),
 ) -> Sequence[Tensor | None]:  # fmt: skip
     """Return Σ over outputs of output_grad · ∂output/∂input, as `torch.autograd.grad` with `allow_unused=True`.
 
+    `inputs`: None to add the gradients of all leaves to their `.grad`; nothing is then returned.
     `compiled`: the nodes of compiled functions in the graph.
 
     Raises:
         OptionError: a part of the graph can be differentiated only once.
     """
-    with explain_errors(compiled if retain_graph else ()):
-        return torch.autograd.grad(
-            outputs, inputs, output_grads, retain_graph=retain_graph, create_graph=create_graph, allow_unused=True
-        )
-
-
-@contextmanager
-def explain_errors(compiled: Iterable[Any]) -> Iterator[None]:
-    """Raise clear errors for graphs that one backward pass, within the context, has used up.
-
-    `compiled`: the nodes of compiled functions in the graph if later passes differentiate it again.
-
-    Raises:
-        OptionError.
-    """
     try:
-        with _check_saved_tensors(compiled):
-            yield
+        with _check_saved_tensors(compiled) if compiled and retain_graph else nullcontext():
+            if inputs is None:
+                torch.autograd.backward(outputs, output_grads, retain_graph=retain_graph)
+                return ()
+            return torch.autograd.grad(
+                outputs, inputs, output_grads, retain_graph=retain_graph, create_graph=create_graph, allow_unused=True
+            )
     except RuntimeError as error:
-        if (reason := _explain(str(error))) is None:
+        reason = next((reason for part, reason in _REASONS.items() if part in str(error)), None)
+        if reason is None:
             raise
-        raise OptionError(reason) from error
-
-
-def _explain(message: str) -> str | None:
-    """Return the reason and the remedy for errors of PyTorch about a second pass; None for other errors."""
-    if "donated buffers" in message:
-        return (
-            "the step requires several backward passes, but the backward of a torch.compile'd function was compiled "
-            f"for one: it overwrites its saved tensors. {_DISABLE} Setting donated_buffer=False alone, as PyTorch's "
-            "error advises, can give wrong gradients from PyTorch's caches."
-        )
-    if "selective activation checkpoint" in message:
-        return (
-            "the step requires several backward passes, but a region under selective activation checkpointing can be "
-            "differentiated once. Checkpoint without `context_fn`, or use a pipeline with one backward pass, or "
-            "level='features' if only the shared part is checkpointed. Nothing was written."
-        )
-    return None
+        raise OptionError(f"the step requires several backward passes, but {reason}") from error
 
 
 @contextmanager
@@ -84,25 +70,16 @@ def _check_saved_tensors(compiled: Iterable[Any]) -> Iterator[None]:
     Inductor's cache does not distinguish code that overwrites saved tensors from code that does not (PyTorch 2.13), so
     its own check can pass although the next gradient would be wrong (docs/decisions/0033-compiled-models.md).
     """
-    unchecked = [node for node in compiled if type(node) not in _checked]
-    if not unchecked:
-        yield
-        return
-    before: dict[Any, list[int]] = {}
+    before = {node: _checksums(node.saved_tensors) for node in compiled if type(node) not in _checked}
     changed: list[Any] = []
-    handles = []
-    for node in unchecked:
-        # Bound now, because the loop variable changes before the hooks run.
-        def store(grads: Any, node: Any = node) -> None:
-            before[node] = _checksums(node.saved_tensors)
 
-        def compare(input_grads: Any, output_grads: Any, node: Any = node) -> None:
-            if _checksums(node.saved_tensors) == before[node]:
-                _checked.add(type(node))
-            else:
-                changed.append(node)
+    def compare(node: Any, input_grads: Any, output_grads: Any) -> None:
+        if _checksums(node.saved_tensors) == before[node]:
+            _checked.add(type(node))
+        else:
+            changed.append(node)
 
-        handles += [node.register_prehook(store), node.register_hook(compare)]
+    handles = [node.register_hook(partial(compare, node)) for node in before]
     try:
         yield
     finally:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gradhomog.autograd.backward_pass import backward_pass
 from gradhomog.autograd.loss_graph import Gradients, LossGraph
 from gradhomog.errors import OptionError
+from gradhomog.ranks.dtensors import local_part
 
 SMALLEST_SHARE = 1e-2
 """The smallest weight, relative to the largest, by which a head's gradient is divided again.
@@ -22,14 +24,8 @@ With smaller ones half precision underflows.
 TaskGradients = dict[str, Gradients]
 """For each shared parameter one gradient per task, None if the loss does not depend on it."""
 
-
-@dataclass(frozen=True)
-class Starts:
-    """For each task the tensors at which its pass begins, the gradients w.r.t. them, and leaves that are not shared."""
-
-    outputs: Sequence[Sequence[Tensor]]
-    output_grads: Sequence[Sequence[Tensor]]
-    unshared_leaves: Sequence[Sequence[Tensor]]
+Start = tuple[Sequence[Tensor], Sequence[Tensor]]
+"""The tensors at which a backward pass begins, and the gradients w.r.t. them."""
 
 
 @dataclass
@@ -63,18 +59,17 @@ class Derivatives(ABC):
         rows = list(self.iterate())
         return {name: [row[index] for row in rows] for index, name in enumerate(self.graph.shared)}
 
-    def starts(self) -> Starts | None:
-        """Return where the passes begin; None if the rows cannot be computed in lockstep."""
+    def starts(self) -> list[Start] | None:
+        """Return for each task where its pass begins; None if the rows cannot be computed in lockstep."""
         return None
 
-    @property
-    @abstractmethod
     def one_pass(self) -> bool:
         """True if `weighted_sum` takes one backward pass."""
+        return False
 
-    @abstractmethod
     def weighted_sum(self, weights: Tensor) -> Gradients | None:
         """Return Σ_i weights_i · row_i for each shared parameter; None if only rows give it (see `one_pass`)."""
+        return None
 
 
 class DirectDerivatives(Derivatives):
@@ -84,16 +79,13 @@ class DirectDerivatives(Derivatives):
         graph, shared = self.graph, list(self.graph.shared.values())
         self.unshared_gradients = []
         for task, unshared in enumerate(graph.unshared_leaves):
-            found = graph.task_gradients(task, [*shared, *unshared], task == len(graph.losses) - 1)
+            found = graph.task_gradients(task, [*shared, *unshared], task == len(graph.tasks.losses) - 1)
             self.unshared_gradients.append(found[len(shared) :])
             yield found[: len(shared)]
 
-    def starts(self) -> Starts:
-        graph = self.graph
-        initial = [[graph.initial_gradient(task)] for task in range(len(graph.losses))]
-        return Starts([[loss] for loss in graph.losses], initial, graph.unshared_leaves)
+    def starts(self) -> list[Start]:
+        return [([loss], [self.graph.initial_gradient(task)]) for task, loss in enumerate(self.graph.tasks.losses)]
 
-    @property
     def one_pass(self) -> bool:
         """False if two losses depend on one leaf that is not shared: its summed gradient cannot be split by task."""
         unshared = [leaf for leaves in self.graph.unshared_leaves for leaf in leaves]
@@ -102,7 +94,7 @@ class DirectDerivatives(Derivatives):
     def weighted_sum(self, weights: Tensor) -> Gradients | None:
         graph, shared = self.graph, list(self.graph.shared.values())
         known = bool(self.unshared_gradients)
-        if not known and not self.one_pass:
+        if not known and not self.one_pass():
             return None
         factors: list[float] = weights.tolist()
         # The same pass returns a head's gradient multiplied by its task's weight, which is then divided out. If the
@@ -117,14 +109,11 @@ class DirectDerivatives(Derivatives):
         active = [task for task, factor in enumerate(factors) if factor or weights.requires_grad]
         if not active:
             return [torch.zeros_like(parameter, requires_grad=False) for parameter in shared]
-        losses = [graph.losses[task] for task in active]
+        losses = [graph.tasks.losses[task] for task in active]
         shares: list[Any] = [factors[task] for task in active]
         if weights.requires_grad:  # keep the graph of the weights
             shares = [weights[task].to(loss) for task, loss in zip(active, losses, strict=True)]
-            output_grads = [share * graph.factor for share in shares]
-        else:
-            scales = [graph.factor * graph.weight(task) * factors[task] for task in active]
-            output_grads = [torch.full_like(loss, scale) for loss, scale in zip(losses, scales, strict=True)]
+        output_grads = [graph.initial_gradient(task, share) for task, share in zip(active, shares, strict=True)]
         leaves = [leaf for task in active if together[task] for leaf in graph.unshared_leaves[task]]
         found = graph.gradients(losses, [*shared, *leaves], output_grads, True)
         rest = iter(found[len(shared) :])
@@ -132,8 +121,7 @@ class DirectDerivatives(Derivatives):
             if not together[task]:
                 continue
             weighted = [next(rest) for _ in graph.unshared_leaves[task]]
-            unchanged = factors[task] == 1 and not graph.create_graph
-            if not unchanged:
+            if factors[task] != 1 or graph.create_graph:
                 weighted = [None if part is None else part / share for part in weighted]
             self.unshared_gradients[task] = weighted
         return found[: len(shared)]
@@ -154,7 +142,7 @@ class FeatureDerivatives(Derivatives):
         self.feature_grads, self.stage_feature_grads = list[Gradients](), list[Gradients]()
         for task, unshared in enumerate(graph.unshared_leaves):
             between = list(graph.stage_features[task]) if graph.stage_features else []
-            last = task == len(graph.losses) - 1 and not between
+            last = task == len(graph.tasks.losses) - 1 and not between
             found = graph.task_gradients(task, [*self.features, *between, *unshared], last)
             at, after = len(self.features), len(self.features) + len(between)
             self.feature_grads.append(found[:at])
@@ -178,12 +166,9 @@ class FeatureDerivatives(Derivatives):
                 )
             flat = [feature.flatten(1) if feature.dim() > 1 else feature[:, None] for feature in self.features]
             combined = flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
-            rows = [
-                torch.cat([without_factor(grad, feature, factor).reshape(like.shape) for grad, feature, like in
-                           zip(grads, self.features, flat, strict=True)], dim=1)
-                for grads in self.feature_grads
-            ]  # fmt: skip
-            return [combined.expand(len(rows), *combined.shape)], [torch.stack(rows)]
+            pairs = zip(self.feature_rows().values(), flat, strict=True)
+            grads = torch.cat([rows.reshape(len(rows), *like.shape) for rows, like in pairs], dim=2)
+            return [combined.expand(len(grads), *combined.shape)], [grads]
 
     def feature_rows(self) -> dict[str, Tensor]:
         """Return the rows ∂L_i/∂z, `[tasks, *shape]`, float32 or wider, named by the index of the feature tensor."""
@@ -195,16 +180,13 @@ class FeatureDerivatives(Derivatives):
         }
 
     def iterate(self) -> Iterator[Gradients]:
-        tasks, shared = len(self.feature_grads), self.graph.shared.values()
+        tasks = len(self.feature_grads)
         for task, row in enumerate(self.feature_grads):
-            yield self._backpropagate(row, shared, task == tasks - 1)
+            yield self.backpropagate(row, task == tasks - 1)
 
-    def starts(self) -> Starts:
-        pairs = [self._with_gradient(row) for row in self.feature_grads]
-        outputs, grads = ([[pair[side] for pair in row] for row in pairs] for side in (0, 1))
-        return Starts(outputs, grads, [()] * len(pairs))  # those of the heads are known
+    def starts(self) -> list[Start]:
+        return [self._start(row) for row in self.feature_grads]
 
-    @property
     def one_pass(self) -> bool:
         return True
 
@@ -224,16 +206,42 @@ class FeatureDerivatives(Derivatives):
             total.append(torch.stack(weighted).sum(0) if weighted else None)
         return self.backpropagate(total)
 
-    def backpropagate(self, feature_grads: Gradients) -> Gradients:
-        """Backpropagate one gradient w.r.t. the features to the shared parameters."""
-        return self._backpropagate(feature_grads, self.graph.shared.values(), True)
+    def backpropagate(self, feature_grads: Gradients, last: bool = True) -> Gradients:
+        """Backpropagate one gradient w.r.t. the features to the shared parameters; the last call frees the graph."""
+        features, grads = self._start(feature_grads)
+        return self.graph.gradients(features, list(self.graph.shared.values()), grads, last)
 
-    def _backpropagate(self, feature_grads: Gradients, inputs: Iterable[Tensor], last: bool) -> Gradients:
-        pairs = self._with_gradient(feature_grads)
-        return self.graph.gradients([x for x, _ in pairs], list(inputs), [grad for _, grad in pairs], last)
+    def _start(self, feature_grads: Gradients) -> Start:
+        pairs = [(x, grad) for x, grad in zip(self.features, feature_grads, strict=True) if grad is not None]
+        return [x for x, _ in pairs], [grad for _, grad in pairs]
 
-    def _with_gradient(self, feature_grads: Gradients) -> list[tuple[Tensor, Tensor]]:
-        return [(x, grad) for x, grad in zip(self.features, feature_grads, strict=True) if grad is not None]
+
+class FullyShardedDerivatives(Derivatives):
+    """Calls `backward()` for each loss, because hooks of `fully_shard`, which average over ranks, run only there.
+
+    So `.grad` of the shared parameters, and of heads that are not sharded, is the gradient of one task until the next
+    pass; it is restored at the end. The gradients of other sharded parameters, such as those of heads, are added to
+    their `.grad`, as by `sum(losses).backward()`; a pass of a weighted sum would write weighted gradients there.
+    """
+
+    def iterate(self) -> Iterator[Gradients]:
+        graph, shared = self.graph, list(self.graph.shared.values())
+        leaves = {id(leaf): leaf for heads in (shared, *graph.unshared_leaves) for leaf in heads}.values()
+        before = [leaf.grad for leaf in leaves]
+        self.unshared_gradients = []
+        try:
+            for task, loss in enumerate(graph.tasks.losses):
+                for leaf in leaves:
+                    leaf.grad = None
+                retain = graph.retain_graph or task < len(graph.tasks.losses) - 1
+                backward_pass(
+                    [loss], None, [graph.initial_gradient(task)], retain_graph=retain, compiled=graph.compiled
+                )
+                self.unshared_gradients.append([leaf.grad for leaf in graph.unshared_leaves[task]])
+                yield [None if parameter.grad is None else local_part(parameter.grad) for parameter in shared]
+        finally:
+            for leaf, gradient in zip(leaves, before, strict=True):
+                leaf.grad = gradient
 
 
 class SummedDerivatives(Derivatives):
@@ -255,13 +263,6 @@ class SummedDerivatives(Derivatives):
 
     def rows(self) -> TaskGradients:
         return self._rows
-
-    @property
-    def one_pass(self) -> bool:
-        return False
-
-    def weighted_sum(self, weights: Tensor) -> None:
-        return None
 
 
 def without_factor(grad: Tensor | None, like: Tensor, factor: float) -> Tensor:

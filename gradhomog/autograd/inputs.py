@@ -1,13 +1,15 @@
-"""Validate losses, shared parameters and features, in the forms that training loops pass."""
+"""The arguments of a step in the forms that training loops pass, and the validation of losses and tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from gradhomog.autograd.task_features import TaskFeatures
 from gradhomog.errors import OptionError
 
 Losses = Tensor | Sequence[Tensor | None] | Mapping[str, Tensor | None]
@@ -15,6 +17,18 @@ Losses = Tensor | Sequence[Tensor | None] | Mapping[str, Tensor | None]
 
 Parameters = nn.Module | Mapping[str, Tensor] | Iterable[Tensor] | Iterable[tuple[str, Tensor]]
 """A module, a dict of tensors by name, or the result of `parameters()` or `named_parameters()`."""
+
+Features = Tensor | Sequence[Tensor] | TaskFeatures
+"""The output of the shared part, one tensor or several, or its views for each task."""
+
+Residuals = Sequence[Tensor | None] | Mapping[str, Tensor | None]
+"""One tensor of any shape per task, whose mean square is the loss: a sequence, or a dict by the tasks' names."""
+
+Level = Literal["parameters", "features"]
+Heads = Literal["own", "weighted"]
+Reduction = Literal["mean", "sum"]
+Memory = Literal["auto", "rows", "low"]
+"""Keep the rows, or compute norms and inner products without them; `"auto"` decides by the free memory."""
 
 
 @dataclass(frozen=True)
@@ -110,23 +124,18 @@ def shared_parameters(parameters: Parameters, graph: bool = True) -> dict[str, T
     Raises:
         OptionError: no tensor requires grad; an entry is not a real tensor; two tensors have the same name.
     """
-    if isinstance(parameters, Tensor):
-        raise OptionError("`parameters` must be a module or several tensors; got one tensor. Write [tensor].")
-    if not isinstance(parameters, nn.Module | Iterable):
-        advice = "Pass the module whose gradients are shared, such as the encoder."
-        if isinstance(parameters, torch.optim.Optimizer):
-            advice = f"{advice} An optimizer also has the parameters of heads, and no names."
+    if isinstance(parameters, Tensor) or not isinstance(parameters, nn.Module | Iterable):
+        optimizer = isinstance(parameters, torch.optim.Optimizer)
         raise OptionError(
-            "`parameters` must be a module, its parameters() or named_parameters(), or a dict of tensors; got "
-            f"{type(parameters).__name__}. {advice}"
+            "`parameters` must be a module, its parameters() or named_parameters(), or a list or dict of tensors; got "
+            f"{'one tensor' if isinstance(parameters, Tensor) else type(parameters).__name__}. Pass the module whose "
+            "gradients are shared, such as the encoder."
+            f"{' An optimizer also has the parameters of heads, and no names.' if optimizer else ''}"
         )
-    named: list[tuple[str, Tensor]]
-    if isinstance(parameters, nn.Module):
-        named = [*parameters.named_parameters()]
-    elif isinstance(parameters, Mapping):
-        named = [*parameters.items()]
-    else:
-        named = [entry if isinstance(entry, tuple) else (str(index), entry) for index, entry in enumerate(parameters)]
+    entries: Iterable[Any] = parameters.named_parameters() if isinstance(parameters, nn.Module) else parameters
+    if isinstance(parameters, Mapping):
+        entries = parameters.items()
+    named = [entry if isinstance(entry, tuple) else (str(index), entry) for index, entry in enumerate(entries)]
     found: dict[str, Tensor] = {}
     known: set[int] = set()
     for name, tensor in named:
@@ -166,18 +175,14 @@ def feature_tensors(features: Tensor | Sequence[Tensor], graph: bool = True) -> 
     Raises:
         OptionError: there is none; an entry is not a tensor or, with `graph`, does not require grad.
     """
-    if not isinstance(features, Tensor | list | tuple) or (not isinstance(features, Tensor) and not features):
-        empty = "an empty " if isinstance(features, list | tuple) else ""
-        raise OptionError(
-            "`features` must be a tensor, a sequence of tensors or the result of task_features; got "
-            f"{empty}{type(features).__name__}."
-        )
-    tensors = [features] if isinstance(features, Tensor) else list(features)
-    for tensor in tensors:
+    tensors: list[Any] = [*features] if isinstance(features, list | tuple) else [features]
+    for tensor in tensors or [features]:
         if not isinstance(tensor, Tensor) or (graph and not tensor.requires_grad):
-            found = type(tensor).__name__ if not isinstance(tensor, Tensor) else "a tensor that does not require grad"
+            kind = f"{'' if tensors else 'an empty '}{type(tensor).__name__}"
+            found = "a tensor that does not require grad" if isinstance(tensor, Tensor) else kind
             raise OptionError(
-                f"`features` must be the output of the shared part of the model, with its graph; got {found}. "
-                "Omit `features` if the shared part is frozen."
+                "`features` must be the output of the shared part of the model, with its graph: a tensor, a sequence "
+                f"of tensors or the result of task_features; got {found}. Omit "
+                "`features` if the shared part is frozen."
             )
     return list({id(tensor): tensor for tensor in tensors}.values())

@@ -9,25 +9,22 @@ import torch
 from torch import Tensor
 
 from gradhomog.autograd.backward_pass import backward_pass
-from gradhomog.autograd.inputs import TaskLosses
+from gradhomog.autograd.inputs import Residuals, TaskLosses
 from gradhomog.autograd.loss_graph import LossGraph
 from gradhomog.errors import OptionError
 from gradhomog.step.pipelines import Pipeline
 from gradhomog.step.step import KernelTraces
 
-Residuals = Sequence[Tensor | None] | Mapping[str, Tensor | None]
-"""One tensor of any shape per task, whose mean square is the loss: a sequence, or a dict by the tasks' names."""
-
 
 def kernel_trace_function(
-    residuals: Residuals | None, loss_graph: LossGraph, pipe: Pipeline, graph: bool = True
+    residuals: Residuals, loss_graph: LossGraph, pipe: Pipeline, graph: bool = True
 ) -> KernelTraces | None:
     """Return a function that computes the traces when a homogenizer reads them; None if no homogenizer reads them.
 
     Raises:
         OptionError: the residuals do not match the losses.
     """
-    if residuals is None or "kernel_traces" not in pipe.requirements.statistics:
+    if "kernel_traces" not in pipe.requirements.statistics:
         return None
     present = _residuals_of_present_tasks(residuals, loss_graph.tasks, graph)
     parameters = list(loss_graph.shared.values())

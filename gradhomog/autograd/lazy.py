@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from gradhomog.autograd.derivatives import Derivatives
+from gradhomog.autograd.inputs import Memory
 from gradhomog.autograd.lockstep import Lockstep, check_direction
 from gradhomog.autograd.loss_graph import Gradients
-from gradhomog.autograd.loss_step import Memory
 from gradhomog.errors import OptionError
 from gradhomog.rows import Direction, LazyRows, PerTaskRows
 from gradhomog.rows.arithmetic import Product, squared_norms
@@ -38,7 +38,7 @@ class LossRows(LazyRows):
 
     def __init__(self, derivatives: Derivatives, memory: Memory = "rows", may_be_unused: bool = False) -> None:
         self._derivatives, self._memory, self._may_be_unused = derivatives, memory, may_be_unused
-        self.like, self.tasks = derivatives.graph.shared, len(derivatives.graph.losses)
+        self.like, self.tasks = derivatives.graph.shared, len(derivatives.graph.tasks.losses)
         self.requires_grad = derivatives.graph.create_graph
         self.unused: frozenset[str] = frozenset()
 
@@ -86,20 +86,23 @@ class LossRows(LazyRows):
     @functools.cached_property
     def _gramians(self) -> Mapping[str, Tensor] | None:
         """The Gramian of each parameter that a loss depends on, computed without rows; None if there are rows."""
-        starts = None if self.freed or self.computed else self._derivatives.starts()
-        if self._memory == "rows" or starts is None or self.requires_grad or self.tasks == 1:
+        if self._memory == "rows" or self.freed or self.computed or self.requires_grad or self.tasks == 1:
             return None
         rows = self.tasks * sum(value.numel() * value.dtype.itemsize for value in self.like.values())
         if self._memory == "auto" and rows <= _free_memory(next(iter(self.like.values())).device, rows) / 2:
             return None
-        graph = self._derivatives.graph
-        lockstep = Lockstep(starts.outputs, self.like, starts.unshared_leaves)
+        graph, starts = self._derivatives.graph, self._derivatives.starts()
+        if starts is None:
+            return None
+        known = bool(self._derivatives.unshared_gradients)
+        unshared = [()] * self.tasks if known else graph.unshared_leaves
+        lockstep = Lockstep([outputs for outputs, _ in starts], self.like, unshared)
         if self._memory == "auto" and lockstep.peak > rows / 2:
             return None
         _log_peaks(self.tasks, rows >> 20, lockstep.peak >> 20)
         self._eps = lockstep.eps
-        gramians, heads = lockstep.gramians(starts.output_grads, 1 / graph.factor, graph.compiled)
-        if starts.unshared_leaves is graph.unshared_leaves:
+        gramians, heads = lockstep.gramians([grads for _, grads in starts], 1 / graph.factor, graph.compiled)
+        if not known:
             self._derivatives.unshared_gradients = heads
         self._note_unused([name for name in self.like if name not in gramians])
         return gramians

@@ -145,9 +145,9 @@ class Lockstep:
     ) -> dict[str, Tensor]:
         """Return the Gramians of some parameters, and free their gradients."""
         rows: dict[str, Gradients] = {}
-        for name in map(self._names.__getitem__, edges):
-            leaf = self._shared[name]
-            row = [plain_gradient(leaf, found.pop(_edge(leaf), None)) for found in gradients]
+        for edge in edges:
+            name = self._names[edge]
+            row = [plain_gradient(self._shared[name], found.pop(edge, None)) for found in gradients]
             if any(part is not None for part in row):
                 rows[name] = row
         if not rows:
@@ -342,17 +342,17 @@ def _sorted_nodes(roots: Iterable[Edge], ends: Set[Edge]) -> list[Any]:
     return found[::-1]
 
 
-_saved: dict[Any, list[str]] = {}
-"""For each type of node the names of its saved tensors."""
-
-
 def _checkpoints(node: Any) -> set[Any]:
     """Return the checkpoints that recompute a node's saved tensors, each by its hook."""
-    if type(node) not in _saved:
-        _saved[type(node)] = [name for name in dir(node) if name.startswith("_raw_saved")]
-    raw = [getattr(node, name) for name in _saved[type(node)]]
+    node_type: Any = type(node)
+    raw = [getattr(node, name) for name in _saved_tensors(node_type)]
     hooks = [saved.unpack_hook for part in raw for saved in (part if isinstance(part, (tuple, list)) else [part])]
     return {hook for hook in hooks if "_checkpoint_hook" in getattr(hook, "__qualname__", "")}
+
+
+@functools.cache
+def _saved_tensors(node_type: Any) -> list[str]:
+    return [name for name in dir(node_type) if name.startswith("_raw_saved")]
 
 
 def _add(found: dict[Edge, Tensor], edges: Sequence[Edge], gradients: Sequence[Tensor | None]) -> None:

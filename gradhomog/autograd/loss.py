@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from gradhomog.autograd.homogenize import compute_step
-from gradhomog.autograd.inputs import Losses, Parameters
-from gradhomog.autograd.kernel_traces import Residuals
-from gradhomog.autograd.loss_graph import Features
-from gradhomog.autograd.loss_step import Heads, Level, LossStep, begin_step
+from gradhomog.autograd.inputs import Features, Heads, Level, Losses, Parameters, Reduction, Residuals
+from gradhomog.autograd.loss_step import LossStep, StepOptions, begin_step
 from gradhomog.autograd.parameter_groups import Per
-from gradhomog.autograd.row_source import LeafGradients
 from gradhomog.errors import OptionError
 from gradhomog.ranks.communicator import Communicator, communicate
 from gradhomog.ranks.ranks import Ranks
 from gradhomog.step.pipelines import Pipeline
 from gradhomog.step.reports import StepReport
 from gradhomog.uncompiled import uncompiled
+
+Report = Callable[[StepReport], None] | None
+"""Called with the result of a step."""
 
 
 @uncompiled
@@ -39,9 +38,9 @@ def loss(
     domains: Sequence[str] | None = None,
     targets: Tensor | None = None,
     residuals: Residuals | None = None,
-    reduction: Literal["mean", "sum"] = "mean",
+    reduction: Reduction = "mean",
     inspect: bool = False,
-    report: Callable[[StepReport], None] | None = None,
+    report: Report = None,
     group: Ranks | ProcessGroup | None = None,
 ) -> Tensor:
     """Return the mean of the losses, as a scalar whose `backward()` writes the gradients of `gradhomog.backward`.
@@ -95,80 +94,19 @@ def loss(
     >>> encoder.weight.grad.shape, heads[0].weight.grad.shape
     (torch.Size([4, 3]), torch.Size([1, 4]))
     """
-    if reduction not in ("mean", "sum"):
-        raise OptionError(f"`reduction` must be 'mean' or 'sum'; got {reduction!r}.")
     graph = torch.is_grad_enabled()
     # Without gradients nothing is exchanged: one rank may evaluate alone, also without `group`.
     communicator = communicate(group, "batch") if graph or group is not None else Communicator(Ranks())
     with communicator.raise_together() if graph else nullcontext():
-        step = begin_step(
-            losses, pipe, communicator, parameters=parameters, features=features, level=level, per=per, heads=heads,
-            domains=domains, targets=targets, residuals=residuals, inspect=inspect, graph=graph,
-        )  # fmt: skip
+        options = StepOptions(pipe, communicator, level, per, heads, inspect, reduction=reduction)
+        step = begin_step(options, losses, parameters, features, domains, targets, residuals, graph)
     reduce = torch.mean if reduction == "mean" else torch.sum
     value = reduce(torch.stack([entry.detach() for entry in step.given.losses]))
     if not graph:
         return value
-    leaves = {id(leaf): leaf for unshared in step.graph.unshared_leaves for leaf in unshared}
-    taken = _StepOnBackward(step, report, reduction, [*step.graph.shared.values(), *leaves.values()])
-    result: Tensor = _HomogenizedLoss.apply(taken, value, *taken.leaves)  # type: ignore[no-untyped-call]
+    leaves = {id(leaf): leaf for some in (step.graph.shared.values(), *step.graph.unshared_leaves) for leaf in some}
+    result: Tensor = _HomogenizedLoss.apply(step, report, value, *leaves.values())  # type: ignore[no-untyped-call]
     return result
-
-
-class _StepOnBackward:
-    """The step that the backward pass of one `loss` takes."""
-
-    def __init__(
-        self, step: LossStep, report: Callable[[StepReport], None] | None, reduction: str, leaves: Sequence[Tensor]
-    ) -> None:
-        self._step: LossStep | None = step
-        self._report, self._reduction, self.leaves = report, reduction, leaves
-
-    @uncompiled
-    def gradients(self, factor: float) -> list[Tensor | None]:
-        """Return `factor` times the homogenized gradient of each leaf, and assign the states."""
-        step = self._step
-        if step is None:
-            raise OptionError(
-                "backward() of gradhomog.loss must be called once; it was called twice. Call gradhomog.loss again."
-            )
-        with step.communicator.raise_together():
-            used_later = _is_graph_used_later(step.graph.nodes)
-            computed = compute_step(replace(step, scaled=factor > 1), factor=factor, retain_graph=used_later)
-        self._step = None  # frees the graph of the losses
-        found: dict[int, Tensor] = {}
-        # Not part of `factor`, because an incoming gradient above 1 is interpreted as that of a gradient scaler.
-        scale = self._scale_of_the_sum(step, computed.result) if self._reduction == "sum" else 1
-        unshared = _times(scale, computed.unshared) if step.heads == "weighted" else computed.unshared
-        for leaf, gradient in (*_times(scale, computed.shared), *unshared):
-            found[id(leaf)] = found[id(leaf)] + gradient if id(leaf) in found else gradient
-        if self._report is not None:
-            self._report(computed.result)
-        computed.commit()
-        return [found.get(id(leaf)) for leaf in self.leaves]
-
-    def _scale_of_the_sum(self, step: LossStep, result: StepReport) -> int:
-        """Return the number of rows whose mean is the direction."""
-        if not result.tasks:  # infinite gradients, for a gradient scaler
-            return 1
-        # A homogenizer that chooses tasks returns the mean of the kept rows of all of them.
-        return len(step.given.losses) if step.pipe.requirements.choosing else len(result.tasks)
-
-
-def _is_graph_used_later(nodes: Iterable[Any]) -> bool:
-    """True if the running backward pass keeps the graph, or differentiates a part of the losses' graph itself.
-
-    The latter is the case for `gradhomog.loss(losses, ...) + penalty(z)`, where z is an activation. Leaves are not a
-    part: their nodes receive the result.
-    """
-    keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    if keeps_graph is None or keeps_graph():  # the losses' graph can always be kept; PyTorch lacked the function before
-        return True
-    return any(node.next_functions and torch._C._will_engine_execute_node(node) for node in nodes)
-
-
-def _times(scale: int, gradients: LeafGradients) -> LeafGradients:
-    return gradients if scale == 1 else [(leaf, scale * gradient) for leaf, gradient in gradients]
 
 
 class _HomogenizedLoss(torch.autograd.Function):
@@ -179,11 +117,12 @@ class _HomogenizedLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, step: _StepOnBackward, value: Tensor, *leaves: Tensor) -> Tensor:
-        ctx.step = step
+    def forward(ctx: Any, step: LossStep, report: Report, value: Tensor, *leaves: Tensor) -> Tensor:
+        ctx.step, ctx.report, ctx.leaves = step, report, leaves
         return value.clone()
 
     @staticmethod
+    @uncompiled
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # `once_differentiable` raises only if `grad` itself has a graph
             raise OptionError(
@@ -198,6 +137,33 @@ class _HomogenizedLoss(torch.autograd.Function):
                 "support adversarial training, in which one player maximizes the losses."
             )
         if factor == 0:
-            return (None, None, *(torch.zeros_like(leaf) for leaf in ctx.step.leaves))
-        with torch.enable_grad():
-            return (None, None, *ctx.step.gradients(factor))
+            return (None, None, None, *(torch.zeros_like(leaf) for leaf in ctx.leaves))
+        step: LossStep | None = ctx.step
+        if step is None:
+            raise OptionError(
+                "backward() of gradhomog.loss must be called once; it was called twice. Call gradhomog.loss again."
+            )
+        with torch.enable_grad(), step.options.communicator.raise_together():
+            used_later = _is_graph_used_later(step.graph.nodes)
+            # An incoming gradient above 1 is interpreted as that of a gradient scaler.
+            computed = compute_step(step, factor=factor, scaled=factor > 1, retain_graph=used_later)
+        ctx.step = None  # frees the graph of the losses
+        found: dict[int, Tensor] = {}
+        for leaf, gradient in (*computed.shared, *computed.unshared):
+            found[id(leaf)] = found[id(leaf)] + gradient if id(leaf) in found else gradient
+        if ctx.report is not None:
+            ctx.report(computed.result)
+        computed.commit()
+        return (None, None, None, *(found.get(id(leaf)) for leaf in ctx.leaves))
+
+
+def _is_graph_used_later(nodes: Iterable[Any]) -> bool:
+    """True if the running backward pass keeps the graph, or differentiates a part of the losses' graph itself.
+
+    The latter is the case for `gradhomog.loss(losses, ...) + penalty(z)`, where z is an activation. Leaves are not a
+    part: their nodes receive the result.
+    """
+    keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    if keeps_graph is None or keeps_graph():  # the losses' graph can always be kept; PyTorch lacked the function before
+        return True
+    return any(node.next_functions and torch._C._will_engine_execute_node(node) for node in nodes)

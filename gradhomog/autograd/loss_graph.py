@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from gradhomog.autograd.backward_pass import backward_pass
 from gradhomog.autograd.inputs import (
+    Features,
     Losses,
     Parameters,
     TaskLosses,
@@ -23,9 +25,11 @@ from gradhomog.autograd.task_features import TaskFeatures
 from gradhomog.errors import OptionError
 from gradhomog.ranks.dtensors import check_not_gathered, is_dtensor, leaves_not_sharded
 
-Features = Tensor | Sequence[Tensor] | TaskFeatures
-
 Gradients = list[Tensor | None]
+
+SHAPE = operator.attrgetter("shape")
+"""The order of a head's leaves. That in the graph can differ between ranks: `Linear` adds its bias in another place for
+some input shapes."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,9 @@ class LossGraph:
         nodes: all nodes of the graph.
         sharded: True if `fully_shard` splits the parameters over ranks. The graph then has other leaves.
         factor: factor of every gradient, against underflow in half precision.
+        scaled: True with a gradient scaler. On overflow infinity is then written, so that the scaler skips the step.
         create_graph, retain_graph: as in `torch.autograd.grad`.
-        loss_weights: factor of each loss, 1 by default; across ranks the number of its examples on this rank. They
+        loss_weights: factor of each loss, 1 on one process; across ranks the number of its examples on this rank. They
             multiply the losses, not their gradients, because a backward pass through a layer that all ranks compute
             together, such as SyncBatchNorm, adds up gradients of other ranks' losses.
     """
@@ -60,13 +65,10 @@ class LossGraph:
     nodes: Sequence[Any] = ()
     sharded: bool = False
     factor: float = 1.0
+    scaled: bool = False
     create_graph: bool = False
     retain_graph: bool = False
     loss_weights: Sequence[float] = ()
-
-    @property
-    def losses(self) -> Sequence[Tensor]:
-        return self.tasks.losses
 
     def select(self, indices: Sequence[int]) -> LossGraph:
         """Return the losses of some of the present tasks."""
@@ -106,24 +108,27 @@ class LossGraph:
             create_graph=self.create_graph, compiled=self.compiled,
         )  # fmt: skip
         check_not_gathered(inputs)
-        return [plain_gradient(leaf, gradient) for leaf, gradient in zip(inputs, found, strict=True)]
+        return [
+            # Most gradients are plain and dense; small steps have no time for a call for each of them.
+            part
+            if part is None or (type(part) is Tensor and part.layout == torch.strided)
+            else plain_gradient(leaf, part)
+            for leaf, part in zip(inputs, found, strict=True)
+        ]
 
-    def initial_gradient(self, task: int) -> Tensor:
-        """Return the gradient at which the pass of one task begins."""
-        return torch.full_like(self.losses[task], self.weight(task) * self.factor)
+    def initial_gradient(self, task: int, share: Any = 1.0) -> Tensor:
+        """Return the gradient at which the pass of one task begins; `share`: a factor, a tensor if it has a graph."""
+        loss, scale = self.tasks.losses[task], self.loss_weights[task] * self.factor * share
+        return scale if isinstance(scale, Tensor) else torch.full_like(loss, scale)
 
     def task_gradients(self, task: int, inputs: Sequence[Tensor], last: bool) -> Gradients:
         """Return the gradients of one task's loss; the last call frees the graph."""
-        found = self.gradients([self.losses[task]], inputs, [self.initial_gradient(task)], last)
+        found = self.gradients([self.tasks.losses[task]], inputs, [self.initial_gradient(task)], last)
         return found if self.counts(task) else [None] * len(found)
 
     def counts(self, task: int) -> bool:
         """False for a loss with a weight of 0 that is not finite, such as a mean over no labels: 0 · NaN is not 0."""
-        return self.weight(task) != 0 or bool(self.losses[task].isfinite())
-
-    def weight(self, task: int) -> float:
-        """Return the factor of a loss."""
-        return self.loss_weights[task] if self.loss_weights else 1.0
+        return self.loss_weights[task] != 0 or bool(self.tasks.losses[task].isfinite())
 
 
 def find_graph(
@@ -143,54 +148,47 @@ def find_graph(
     try:
         shared = {} if parameters is None else shared_parameters(parameters, graph)
     except OptionError:
-        _check_not_flattened(_graph_of(tasks.losses))  # FSDP1 can leave a module without parameters
+        _check_not_flattened(Reachability(tasks.losses))  # FSDP1 can leave a module without parameters
         raise
     if not graph:
         return LossGraph(tasks, shared, [], tensors, [], False, [], [])
-    if any(is_dtensor(parameter) for parameter in shared.values()):
-        return _sharded_leaves(tasks, shared, tensors)
-    reached = Reachability(until=tensors, leaves=shared.values())
-    bits = [reached.leaf_bits(loss) for loss in tasks.losses]
+    sharded = any(map(is_dtensor, shared.values()))
+    if sharded and tensors:
+        raise OptionError("`features` must be omitted for parameters that are sharded by fully_shard.")
+    reached = Reachability(tasks.losses, until=tensors, leaves=shared.values())
+    before_features = Reachability(tensors, leaves=shared.values())
     _check_not_flattened(reached)
-    compiled, nodes = compiled_functions(reached), reached.nodes
-    if tensors:
-        before_features = _graph_of(tensors, leaves=shared.values())
-        compiled += compiled_functions(before_features)
-        nodes += before_features.nodes
+    compiled = [*compiled_functions(reached), *compiled_functions(before_features)]
     if parameters is None:
-        shared = _find_shared(tasks, bits, reached, tensors)
+        shared = _find_shared(tasks, reached, before_features.leaves if tensors else None)
     _check_one_device(shared)
     shared_bits = reached.bits_of(shared.values())
     if tensors:
-        _check_through_features(bits, shared_bits, tasks)
+        _check_through_features(reached.bits, shared_bits, tasks)
         _check_independent(tensors)
-    unshared = [sorted(reached.tensors(loss_bits & ~shared_bits), key=shape_of) for loss_bits in bits]
+    # The leaves of a sharded model are its gathered parameters, and heads that are not sharded.
+    heads = reached.bits_of(leaves_not_sharded(reached.leaves)) if sharded else ~shared_bits
+    unshared = [sorted(reached.tensors(loss_bits & heads), key=SHAPE) for loss_bits in reached.bits]
     stage_features = [views[slot] for slot in tasks.slots] if views else []
-    use_shared = bool(tensors) or any(loss_bits & shared_bits for loss_bits in bits)
-    return LossGraph(tasks, shared, unshared, tensors, stage_features, use_shared, compiled, nodes)
+    use_shared = sharded or bool(tensors) or any(loss_bits & shared_bits for loss_bits in reached.bits)
+    nodes = [*reached.nodes, *before_features.nodes]
+    return LossGraph(
+        tasks, shared, unshared, tensors, stage_features, use_shared, compiled, nodes, sharded,
+        loss_weights=[1.0] * len(unshared),
+    )  # fmt: skip
 
 
-def shape_of(leaf: Tensor) -> tuple[int, ...]:
-    """Return the shape, by which a head's leaves are sorted.
-
-    Their order in the graph can differ between ranks: `Linear` adds its bias in another place for some input shapes.
-    """
-    return tuple(leaf.shape)
-
-
-def _find_shared(
-    tasks: TaskLosses, bits: Sequence[int], graph: Reachability, features: Sequence[Tensor]
-) -> dict[str, Tensor]:
+def _find_shared(tasks: TaskLosses, reached: Reachability, of_features: list[Tensor] | None) -> dict[str, Tensor]:
     """Return the leaves of the features, or else of two or more losses; only `nn.Parameter`s if there are any."""
-    if features:
-        leaves = _graph_of(features).leaves
+    if of_features is not None:
+        leaves = of_features
     elif tasks.stacked or len(tasks.losses) == 1:
         one = "there is only one loss" if tasks.tasks == 1 else "only one loss is not None in this batch"
         reason = "the losses were stacked into one tensor" if tasks.stacked else one
         raise OptionError(f"`parameters` is required, because {reason}; the shared parameters cannot be inferred.")
     else:
-        check_outputs_apart(graph)
-        leaves = graph.tensors(bits_in_several(bits))
+        check_outputs_apart(reached)
+        leaves = reached.tensors(bits_in_several(reached.bits))
     if not leaves:
         raise OptionError(
             f"the {len(tasks.losses)} losses must share a parameter; they share none. Pass the shared tensors as "
@@ -198,18 +196,6 @@ def _find_shared(
         )
     parameters = [leaf for leaf in leaves if isinstance(leaf, nn.Parameter)]
     return {str(index): leaf for index, leaf in enumerate(parameters or leaves)}
-
-
-def _sharded_leaves(tasks: TaskLosses, shared: dict[str, Tensor], features: Sequence[Tensor]) -> LossGraph:
-    """Return losses of a fully sharded model, whose graph has the gathered parameters as leaves, and heads that are not
-    sharded."""
-    if features:
-        raise OptionError("`features` must be omitted for parameters that are sharded by fully_shard.")
-    graph = Reachability()
-    bits = [graph.leaf_bits(loss) for loss in tasks.losses]
-    heads = graph.bits_of(leaves_not_sharded(graph.leaves))
-    unshared = [sorted(graph.tensors(loss_bits & heads), key=shape_of) for loss_bits in bits]
-    return LossGraph(tasks, shared, unshared, [], [], True, compiled_functions(graph), graph.nodes, sharded=True)
 
 
 def _check_not_flattened(graph: Reachability) -> None:
@@ -220,17 +206,8 @@ def _check_not_flattened(graph: Reachability) -> None:
         )
 
 
-def _graph_of(tensors: Sequence[Tensor], leaves: Iterable[Tensor] = ()) -> Reachability:
-    graph = Reachability(leaves=leaves)
-    for tensor in tensors:
-        graph.leaf_bits(tensor)
-    return graph
-
-
 def _check_one_device(shared: Mapping[str, Tensor]) -> None:
-    devices: dict[torch.device, str] = {}
-    for name, value in shared.items():
-        devices.setdefault(value.device, name)
+    devices = {value.device: name for name, value in shared.items()}
     if len(devices) > 1:
         found = " and ".join(f"{name!r} on {device}" for device, name in list(devices.items())[:2])
         raise OptionError(
@@ -252,7 +229,7 @@ def _check_through_features(bits: Sequence[int], shared: int, tasks: TaskLosses)
 def _check_independent(features: Sequence[Tensor]) -> None:
     if len(features) == 1:
         return
-    graph = Reachability(leaves=features)
+    graph = Reachability((), leaves=features)
     feature_bits = graph.bits_of(features)
     for index, feature in enumerate(features):
         if feature.grad_fn is not None and graph.leaf_bits_beyond(feature) & feature_bits:
@@ -261,11 +238,6 @@ def _check_independent(features: Sequence[Tensor]) -> None:
                 f"features[{index}] depends on another entry. Pass only the earliest tensors that the heads use, or "
                 "omit `features`."
             )
-
-
-def as_dense(gradient: Tensor | None) -> Tensor | None:
-    """Convert the sparse gradient of an embedding to a dense tensor; return other gradients unchanged."""
-    return gradient.to_dense() if gradient is not None and gradient.layout != torch.strided else gradient
 
 
 def plain_gradient(leaf: Tensor, gradient: Tensor | None) -> Tensor | None:
@@ -278,4 +250,4 @@ def plain_gradient(leaf: Tensor, gradient: Tensor | None) -> Tensor | None:
         return None
     if type(gradient) is not Tensor and type(leaf) in (Tensor, nn.Parameter):
         gradient = gradient.as_subclass(Tensor)
-    return as_dense(gradient) if gradient.layout != torch.strided else gradient
+    return gradient if gradient.layout == torch.strided else gradient.to_dense()

@@ -15,16 +15,20 @@ class Reachability:
     """The leaves that tensors depend on; each node of their common graph is visited once.
 
     Args:
+        tensors: the tensors, such as losses.
         until: tensors at which the traversal stops, such as features: their leaves are not included.
         leaves: tensors that count as leaves although they have a graph, such as adapted parameters.
 
     Attributes:
         leaves: the leaves, in the order in which they were found.
+        bits: for each tensor the leaves that it depends on, as bits (bit k is `leaves[k]`).
         functions: the visited nodes of Python autograd functions (checkpoints, compiled functions), with the indices of
             the outputs through which they were reached.
     """
 
-    def __init__(self, until: Iterable[Tensor] = (), leaves: Iterable[Tensor] = ()) -> None:
+    def __init__(
+        self, tensors: Iterable[Tensor], *, until: Iterable[Tensor] = (), leaves: Iterable[Tensor] = ()
+    ) -> None:
         self.leaves: list[Tensor] = []
         self.functions: dict[Any, set[int]] = {}
         self._bit: dict[int, int] = {}
@@ -40,14 +44,14 @@ class Reachability:
         for tensor in leaves:
             if tensor.grad_fn is not None:
                 self._stops[tensor.grad_fn, tensor.output_nr] = self._leaf(tensor)
+        self.bits = [self._leaf_bits(tensor) for tensor in tensors]
 
     @property
     def nodes(self) -> list[Any]:
         """The visited nodes, also those of leaves (`AccumulateGrad`)."""
         return list(self._found)
 
-    def leaf_bits(self, tensor: Tensor) -> int:
-        """Return the leaves that a tensor depends on, as bits (bit k is `leaves[k]`); none for a tensor in `until`."""
+    def _leaf_bits(self, tensor: Tensor) -> int:
         if tensor.grad_fn is None:
             return self._leaf(tensor) if tensor.requires_grad else 0
         stop = self._stops.get((tensor.grad_fn, tensor.output_nr))

@@ -3,70 +3,58 @@
 * `BatchRows`: every rank has all tasks on its part of the batch.
 * `TaskRows`: every rank has some of the tasks, and sends their rows.
 * `LocalRows`: every rank homogenizes its own rows; directions are averaged.
-* `FullyShardedRows`: hooks of `fully_shard` exchange the rows in the backward passes (`fully_sharded`).
+* `FullyShardedRows`: hooks of `fully_shard` exchange the rows in the backward passes.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import final
 
 import torch
 from torch import Tensor
 
-from gradhomog.autograd.derivatives import Derivatives, FeatureDerivatives
+from gradhomog.autograd.derivatives import Derivatives
 from gradhomog.autograd.lazy import LossRows, require_used
-from gradhomog.autograd.lazy_exchange import ExchangedLossRows
 from gradhomog.autograd.loss_graph import LossGraph
 from gradhomog.autograd.loss_step import LossStep
 from gradhomog.autograd.parameter_groups import group_names
-from gradhomog.autograd.row_source import LeafGradients, OwnRows, RowSource, backpropagate, finite_direction
+from gradhomog.autograd.row_source import (
+    LeafGradients,
+    OwnRows,
+    RowSource,
+    backpropagate,
+    finite_direction,
+    of_features,
+)
 from gradhomog.errors import NonfiniteError, OptionError
 from gradhomog.ranks.column_split import ColumnSplit
 from gradhomog.ranks.communicator import GroupCommunicator
-from gradhomog.ranks.exchange import average, collect_tasks, sum_tensors
-from gradhomog.ranks.ranks import Ranks, pipeline_values
+from gradhomog.ranks.dtensors import count_replicas, local_part, split_whole_tensors
+from gradhomog.ranks.exchange import PartialRow, average, collect_tasks, sum_batches, sum_tensors
+from gradhomog.ranks.ranks import pipeline_values
 from gradhomog.ranks.replicas import check_replicas, compares_in_full, digests, tensors_to_compare
-from gradhomog.ranks.split_rows import SplitRows
-from gradhomog.rows import DenseRows, Direction, Jacobian
+from gradhomog.ranks.split_rows import SplitRows, sharded_rows
+from gradhomog.rows import DenseRows, Direction, Jacobian, LazyRows, PerTaskRows
 from gradhomog.step.step import KernelTraces, Step, task_keys
 
 
-class ExchangedRows(RowSource[GroupCommunicator]):
+class ExchangedRows(RowSource):
     """A source that sends rows or parts of them; after it, every rank takes the same step."""
 
     exchanged = "rows"
+    _communicator: GroupCommunicator
 
-    @abstractmethod
-    def used(self) -> Tensor:
-        """Return, for each rank and parameter, 1 if a loss of that rank depends on it, `[ranks, parameters]`."""
+    def unused(self, used: Tensor) -> Collection[str]:
+        """Return the names of the parameters that no loss depends on.
 
-    def unused(self) -> Collection[str]:
-        flags = self.used().any(0).tolist()
-        unused = {name for name, used in zip(self._graph.shared, flags, strict=True) if not used}
+        `used`: for each rank and parameter, 1 if a loss of that rank depends on it, `[ranks, parameters]`.
+        """
+        unused = _unused(self._graph, used)
         require_used(self._graph.shared, unused)
         return unused
-
-    def sum_heads(self, factors: Mapping[int, float], totals: Mapping[int, float]) -> LeafGradients:
-        """Return the gradients of the heads: sums over the ranks, divided by the `totals` of their tasks, by slot."""
-        graph = self._graph
-        per_task = zip(graph.tasks.slots, graph.unshared_leaves, self._derivatives.unshared_gradients, strict=True)
-        entries = [
-            (slot, leaf, None if gradient is None else gradient / totals[slot])
-            for slot, leaves, gradients in per_task
-            for leaf, gradient in zip(leaves, gradients, strict=True)
-            if slot in totals
-        ]
-        gradients = {str(index): gradient for index, (*_, gradient) in enumerate(entries)}
-        like = {str(index): leaf for index, (_, leaf, _) in enumerate(entries)}
-        sums = sum_tensors(gradients, like, self._communicator)
-        return [
-            (leaf, factors[slot] * total)
-            for (slot, leaf, _), total in zip(entries, sums.values(), strict=True)
-            if slot in factors
-        ]
 
 
 class BatchRows(ExchangedRows):
@@ -74,36 +62,30 @@ class BatchRows(ExchangedRows):
 
     def make_step(self) -> Step:
         step, graph, communicator = self._step, self._graph, self._communicator
-        tasks = graph.tasks
-        communicator.agree(tasks.tasks, {
-            **values_to_compare(step, graph, communicator.ranks),
-            "tasks": (tasks.tasks, step.names), "heads": head_shapes(graph),
-        })  # fmt: skip
-        means = mean_losses(self._derivatives, communicator, replicas_to_compare(step, graph, communicator.ranks))
-        self._totals = means.totals
-        slots = tuple(means.totals)
-        names = tuple(step.names[slot] for slot in slots) if step.names else ()
-        gathered = GatheredFeatures()
-        if step.pipe.requirements.reads_features:
-            gathered = gather_features(self._derivatives, step.targets, self._totals, communicator)
-        jacobian = self._feature_rows() if step.level == "features" else self._lazy_rows(means.one_pass)
-        return Step(
-            task_keys(slots, names), jacobian, means.losses, gathered.features, gathered.feature_grads,
-            gathered.targets, None if step.kernel_traces is None else self._mean_traces,
-        )  # fmt: skip
+        agree(step, graph.tasks.tasks, (graph.tasks.tasks, step.names))
+        one_pass = self._derivatives.one_pass()
+        losses, self._totals, one_pass = mean_losses(graph, communicator, one_pass, replicas_to_compare(step))
+        slots = tuple(self._totals)
+        keys = task_keys(slots, tuple(step.names[slot] for slot in slots) if step.names else ())
+        features, feature_grads, targets = list[Tensor](), list[Tensor](), None
+        if self._options.pipe.requirements.reads_features:
+            features, feature_grads, targets = gather_features(
+                self._derivatives, step.targets, self._totals, communicator
+            )
+        traces = None if step.kernel_traces is None else self._mean_traces
+        jacobian = self._feature_rows() if self._options.level == "features" else self._lazy_rows(one_pass)
+        return Step(keys, jacobian, losses, features, feature_grads, targets, traces)
 
     def _lazy_rows(self, one_pass: bool) -> Jacobian:
-        groups = group_names(list(self._graph.shared), self._step.per).values()
+        groups = group_names(list(self._graph.shared), self._options.per).values()
         self._rows = ExchangedLossRows(self._derivatives, self._totals, one_pass, groups, self._communicator)
         if self._step.reads_rows:
             self._rows.stored()
         return Jacobian(self._rows)
 
-    def used(self) -> Tensor:
-        return self._used if self._step.level == "features" else self._rows.used
-
     def head_gradients(self, factors: Mapping[int, float]) -> LeafGradients:
-        return self.sum_heads(factors, self._totals)
+        scales = {slot: factor / self._totals[slot] for slot, factor in factors.items()}
+        return sum_heads(self._derivatives, scales, self._communicator)
 
     def _mean_traces(self, probes: int, generator: torch.Generator) -> Tensor:
         """Return the means over the ranks of the traces tr K_i / n_i, which are means over residuals."""
@@ -129,37 +111,116 @@ class BatchRows(ExchangedRows):
         direction is backpropagated on each rank, and the gradients of the parameters are summed. All rows are sent to
         every rank only for homogenizers that read rows.
         """
-        assert isinstance(self._derivatives, FeatureDerivatives)  # of level="features"
         index = {slot: row for row, slot in enumerate(self._graph.tasks.slots)}
         blocks = {
             name: torch.stack([
                 rows[index[slot]] / total if slot in index else torch.zeros_like(rows[0])
                 for slot, total in self._totals.items()
             ])
-            for name, rows in self._derivatives.feature_rows().items()
+            for name, rows in of_features(self._derivatives).feature_rows().items()
         }  # fmt: skip
         self._own: dict[str, slice] = {}  # of gathered rows the examples of this rank
-        if not (self._communicator.ranks.gather and self._step.pipe.requirements.readers["jacobian"]):
+        if not (self._communicator.ranks.gather and self._options.pipe.requirements.readers["jacobian"]):
             columns = DenseRows(blocks)
             return Jacobian(SplitRows(columns, columns.row_like(), self._communicator))
         gathered = {name: gather_batch(name, rows, self._communicator) for name, rows in blocks.items()}
         self._own = {name: own for name, (_, own) in gathered.items()}
         return Jacobian(DenseRows({name: whole for name, (whole, _) in gathered.items()}))
 
-    def to_parameters(self, direction: Direction) -> Direction:
-        if self._step.level != "features":
-            return direction
-        shared = self._graph.shared
-        found: dict[str, Tensor | None] = {}
-        failure: Exception | None = None
-        try:
+    def to_parameters(self, direction: Direction) -> tuple[Direction, Collection[str]]:
+        if self._options.level != "features":
+            return direction, self.unused(self._rows.used)
+
+        def compute() -> dict[str, Tensor | None]:
             own = {name: part[self._own[name]] if name in self._own else part for name, part in direction.items()}
-            found = backpropagate(self._derivatives, own)
-        except Exception as error:  # raised after the sum, because the other ranks wait in it
-            failure = error
-        total = sum_tensors(found, shared, self._communicator)
-        self._used = self._communicator.settle(failure, [found.get(name) is not None for name in shared])
-        return finite_direction(total, self._graph.factor)  # the same numbers on all ranks
+            return backpropagate(self._derivatives, own)
+
+        total, used = sum_gradients(compute, self._graph.shared, self._communicator)
+        total = finite_direction(total, self._graph.factor)  # the same numbers on all ranks
+        return total, self.unused(used)
+
+
+@final
+class ExchangedLossRows(LazyRows):
+    """The rows Σ_r J_ri / Σ_r e_ri of a batch over ranks, with losses that were multiplied by their e_ri.
+
+    Every method must be called on all ranks in the same order.
+
+    Args:
+        derivatives: the derivatives of the losses of this rank.
+        totals: for each task that is present on at least one rank, by slot, the number of examples on all ranks.
+        one_pass: True if on every rank a weighted sum takes one backward pass.
+        groups: the names of the parameters that are homogenized together.
+    """
+
+    requires_grad = False
+
+    def __init__(
+        self, derivatives: Derivatives, totals: Mapping[int, float], one_pass: bool, groups: Iterable[Sequence[str]],
+        communicator: GroupCommunicator,
+    ) -> None:  # fmt: skip
+        self._derivatives, self._totals, self._one_pass = derivatives, totals, one_pass
+        self._groups, self._communicator = groups, communicator
+        self.like, self.tasks = derivatives.graph.shared, len(totals)
+        self._used: Tensor | None = None
+
+    @property
+    def used(self) -> Tensor:
+        """For each rank and parameter, 1 if a loss of that rank depends on it, `[ranks, parameters]`."""
+        if self._used is None:
+            self.stored()
+        assert self._used is not None
+        return self._used
+
+    def compute(self) -> SplitRows:
+        """Compute the rows by one backward pass per task, and send each during the next pass."""
+        used: set[str] = set()
+        failure: list[Exception] = []
+        split = ColumnSplit(self.like, self._communicator.size, self._communicator.rank, self._groups)
+        rows = sum_batches(self._partial_rows(used, failure), split, self._communicator)
+        self._used = self._communicator.settle(failure[0] if failure else None, [name in used for name in self.like])
+        return rows
+
+    def sum_in_one_pass(self, weights: Tensor, divisor: float) -> Direction | None:
+        if not self._one_pass:
+            return None
+        graph, slots = self._derivatives.graph, self._derivatives.graph.tasks.slots
+        # Relative to the largest, because `weighted_sum` regards small weights as a loss of digits.
+        largest = max(self._totals.values())
+        by_slot = dict(zip(self._totals, weights.tolist(), strict=True))
+        relative = [
+            by_slot[slot] * largest / self._totals[slot] if slot in by_slot and graph.counts(task) else 0.0
+            for task, slot in enumerate(slots)
+        ]
+
+        def compute() -> dict[str, Tensor | None]:
+            total = self._derivatives.weighted_sum(torch.tensor(relative, dtype=torch.float64))
+            assert total is not None  # by `one_pass`
+            # Without weights zeros, also for parameters that no loss depends on.
+            return dict(zip(self.like, total, strict=True)) if any(relative) else {}
+
+        sums, self._used = sum_gradients(compute, self.like, self._communicator)
+        self.freed = not graph.retain_graph
+        scale = 1 / (divisor * graph.factor * largest)
+        return {name: part.mul_(scale) for name, part in sums.items()}
+
+    def _partial_rows(self, used: set[str], failure: list[Exception]) -> Iterator[PartialRow | None]:
+        """Yield this rank's part of each row when it is required; None if it has none, also after an error.
+
+        `used`, `failure`: receive the names of the parameters that a loss depends on, and the error.
+        """
+        tasks, derivatives = self._derivatives.graph.tasks, self._derivatives
+        computed = derivatives.iterate()
+        for slot in range(tasks.tasks):
+            row: dict[str, Tensor | None] = {}
+            if slot in tasks.slots and not failure:
+                try:
+                    row = dict(zip(self.like, next(computed), strict=True))
+                except Exception as error:  # raised after the exchange, because the other ranks wait in it
+                    failure.append(error)
+            used.update(name for name, gradient in row.items() if gradient is not None)
+            if slot in self._totals:
+                yield (row, 1 / (self._totals[slot] * derivatives.graph.factor)) if row else None
 
 
 class TaskRows(ExchangedRows):
@@ -180,95 +241,130 @@ class TaskRows(ExchangedRows):
             )
         rows = LossRows(self._derivatives, may_be_unused=True)
         own_rows = rows.stored()
-        counts = communicator.agree(len(tasks.slots), {
-            **values_to_compare(step, graph, communicator.ranks),
-            "tasks": "with names" if step.names else "without names",
-        })  # fmt: skip
+        counts = agree(step, len(tasks.slots), "with names" if step.names else "without names")
         totals = communicator.all_gather_numbers([tasks.tasks])[:, 0]
-        first_slot = totals[: communicator.rank].sum()
+        first_slot = float(totals[: communicator.rank].sum())
         padding = [0.0] * (max(counts) - len(tasks.slots))
-        slots = [float(first_slot) + slot for slot in tasks.slots]
-        values = [loss.item() for loss in tasks.losses]
-        compared = replicas_to_compare(step, graph, communicator.ranks)
-        own = [*flags_of_used(graph.shared, rows.unused), *digests(compared.values())]
-        gathered = communicator.all_gather_numbers([*values, *padding, *slots, *padding, *own])
-        sizes = [max(counts), max(counts), len(rows.like), len(compared)]
-        losses, all_slots, self._used, elements_of_all = torch.split(gathered, sizes, dim=1)
-        check_replicas(compared, elements_of_all)
+        own_losses = [*(loss.item() for loss in tasks.losses), *padding]
+        own_slots = [*(first_slot + slot for slot in tasks.slots), *padding]
+        used = flags_of_used(graph.shared, rows.unused)
+        losses, slots, self._used = gather_numbers(communicator, replicas_to_compare(step), own_losses, own_slots, used)
         present = torch.arange(max(counts)) < torch.tensor(counts)[:, None]
-        names = communicator.all_gather_names(step.present_names) if step.names else []
-        groups = group_names(list(rows.like), step.per).values()
+        names = communicator.all_gather_names([key.domain for key in step.keys]) if step.names else []
+        groups = group_names(list(rows.like), self._options.per).values()
         split = ColumnSplit(rows.like, communicator.size, communicator.rank, groups)
         jacobian = collect_tasks(own_rows.row, counts, split, communicator)
-        keys = task_keys(tuple(int(slot) for slot in all_slots[present].tolist()), tuple(names))
-        return Step(keys, jacobian, losses[present])
+        return Step(task_keys(tuple(map(int, slots[present].tolist())), tuple(names)), jacobian, losses[present])
 
-    def used(self) -> Tensor:
-        return self._used
+    def to_parameters(self, direction: Direction) -> tuple[Direction, Collection[str]]:
+        return direction, self.unused(self._used)
 
     def head_gradients(self, factors: Mapping[int, float]) -> LeafGradients:
         return []
 
 
-class LocalRows(OwnRows[GroupCommunicator]):
+class FullyShardedRows(ExchangedRows):
+    """The rows of parameters that `fully_shard` splits over the ranks.
+
+    Its hooks compute the mean over ranks, of which every rank receives the part that it stores. These parts are the
+    columns of a Jacobian whose Gramian is summed over the ranks; the direction needs no exchange.
+
+    Raises:
+        OptionError: an option is not supported with `fully_shard`.
+    """
+
+    written_before = "Parameters that are not shared received their gradients before: call optimizer.zero_grad()."
+
+    def make_step(self) -> Step:
+        step, graph, communicator, options = self._step, self._graph, self._communicator, self._options
+        ranks = communicator.ranks
+        if ranks.local or ranks.over != "batch":
+            raise OptionError(
+                f"parameters that are sharded by fully_shard require Ranks('batch'), because its hooks average over "
+                f"the ranks; got {ranks}."
+            )
+        if options.heads != "own" or options.pipe.nonfinite == "drop":
+            raise OptionError(
+                "parameters that are sharded by fully_shard require heads='own' and a pipeline with "
+                "nonfinite='raise', because each backward pass writes the gradients of the heads; got "
+                f"heads={options.heads!r}, nonfinite={options.pipe.nonfinite!r}."
+            )
+        replicas = count_replicas(graph.shared, communicator)
+        agree(step, len(graph.tasks.slots))
+        losses = weigh_ranks(self._derivatives, communicator, replicas_to_compare(step))
+        rows = self._derivatives.rows()
+        self._used = torch.tensor([[any(part is not None for part in parts) for parts in rows.values()]])
+        parts = {name: local_part(parameter) for name, parameter in graph.shared.items()}
+        sharded = sharded_rows(PerTaskRows(rows, parts, 1 / graph.factor), graph.shared, replicas, communicator)
+        gathers = ranks.gather and options.pipe.requirements.readers["jacobian"]
+        jacobian = Jacobian(DenseRows(sharded.materialize()) if gathers else sharded)
+        return Step(step.keys, jacobian, losses)
+
+    def to_parameters(self, direction: Direction) -> tuple[Direction, Collection[str]]:
+        return split_whole_tensors(direction, self._graph.shared), self.unused(self._used)
+
+    def head_gradients(self, factors: Mapping[int, float]) -> LeafGradients:
+        # The weights of the losses were multiplied by the number of ranks, as the hooks divide by it.
+        scales = {slot: factor / self._communicator.size for slot, factor in factors.items()}
+        return sum_heads(self._derivatives, scales, self._communicator)
+
+
+class LocalRows(OwnRows):
     """The rows of this rank; directions and gradients of heads are averaged over the ranks."""
 
     exchanged = "directions"
+    _communicator: GroupCommunicator
     _agreed = False
 
-    def to_parameters(self, direction: Direction) -> Direction:
-        communicator, graph = self._communicator, self._graph
-        if not all(self._agree(len(graph.tasks.slots))):
-            raise NonfiniteError(
-                "the rows of another rank overflow."
-            )  # the gradient scalers of all ranks skip the step
+    def to_parameters(self, direction: Direction) -> tuple[Direction, Collection[str]]:
+        graph, communicator = self._graph, self._communicator
+        self._agreed = True
+        if not all(agree(self._step, len(graph.tasks.slots))):  # the gradient scalers of all ranks skip the step
+            raise NonfiniteError("the rows of another rank overflow.")
         total = average(direction, direction, communicator)
-        compared = replicas_to_compare(self._step, graph, communicator.ranks)
-        own = [*flags_of_used(graph.shared, self._rows.unused), *digests(compared.values())]
-        used, elements_of_all = torch.split(
-            communicator.all_gather_numbers(own), [len(graph.shared), len(compared)], dim=1
-        )
-        check_replicas(compared, elements_of_all)
-        flags = used.any(0).tolist()
-        self._unused_everywhere = {name for name, used in zip(graph.shared, flags, strict=True) if not used}
-        return total
-
-    def unused(self) -> Collection[str]:
-        return self._unused_everywhere
+        flags = flags_of_used(graph.shared, self._rows.unused)
+        (used,) = gather_numbers(communicator, replicas_to_compare(self._step), flags)
+        return total, _unused(graph, used)
 
     def head_gradients(self, factors: Mapping[int, float]) -> LeafGradients:
-        # All leaves, because ranks may have dropped different tasks.
-        graph = self._graph
-        leaves = {
-            str(index): leaf for index, leaf in enumerate(leaf for part in graph.unshared_leaves for leaf in part)
-        }
-        own = [
-            None if gradient is None or slot not in factors else factors[slot] * gradient
-            for slot, gradients in zip(graph.tasks.slots, self._derivatives.unshared_gradients, strict=True)
-            for gradient in gradients
-        ]
-        means = average(dict(zip(leaves, own, strict=True)), leaves, self._communicator)
-        return list(zip(leaves.values(), means.values(), strict=True))
+        # Of all tasks, because ranks may have dropped different ones.
+        scales = {slot: factors.get(slot, 0.0) / self._communicator.size for slot in self._graph.tasks.slots}
+        return sum_heads(self._derivatives, scales, self._communicator)
 
     def overflow(self) -> None:
         if not self._agreed:
-            self._agree(0)
-
-    def _agree(self, count: int) -> list[int]:
-        """Exchange the number of tasks, 0 after an overflow."""
-        self._agreed = True
-        same = values_to_compare(self._step, self._graph, self._communicator.ranks)
-        return self._communicator.agree(count, {**same, "heads": head_shapes(self._graph)})
+            agree(self._step, 0)  # 0 tasks
 
 
-def replicas_to_compare(step: LossStep, graph: LossGraph, ranks: Ranks) -> dict[str, Tensor]:
+def agree(step: LossStep, count: int, tasks: object = None) -> list[int]:
+    """Exchange the number of tasks, and raise unless all ranks take the same step; see `Communicator.agree`."""
+    options, graph, ranks = step.options, step.graph, step.options.communicator.ranks
+    per_task = zip(graph.tasks.slots, graph.unshared_leaves, strict=True)
+    return options.communicator.agree(count, {
+        "calls": "step",
+        "options": {
+            "over": ranks.over, "local": ranks.local, "gather": ranks.gather,
+            "examples": "none" if ranks.examples is None else "numbers", "level": options.level,
+            "per": options.per, "compare_every": ranks.compare_every,
+            "heads": options.heads, "inspect": options.inspect, "scaler": graph.scaled,
+            "residuals": step.kernel_traces is not None, "targets": step.targets is not None,
+        },
+        "parameters": [(name, tuple(value.shape), value.dtype) for name, value in graph.shared.items()],
+        **pipeline_values(options.pipe),
+        "tasks": tasks,
+        "heads": [(slot, [tuple(leaf.shape) for leaf in leaves]) for slot, leaves in per_task if leaves],
+    })  # fmt: skip
+
+
+def replicas_to_compare(step: LossStep) -> dict[str, Tensor]:
     """Return what must have the same values on all ranks, by a description.
 
     The leaves of heads in every step, because ranks could use the heads in another order, but only the first element;
     shared parameters, states and whole heads in the steps of `compares_in_full`.
     """
-    full = compares_in_full(step.pipe, ranks)
-    found = tensors_to_compare(step.pipe, ranks, graph.shared) if full else {}
+    pipe, ranks, graph = step.options.pipe, step.options.communicator.ranks, step.graph
+    full = compares_in_full(pipe, ranks)
+    found = tensors_to_compare(pipe, ranks, graph.shared) if full else {}
     for index, leaves in enumerate(graph.unshared_leaves):
         for place, leaf in enumerate(leaves):
             name = f"parameter {place} of the head of task {graph.tasks.label(index)}"
@@ -276,26 +372,54 @@ def replicas_to_compare(step: LossStep, graph: LossGraph, ranks: Ranks) -> dict[
     return found
 
 
-def values_to_compare(step: LossStep, graph: LossGraph, ranks: Ranks) -> dict[str, object]:
-    """Return what must be the same on all ranks before they exchange rows, for `Communicator.agree`."""
-    return {
-        "calls": "step",
-        "options": {
-            "over": ranks.over, "local": ranks.local, "gather": ranks.gather,
-            "examples": "none" if ranks.examples is None else "numbers", "level": step.level,
-            "per": step.per, "compare_every": ranks.compare_every,
-            "heads": step.heads, "inspect": step.inspect, "scaler": step.scaled,
-            "residuals": step.kernel_traces is not None, "targets": step.targets is not None,
-        },
-        "parameters": [(name, tuple(value.shape), value.dtype) for name, value in graph.shared.items()],
-        **pipeline_values(step.pipe),
-    }  # fmt: skip
+def gather_numbers(
+    communicator: GroupCommunicator, compared: Mapping[str, Tensor], *groups: Sequence[float]
+) -> tuple[Tensor, ...]:
+    """Return groups of numbers of all ranks, each `[ranks, numbers]`.
+
+    `compared`: tensors that must have the same values on all ranks, by a description; compared in the same message.
+    """
+    gathered = communicator.all_gather_numbers([*chain(*groups), *digests(compared.values())])
+    *found, elements_of_all = torch.split(gathered, [*map(len, groups), len(compared)], dim=1)
+    check_replicas(compared, elements_of_all)
+    return tuple(found)
 
 
-def head_shapes(graph: LossGraph) -> list[tuple[int, list[tuple[int, ...]]]]:
-    """Return the shapes of the leaves of each task that has a head, which must be the same on all ranks."""
-    pairs = zip(graph.tasks.slots, graph.unshared_leaves, strict=True)
-    return [(slot, [tuple(leaf.shape) for leaf in leaves]) for slot, leaves in pairs if leaves]
+def sum_gradients(
+    compute: Callable[[], Mapping[str, Tensor | None]], like: Mapping[str, Tensor], communicator: GroupCommunicator
+) -> tuple[Direction, Tensor]:
+    """Return sums over the ranks, and for each rank and parameter 1 if it has a gradient, `[ranks, parameters]`.
+
+    `compute`: returns the gradients of this rank by name; called once. Its errors are raised after the sum, because the
+    other ranks wait in it.
+    """
+    found: Mapping[str, Tensor | None] = {}
+    failure: Exception | None = None
+    try:
+        found = compute()
+    except Exception as error:
+        failure = error
+    sums = sum_tensors(found, like, communicator)
+    return sums, communicator.settle(failure, [found.get(name) is not None for name in like])
+
+
+def sum_heads(derivatives: Derivatives, scales: Mapping[int, float], communicator: GroupCommunicator) -> LeafGradients:
+    """Return the gradients of the heads: sums over the ranks of this rank's, times the scale of their task.
+
+    `scales`: by slot, with the same slots on all ranks. With a scale of 0, gradients that are not finite are left out.
+    """
+    graph = derivatives.graph
+    entries = [
+        (leaf, None if gradient is None or not scales[slot] else scales[slot] * gradient)
+        for slot, leaves, gradients in zip(
+            graph.tasks.slots, graph.unshared_leaves, derivatives.unshared_gradients, strict=True
+        )
+        if slot in scales
+        for leaf, gradient in zip(leaves, gradients, strict=True)
+    ]
+    leaves = {str(index): leaf for index, (leaf, _) in enumerate(entries)}
+    sums = sum_tensors({str(index): gradient for index, (_, gradient) in enumerate(entries)}, leaves, communicator)
+    return list(zip(leaves.values(), sums.values(), strict=True))
 
 
 def flags_of_used(names: Mapping[str, Tensor], unused: frozenset[str]) -> list[float]:
@@ -303,53 +427,60 @@ def flags_of_used(names: Mapping[str, Tensor], unused: frozenset[str]) -> list[f
     return [float(name not in unused) for name in names]
 
 
-@dataclass(frozen=True)
-class MeanLosses:
-    """Means over ranks.
-
-    Attributes:
-        losses: the mean losses of the tasks that have examples on at least one rank.
-        totals: for each of these tasks, by slot, the number of examples on all ranks, by which sums are divided.
-        one_pass: True if on every rank a weighted sum takes one backward pass.
-    """
-
-    losses: Tensor
-    totals: dict[int, float]
-    one_pass: bool
+def _unused(graph: LossGraph, used: Tensor) -> set[str]:
+    return {name for name, flag in zip(graph.shared, used.any(0).tolist(), strict=True) if not flag}
 
 
 def mean_losses(
-    derivatives: Derivatives, communicator: GroupCommunicator, compared: Mapping[str, Tensor]
-) -> MeanLosses:
-    """Return the means; `compared`: tensors that must have the same values on all ranks."""
-    tasks, weights = derivatives.graph.tasks, derivatives.graph.loss_weights
+    graph: LossGraph, communicator: GroupCommunicator, one_pass: bool, compared: Mapping[str, Tensor]
+) -> tuple[Tensor, dict[int, float], bool]:
+    """Return means over ranks.
+
+    Args:
+        one_pass: True if on this rank a weighted sum takes one backward pass.
+        compared: see `gather_numbers`.
+
+    Returns:
+        The mean losses of the tasks that have examples on at least one rank; for each of these tasks, by slot, the
+        number of examples on all ranks, by which sums are divided; `one_pass` of all ranks.
+    """
+    tasks = graph.tasks
     own_counts, own_losses = [0.0] * tasks.tasks, [0.0] * tasks.tasks
-    for slot, weight, loss in zip(tasks.slots, weights, tasks.losses, strict=True):
+    for slot, weight, loss in zip(tasks.slots, graph.loss_weights, tasks.losses, strict=True):
         own_counts[slot], own_losses[slot] = weight, loss.item()
-    own = [*own_counts, *own_losses, derivatives.one_pass, *digests(compared.values())]
-    gathered = communicator.all_gather_numbers(own)
-    counts, losses, one_pass, elements_of_all = torch.split(gathered, [tasks.tasks] * 2 + [1, len(compared)], dim=1)
-    check_replicas(compared, elements_of_all)
+    counts, losses, passes = gather_numbers(communicator, compared, own_counts, own_losses, [one_pass])
     totals = {slot: total for slot, total in enumerate(counts.sum(0).tolist()) if total > 0}
     if not totals:
         raise OptionError("`examples` must be positive for at least one task on one rank; got 0 everywhere.")
     sums = torch.where(counts > 0, counts * losses, 0.0).sum(0)
-    return MeanLosses(torch.stack([sums[slot] / total for slot, total in totals.items()]), totals, bool(one_pass.all()))
+    means = torch.stack([sums[slot] / total for slot, total in totals.items()])
+    return means, totals, bool(passes.all())
 
 
-class GatheredFeatures(NamedTuple):
-    """Features, gradients w.r.t. them, and targets of the whole batch, as in `Step`."""
+def weigh_ranks(derivatives: Derivatives, communicator: GroupCommunicator, compared: Mapping[str, Tensor]) -> Tensor:
+    """Return the mean of each task's losses over the ranks; the rows of a fully sharded model get the same weights.
 
-    features: Sequence[Tensor] = ()
-    feature_grads: Sequence[Tensor] = ()
-    targets: Tensor | None = None
+    Its hooks divide by the number of ranks. `compared`: see `gather_numbers`.
+
+    Raises:
+        OptionError: `examples` is zero on all ranks for a task.
+    """
+    graph = derivatives.graph
+    losses, totals, _ = mean_losses(graph, communicator, False, compared)
+    if len(totals) < len(graph.tasks.slots):
+        raise OptionError("`examples` must be positive for every task on at least one rank; omit the losses of others.")
+    pairs = zip(graph.loss_weights, totals.values(), strict=True)
+    weights = [communicator.size * examples / total for examples, total in pairs]
+    derivatives.graph = replace(graph, loss_weights=weights)
+    return losses
 
 
 def gather_features(
-    derivatives: Derivatives, targets: Tensor | None, totals: Mapping[int, float],
-    communicator: GroupCommunicator,
-) -> GatheredFeatures:  # fmt: skip
-    """Return the features of the whole batch; the gradients are those of the mean losses over the ranks.
+    derivatives: Derivatives, targets: Tensor | None, totals: Mapping[int, float], communicator: GroupCommunicator
+) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
+    """Return features, gradients w.r.t. them, and targets of the whole batch, as in `Step`.
+
+    The gradients are those of the mean losses over the ranks.
 
     Args:
         totals: for each task that is present on at least one rank, by slot, the number of examples on all ranks.
@@ -369,7 +500,7 @@ def gather_features(
     grads = [
         torch.stack([row / total for row, total in zip(stage, totals.values(), strict=True)]) for stage in feature_grads
     ]
-    return GatheredFeatures(
+    return (
         [gather_batch("features", stage, communicator)[0] for stage in features],
         [gather_batch("features", stage, communicator)[0] for stage in grads],
         None if targets is None else gather_batch("targets", targets, communicator)[0],
