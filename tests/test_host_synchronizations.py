@@ -30,6 +30,7 @@ DIRECTION, GRAMIAN, LOSSES, ROWS = "direction", "Gramian", "losses", "rows"
 REASONS = {
     "rows/arithmetic.all_finite": DIRECTION,
     "rows/arithmetic.products": GRAMIAN,
+    "gradhomog_plugins/_flat_rows._inner_products": GRAMIAN,
     "rows/arithmetic.require_float64": GRAMIAN,
     "step/pipelines._prepare": LOSSES,
     "rows/arithmetic.finite_rows": ROWS,

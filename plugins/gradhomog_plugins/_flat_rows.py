@@ -59,38 +59,40 @@ def weighted_sum(vectors: Sequence[Tensor], weights: Sequence[float], dtype: tor
     return total
 
 
-def gramian(vectors: Sequence[Tensor], last_vectors: Sequence[Tensor], last: Tensor) -> Tensor:
-    """Return the inner products of vectors, float64 `[tasks, tasks]`; `last` are those of `last_vectors`.
+def gramian(vectors: Sequence[Tensor], known: Sequence[int], products: Tensor) -> Tensor:
+    """Return the inner products of vectors, float64 `[tasks, tasks]`; `products` are those of the `known` ones.
 
-    Of two vectors that are the same objects as before, the last product is kept.
+    Cost: one transfer from the device to the CPU; one more if a square exceeds the range of float32.
     """
-    places = {id(vector): place for place, vector in enumerate(last_vectors)}
-    known = [index for index, vector in enumerate(vectors) if id(vector) in places]
-    kept = [places[id(vectors[index])] for index in known]
     found = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
-    if known:
-        found[np.ix_(known, known)] = last[np.ix_(kept, kept)]
+    found[np.ix_(known, known)] = products
     new = [index for index in range(len(vectors)) if index not in known]
-    for index in new:
-        found[index] = found[:, index] = _inner_products(vectors[index], vectors, wide=False)
+    for index, row in zip(new, _inner_products(new, vectors, wide=False), strict=True):
+        found[index] = found[:, index] = row
     # The terms of other squares in float32 overflow, or most of them underflow.
     unsafe = [index for index, square in enumerate(found.diagonal().tolist()) if not 1e-22 < square < 1e34]
-    for index in new if unsafe else ():
-        others = [*range(len(vectors))] if index in unsafe else unsafe
-        products = _inner_products(vectors[index], [vectors[other] for other in others], wide=True)
-        found[index, others] = found[others, index] = products
+    if new and unsafe:
+        for index, row in zip(new, _inner_products(new, vectors, wide=True), strict=True):
+            others = [*range(len(vectors))] if index in unsafe else unsafe
+            found[index, others] = found[others, index] = row[others]
     return found
 
 
-def _inner_products(one: Tensor, vectors: Sequence[Tensor], wide: bool) -> Tensor:
-    """Return ⟨one, v⟩ for each vector v: products in float32 or, if `wide`, in float64; exact sums over chunks."""
-    dtype = torch.float64 if wide else torch.promote_types(one.dtype, torch.float32)
+def _inner_products(indices: Sequence[int], vectors: Sequence[Tensor], wide: bool) -> Tensor:
+    """Return ⟨v_i, v⟩ for some i and each vector v, `[indices, tasks]`: exact sums of products of chunks.
+
+    Products are computed in float32 or, if `wide`, in float64.
+    """
+    if not indices:
+        return torch.zeros(0, len(vectors), dtype=torch.float64)
+    dtype = torch.float64 if wide else torch.promote_types(vectors[0].dtype, torch.float32)
     products: list[Tensor] = []
-    for part, *others in _chunks(one, *vectors):  # in this order the part of `one` is read once and stays in the cache
-        part = part.to(dtype)
-        products += [torch.dot(part, other.to(dtype)) for other in others]
-    by_chunk = torch.stack(products).view(-1, len(vectors)).T.tolist()
-    return torch.tensor([math.fsum(parts) for parts in by_chunk], dtype=torch.float64)
+    for index in indices:
+        for part, *others in _chunks(vectors[index], *vectors):  # the part is read once and stays in the cache
+            part = part.to(dtype)
+            products += [torch.dot(part, other.to(dtype)) for other in others]
+    numbers = torch.stack(products).view(len(indices), -1, len(vectors)).transpose(1, 2).tolist()
+    return torch.tensor([[math.fsum(parts) for parts in row] for row in numbers], dtype=torch.float64)
 
 
 def _split_like(parts: Sequence[Tensor], vector: Tensor | None) -> Sequence[Tensor | None]:

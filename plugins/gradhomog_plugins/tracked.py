@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, cast
 
+import numpy as np
 import torch
 from annotated_types import Ge, Interval
 from torch import Tensor
@@ -91,8 +92,8 @@ class Tracked(Homogenizer):
 
     Not differentiable: averages contain rows of earlier steps.
 
-    State: a row for every key of the last `forget` steps, N × params numbers; with `every` > 1 one more for the
-    direction; the other method's state. Rows with other names or shapes restart the averages.
+    State: a row for every key of the last `forget` steps, N × params numbers, and their inner products; with `every` >
+    1 one more for the direction; the other method's state. Rows with other names or shapes restart the averages.
 
     Cost: one backward pass (`rows="one"`), about seven reads and three writes of a row; in every R-th step N
     inner products for each new row and a weighted sum of N rows, and the cost of the other method.
@@ -116,7 +117,7 @@ class Tracked(Homogenizer):
 
     state_names = (
         "method", "layout", "averages", "slots", "counts", "seen", "losses", "changes", "weights",
-        "direction", "steps", "weighted", "inner",
+        "direction", "products", "multiplied", "steps", "weighted", "inner",
     )  # fmt: skip
 
     def __init__(
@@ -156,7 +157,8 @@ class Tracked(Homogenizer):
         self.changes: dict[str, float] = {}
         self.weights: dict[str, float] = {}
         self.direction = torch.empty(0)
-        self._products: tuple[Sequence[Tensor], Tensor] = [], torch.empty(0, 0)  # of the averages; a memo, no state
+        self.products = torch.empty(0, 0, dtype=torch.float64)  # inner products of the averages of `multiplied`
+        self.multiplied: list[str] = []
         self.steps = 0
         self.weighted = 0
 
@@ -194,6 +196,10 @@ class Tracked(Homogenizer):
         if "losses" in self._inner_needs:
             state["losses"] = keyed.write(state["losses"], step.names, step.losses)
         self._forget(state)
+        unchanged = known.keys() & averages.keys() - updated.keys()
+        places = [place for place, key in enumerate(self.multiplied) if key in unchanged]
+        state["multiplied"] = [self.multiplied[place] for place in places]
+        state["products"] = self.products[np.ix_(places, places)]
         order = sorted(averages, key=state["slots"].__getitem__)
         inner_step, converged, weighted = None, True, self.weighted
         same = known.keys() == averages.keys() and len(self.direction) > 0  # empty if the state is of `every=1`
@@ -255,9 +261,12 @@ class Tracked(Homogenizer):
                 state[name].pop(key, None)
 
     def _apply(
-        self, step: Step, layout: _flat_rows.Layout, state: Mapping[str, Any], order: Sequence[str], wide: torch.dtype
+        self, step: Step, layout: _flat_rows.Layout, state: dict[str, Any], order: Sequence[str], wide: torch.dtype
     ) -> tuple[Tensor, list[float], Step, bool]:
-        """Return direction and weights of the other method for all averages, its step, and whether it converged."""
+        """Return direction and weights of the other method for all averages, its step, and whether it converged.
+
+        Inner products of the new averages are added to `state`.
+        """
         vectors = [state["averages"][key] for key in order]
         rows = [_flat_rows.unflatten(vector, layout) for vector in vectors]
         losses = None
@@ -267,8 +276,9 @@ class Tracked(Homogenizer):
         stacked = {name: torch.stack([row[name] for row in rows]).to(wide) for name in layout} if reads_rows else {}
         jacobian = as_jacobian(stacked) if reads_rows else jacobian_of_rows(rows)
         if "gramian" in self._inner_needs and not reads_rows:
-            self._products = vectors, _flat_rows.gramian(vectors, *self._products)
-            jacobian.total_gramian = self._products[1]
+            places = [order.index(key) for key in state["multiplied"]]
+            jacobian.total_gramian = _flat_rows.gramian(vectors, places, state["products"])
+            state["multiplied"], state["products"] = list(order), jacobian.total_gramian
         tasks = tuple(TaskKey(state["slots"][key], key if step.keys[0].domain else "") for key in order)
         if self._max_tasks is not None and len(tasks) > self._max_tasks:
             raise OptionError(f"tracked: {self.method!r} supports at most {self._max_tasks} tasks; got {len(tasks)}.")
