@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gradhomog.errors import OptionError
 from gradhomog.registry.annotated_values import validated
-from gradhomog.rows.square_root import safe_sqrt
+from gradhomog.rows.arithmetic import safe_sqrt
 
 
 def cosines(gramian: Tensor) -> Tensor:

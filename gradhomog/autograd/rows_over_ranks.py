@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import final
 
 import torch
@@ -30,13 +29,20 @@ from gradhomog.autograd.row_source import (
     of_features,
 )
 from gradhomog.errors import NonfiniteError, OptionError
-from gradhomog.ranks.column_split import ColumnSplit
 from gradhomog.ranks.communicator import GroupCommunicator
 from gradhomog.ranks.dtensors import count_replicas, local_part, split_whole_tensors
-from gradhomog.ranks.exchange import PartialRow, average, collect_tasks, sum_batches, sum_tensors
+from gradhomog.ranks.exchange import (
+    ColumnSplit,
+    PartialRow,
+    SplitRows,
+    average,
+    collect_tasks,
+    sharded_rows,
+    sum_batches,
+    sum_tensors,
+)
 from gradhomog.ranks.ranks import pipeline_values
-from gradhomog.ranks.replicas import check_replicas, compares_in_full, digests, tensors_to_compare
-from gradhomog.ranks.split_rows import SplitRows, sharded_rows
+from gradhomog.ranks.replicas import compares_in_full, gather_numbers, tensors_to_compare
 from gradhomog.rows import DenseRows, Direction, Jacobian, LazyRows, PerTaskRows
 from gradhomog.step.step import KernelTraces, Step, task_keys
 
@@ -372,19 +378,6 @@ def replicas_to_compare(step: LossStep) -> dict[str, Tensor]:
     return found
 
 
-def gather_numbers(
-    communicator: GroupCommunicator, compared: Mapping[str, Tensor], *groups: Sequence[float]
-) -> tuple[Tensor, ...]:
-    """Return groups of numbers of all ranks, each `[ranks, numbers]`.
-
-    `compared`: tensors that must have the same values on all ranks, by a description; compared in the same message.
-    """
-    gathered = communicator.all_gather_numbers([*chain(*groups), *digests(compared.values())])
-    *found, elements_of_all = torch.split(gathered, [*map(len, groups), len(compared)], dim=1)
-    check_replicas(compared, elements_of_all)
-    return tuple(found)
-
-
 def sum_gradients(
     compute: Callable[[], Mapping[str, Tensor | None]], like: Mapping[str, Tensor], communicator: GroupCommunicator
 ) -> tuple[Direction, Tensor]:
@@ -528,8 +521,5 @@ def gather_batch(name: str, value: Tensor, communicator: GroupCommunicator) -> t
     one = (value[:1] if same else value).transpose(0, 1).contiguous()
     sizes = [int(size) for size in communicator.all_gather_numbers([len(one)])[:, 0].tolist()]
     start = sum(sizes[: communicator.rank])
-    padded = one.new_zeros(max(sizes), *one.shape[1:])
-    padded[: len(one)] = one
-    parts = communicator.all_gather(padded).view(len(sizes), *padded.shape)
-    whole = torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)]).transpose(0, 1)
+    whole = communicator.all_gather_parts(one, sizes).transpose(0, 1)
     return whole.expand(len(value), *whole.shape[1:]) if same else whole, slice(start, start + len(one))

@@ -10,7 +10,7 @@ from torch import Tensor
 from gradhomog.conflict import cosines, distances
 from gradhomog.diagnosis.estimates import Estimate, jackknife
 from gradhomog.diagnosis.labelled_gramian import LabelledGramian
-from gradhomog.rows.square_root import safe_sqrt
+from gradhomog.rows.arithmetic import safe_sqrt
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
+from functools import partial
 
-import torch
 from torch import Tensor
 
 from gradhomog.errors import OptionError
 from gradhomog.learners.results import TaskRows
 from gradhomog.learners.tasks import TaskBatch
-from gradhomog.ranks.column_split import ColumnSplit
 from gradhomog.ranks.communicator import Communicator, GroupCommunicator
-from gradhomog.ranks.exchange import average, collect_tasks
+from gradhomog.ranks.exchange import ColumnSplit, average, collect_tasks
 from gradhomog.ranks.ranks import pipeline_values
-from gradhomog.ranks.replicas import check_replicas, compares_in_full, digests, tensors_to_compare
+from gradhomog.ranks.replicas import compares_in_full, gather_numbers, tensors_to_compare
 from gradhomog.rows import DenseRows, Direction, Jacobian
 from gradhomog.rows.device_copies import task_index
 from gradhomog.step.pipelines import Pipeline
@@ -57,24 +56,20 @@ def compute_meta_step(
     if isinstance(communicator, GroupCommunicator):
         return _across_ranks(compute, batch, parameters, pipe, communicator)
     rows = compute(batch)
-    return _homogenize(make_step(rows, batch.keys, batch.query_y), rows.accuracies, rows.unused, pipe)
+    return _homogenize(rows, Jacobian(DenseRows(rows.jacobian)), batch.keys, batch.query_y, pipe)
 
 
-def make_step(rows: TaskRows, keys: Sequence[TaskKey], targets: Tensor) -> Step:
-    """Return the record of a step of the tasks of one process."""
-    return Step(
-        tuple(keys), Jacobian(DenseRows(rows.jacobian)), rows.losses, rows.features, rows.feature_grads, targets
-    )
-
-
-def _homogenize(step: Step, accuracies: Tensor | None, unused: Set[str], pipe: Pipeline) -> MetaStep:
+def _homogenize(
+    rows: TaskRows, jacobian: Jacobian, keys: tuple[TaskKey, ...], targets: Tensor, pipe: Pipeline
+) -> MetaStep:
+    step = Step(keys, jacobian, rows.losses, rows.features, rows.feature_grads, targets)
     pending = pipe.compute(step, inspect=True)
     report = replace(pending.result, direction={})
-    if accuracies is not None:
-        slots = [key.slot for key in step.keys]
+    if rows.accuracies is not None:
+        slots = [key.slot for key in keys]
         places = [slots.index(slot) for slot in report.tasks]  # a task may have been dropped
-        report = replace(report, accuracies=accuracies[task_index(places, accuracies.device)])
-    return MetaStep(pending.direction, report, unused, pending.commit)
+        report = replace(report, accuracies=rows.accuracies[task_index(places, rows.accuracies.device)])
+    return MetaStep(pending.direction, report, rows.unused, pending.commit)
 
 
 def _across_ranks(
@@ -93,47 +88,27 @@ def _across_ranks(
         offset = sum(counts[: communicator.rank])
         batch = replace(batch, slots=tuple(range(offset, offset + len(batch))))
         rows = compute(batch)
-        step = make_step(rows, batch.keys, batch.query_y)
-        own = _homogenize(step, rows.accuracies, rows.unused, pipe) if ranks.local else None
-        communicator.agree(len(batch), _shapes_to_compare(step, rows.accuracies, ranks.local))
+        jacobian = Jacobian(DenseRows(rows.jacobian))
+        own = _homogenize(rows, jacobian, batch.keys, batch.query_y, pipe) if ranks.local else None
+        like = jacobian.row_like()
+        shapes: dict[str, object] = {"parameters": [(name, tuple(one.shape), one.dtype) for name, one in like.items()]}
+        if not ranks.local:  # of what is exchanged; the number of tasks may differ
+            tensors = [rows.losses, rows.accuracies, *rows.features, *rows.feature_grads, batch.query_y]
+            shapes["sizes of tasks"] = [None if value is None else tuple(value.shape[1:]) for value in tensors]
+        communicator.agree(len(batch), shapes)
     compared = tensors_to_compare(pipe, ranks, parameters) if compares_in_full(pipe, ranks) else {}
-    own_numbers = [*(name in rows.unused for name in parameters), *digests(compared.values())]
-    gathered_numbers = communicator.all_gather_numbers(own_numbers)
-    flags, numbers = torch.split(gathered_numbers, [len(parameters), len(compared)], dim=1)
-    check_replicas(compared, numbers)
-    unused = {name for name, count in zip(parameters, flags.sum(0).tolist(), strict=True) if count == len(flags)}
+    (flags,) = gather_numbers(communicator, compared, [name in rows.unused for name in parameters])
+    unused = {name for name, everywhere in zip(parameters, flags.all(0).tolist(), strict=True) if everywhere}
     if own is not None:
         direction = average(own.direction, own.direction, communicator)
         return replace(own, direction=direction, report=replace(own.report, exchanged="directions"), unused=unused)
-
-    def gather(value: Tensor) -> Tensor:
-        """Return the concatenation of tensors `[tasks, *shape]` of all ranks."""
-        padded = value.new_zeros(max(counts), *value.shape[1:])
-        padded[: len(value)] = value
-        found = communicator.all_gather(padded).view(len(counts), *padded.shape)
-        return torch.cat([part[:count] for part, count in zip(found, counts, strict=True)])
-
-    jacobian = step.jacobian
-    split = ColumnSplit(jacobian.row_like(), communicator.size, communicator.rank)
-    whole = Step(
-        task_keys(range(sum(counts)), tuple(communicator.all_gather_names(batch.domains))),
-        collect_tasks(jacobian.row, counts, split, communicator),
-        gather(rows.losses), list(map(gather, rows.features)), list(map(gather, rows.feature_grads)),
-        gather(batch.query_y),
+    gather = partial(communicator.all_gather_parts, sizes=counts)
+    gathered = TaskRows(
+        {}, gather(rows.losses), None if rows.accuracies is None else gather(rows.accuracies),
+        list(map(gather, rows.features)), list(map(gather, rows.feature_grads)), unused,
     )  # fmt: skip
-    accuracies = None if rows.accuracies is None else gather(rows.accuracies)
-    found = _homogenize(whole, accuracies, unused, pipe)
+    keys = task_keys(range(sum(counts)), tuple(communicator.all_gather_names(batch.domains)))
+    split = ColumnSplit(like, communicator.size, communicator.rank)
+    whole = collect_tasks(jacobian.row, counts, split, communicator)
+    found = _homogenize(gathered, whole, keys, gather(batch.query_y), pipe)
     return replace(found, report=replace(found.report, exchanged="rows"))
-
-
-def _shapes_to_compare(step: Step, accuracies: Tensor | None, local: bool) -> dict[str, object]:
-    """Return the shapes of what ranks exchange, for `Communicator.agree`; the number of tasks may differ."""
-    like = step.jacobian.row_like()
-    parameters = [(name, tuple(value.shape), value.dtype) for name, value in like.items()]
-    if local:  # only directions are exchanged
-        return {"parameters": parameters}
-    tensors = [step.losses, accuracies, *step._features, *step._feature_grads, step._targets]
-    return {
-        "parameters": parameters,
-        "sizes of tasks": [None if value is None else tuple(value.shape[1:]) for value in tensors],
-    }

@@ -179,6 +179,13 @@ class GroupCommunicator(Communicator):
         _all_gather(found, value.contiguous().view(-1), group=self.group)
         return found
 
+    def all_gather_parts(self, value: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Return the ranks' tensors `[sizes[rank], *shape]`, one after the other."""
+        padded = value.new_zeros(max(sizes), *value.shape[1:])
+        padded[: len(value)] = value
+        parts = self.all_gather(padded).view(self.size, *padded.shape)
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
     def all_gather_numbers(self, numbers: Sequence[float]) -> Tensor:
         """Return the numbers of each rank, float64 `[ranks, numbers]` on the CPU."""
         found = self.all_gather(torch.tensor(numbers, dtype=torch.float64, device=self._device))

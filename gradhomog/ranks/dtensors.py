@@ -40,12 +40,15 @@ def check_not_gathered(parameters: Iterable[Tensor]) -> None:
     Raises:
         OptionError.
     """
-    initialized = dist.is_available() and dist.is_initialized()
-    if initialized and any(map(_has_freed_storage, parameters)):
-        raise OptionError(
-            "`parameters` must be the DTensors of the sharded model; they are gathered copies. "
-            f"{LIST_PARAMETERS_BEFORE_FORWARD} Nothing was written."
-        )
+    for parameter in parameters if dist.is_available() and dist.is_initialized() else ():
+        # PyTorch 2.13 has no public test for a gathered copy. `fully_shard` sets the size of its storage to 0 after the
+        # backward pass, and to the full size again in the next forward pass. Reading the storage of a tensor with
+        # another layout, such as a sparse one, raises an error.
+        if parameter.numel() and parameter.layout == torch.strided and not parameter.untyped_storage().nbytes():
+            raise OptionError(
+                "`parameters` must be the DTensors of the sharded model; they are gathered copies. "
+                f"{LIST_PARAMETERS_BEFORE_FORWARD} Nothing was written."
+            )
 
 
 def leaves_not_sharded(leaves: Sequence[Tensor]) -> list[Tensor]:
@@ -115,13 +118,3 @@ def split_whole_tensors(direction: Mapping[str, Tensor], parameters: Mapping[str
             like: Any = parameters[name]
             found[name] = distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
     return found
-
-
-def _has_freed_storage(parameter: Tensor) -> bool:
-    """True if a tensor has elements, but its storage has none.
-
-    PyTorch 2.13 has no public test for a gathered copy of a parameter. `fully_shard` sets the size of its storage to 0
-    at the end of the backward pass, and to the full size again in the next forward pass. Reading the storage of a
-    tensor with another layout, such as a sparse one, raises an error.
-    """
-    return parameter.numel() > 0 and parameter.layout == torch.strided and not parameter.untyped_storage().nbytes()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch.distributed as dist
 
@@ -65,11 +65,9 @@ class Ranks:
             raise OptionError(f"`over` must be 'batch' or 'tasks'; got {self.over!r}.")
         if self.examples is not None and self.over == "tasks":
             raise OptionError("`examples` is for over='batch'; with over='tasks' every task is on one rank. Omit it.")
-        given: Any = self.examples
-        numbers = (
-            [given] if isinstance(given, int | float) else list(given) if isinstance(given, list | tuple) else None
-        )
-        if given is not None and (numbers is None or not all(map(_is_count, numbers))):
+        given = self.examples
+        numbers = given if isinstance(given, list | tuple) else [given]
+        if given is not None and not all(map(_is_count, numbers)):
             raise OptionError(
                 "`examples` must be a finite number ≥ 0, or a list of them, one per task; got "
                 f"{given!r}. Convert tensors and arrays by `.tolist()`."

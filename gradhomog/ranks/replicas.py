@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from gradhomog.errors import RankError
+from gradhomog.ranks.communicator import GroupCommunicator
 from gradhomog.ranks.dtensors import is_dtensor
 from gradhomog.ranks.ranks import Ranks, is_first_step
 from gradhomog.step.pipelines import Pipeline
@@ -29,6 +30,24 @@ def tensors_to_compare(pipe: Pipeline, ranks: Ranks, parameters: Mapping[str, Te
     """Return parameters, without those that are sharded, and the state of the pipeline, by a description."""
     found = {f"parameter {name!r}": one for name, one in parameters.items() if one.is_leaf and not is_dtensor(one)}
     return found if ranks.local else found | _states(pipe)
+
+
+def gather_numbers(
+    communicator: GroupCommunicator, compared: Mapping[str, Tensor], *numbers: Sequence[float]
+) -> list[Tensor]:
+    """Return the numbers of all ranks, float64 `[ranks, numbers]` for each sequence, by one message.
+
+    Args:
+        compared: tensors that must have the same values on all ranks, by a description.
+
+    Raises:
+        RankError: a tensor of one rank differs from that of rank 0.
+    """
+    own = [*numbers, digests(compared.values())]
+    gathered = communicator.all_gather_numbers([number for part in own for number in part])
+    *parts, of_tensors = torch.split(gathered, [len(part) for part in own], dim=1)
+    check_replicas(compared, of_tensors)
+    return parts
 
 
 def digests(tensors: Iterable[Tensor]) -> list[float]:

@@ -1,4 +1,4 @@
-"""Arithmetic on the rows of one block: inner products, and checks for NaN and infinity.
+"""Arithmetic on the rows of one block: inner products, checks for NaN and infinity, and square roots of norms.
 
 Products are computed in the dtype of the rows (float32 for half precision), sums of products in float64.
 """
@@ -29,7 +29,7 @@ SMALL_TENSOR = 2 * CHUNK_COLUMNS
 Vectors = Tensor | Sequence[Tensor]
 """Rows in one matrix `[tasks, elements]`, or in one vector `[elements]` per task."""
 
-Product = Callable[[Vectors, bool], Tensor]
+Product = Callable[[Vectors], Tensor]
 """The function `gramian` or `squared_norms`."""
 
 
@@ -39,36 +39,23 @@ def products(blocks: Sequence[Vectors], product: Product) -> list[Tensor]:
     The products are on the CPU. If the squares of a row exceed the range of float32, its block is multiplied again in
     float64. One transfer from the device to the CPU; two more if a row is zero or exceeds the range.
     """
-    found, squares = [], []
+    found, outside = [], []
     for block in blocks:
-        found.append(product(block, False))
+        found.append(product(block))
     if found and not found[0].is_cpu:
         found = to_cpu(found)
-    for value in found:
-        squares.append(value if value.dim() == 1 else value.diagonal())
-    if unsafe := outside_float32_range(squares, blocks):
-        again = require_float64(blocks, unsafe)
-        for index, exact in zip(again, to_cpu([product(blocks[index], True) for index in again]), strict=True):
-            found[index] = exact
-    return found
-
-
-def outside_float32_range(squares: Sequence[Tensor], blocks: Sequence[Vectors]) -> list[int]:
-    """Return the indices of blocks of which a squared norm `[tasks]` of the rows may be inaccurate in float32.
-
-    Below 1e-30 times the number of columns the mean square of a row is below 1e-30, and most squares may lose digits
-    in float32, whose smallest normal number is 1.2e-38. Above 1e34 sums of squares may overflow.
-    """
-    if not squares:
-        return []
-    numbers = torch.cat(list(squares)).tolist() if len(squares) > 1 else squares[0].tolist()
-    found, start = [], 0
-    for index, (square, block) in enumerate(zip(squares, blocks, strict=True)):
-        part = numbers[start : start + len(square)]
-        start += len(square)
+    for index, (value, block) in enumerate(zip(found, blocks, strict=True)):
+        squares = (value if value.dim() == 1 else value.diagonal()).tolist()
         columns = block.shape[1] if isinstance(block, Tensor) else block[0].numel()
-        if not (1e-30 * columns <= min(part, default=1.0) and max(part, default=1.0) < 1e34):
-            found.append(index)
+        # Below 1e-30 times the number of columns the mean square of a row is below 1e-30, and most squares may lose
+        # digits in float32, whose smallest normal number is 1.2e-38. Above 1e34 sums of squares may overflow.
+        if not (1e-30 * columns <= min(squares, default=1.0) and max(squares, default=1.0) < 1e34):
+            outside.append(index)
+    if outside:
+        again = require_float64(blocks, outside)
+        exact = [_sum([product(chunk.double()) for chunk in matrices(blocks[index])]) for index in again]
+        for index, value in zip(again, to_cpu(exact), strict=True):
+            found[index] = value
     return found
 
 
@@ -91,63 +78,58 @@ def require_float64(blocks: Sequence[Vectors], indices: Sequence[int]) -> list[i
     ]
 
 
-def gramian(block: Vectors, exact: bool = False) -> Tensor:
-    """Return the inner products of the rows, float64 `[tasks, tasks]`; in float64 with a graph, or if `exact`."""
-    if not isinstance(block, Tensor):
-        if len(block) > 8 or not _pairwise_is_faster(block, exact):
-            return _sum([gramian(chunk, exact) for chunk in stack_chunks(block)])
+def gramian(block: Vectors) -> Tensor:
+    """Return the inner products of the rows, float64 `[tasks, tasks]`; computed in float64 if they have a graph."""
+    if not isinstance(block, Tensor) and len(block) <= 8 and _pairwise_is_faster(block):
         pairs = torch.tril_indices(len(block), len(block))
-        places = list(zip(*pairs.tolist(), strict=True))
-        sums = [torch.stack([torch.dot(part[i], part[j]) for i, j in places]) for part in _chunks(block, CACHED)]
         lower = torch.zeros(len(block), len(block), dtype=torch.float64)
-        lower[pairs[0], pairs[1]] = _sum([part.double() for part in sums])
+        lower[pairs[0], pairs[1]] = _dot_products(block, pairs.T.tolist())
         return lower + lower.tril(-1).T
-    tasks, size = block.shape
-    if exact or block.requires_grad or block.dtype == torch.float64:
+    if not isinstance(block, Tensor) or block.dtype.itemsize < 4:
+        return _sum([gramian(chunk) for chunk in matrices(block)])
+    if block.requires_grad or block.dtype == torch.float64:
         wide = block.double()
         return wide @ wide.T
-    if block.dtype != torch.float32:
-        return torch.stack([gramian(part.float()) for part in column_chunks(block)]).sum(0)
-    count = chunk_count(size)
-    if count == 1:
+    if block.shape[1] <= CHUNK_COLUMNS:
         return torch.mm(block, block.T).double()
-    width = size // count
-    # [tasks, count · width] viewed as `count` matrices [tasks, width]: strides only, no copy.
-    parts = block[:, : count * width].view(tasks, count, width).transpose(0, 1)
-    total = torch.bmm(parts, parts.mT).sum(0, dtype=torch.float64)
-    if count * width < size:
-        rest = block[:, count * width :]
-        total += torch.mm(rest, rest.T)
-    return total
+    return _sum([torch.bmm(part, part.mT).sum(0, dtype=torch.float64) for part in _batches(block)])
 
 
-def squared_norms(block: Vectors, exact: bool = False) -> Tensor:
-    """Return the sum of squares of each row, float64 `[tasks]`; in float64 with a graph, or if `exact`."""
-    if not isinstance(block, Tensor):
-        if not _pairwise_is_faster(block, exact):
-            return _sum([squared_norms(chunk, exact) for chunk in stack_chunks(block)])
-        sums = [torch.stack([torch.dot(row, row) for row in chunk]) for chunk in _chunks(block, CACHED)]
-        return _sum([part.double() for part in sums])
-    tasks, size = block.shape
+def squared_norms(block: Vectors) -> Tensor:
+    """Return the sum of squares of each row, float64 `[tasks]`; computed in float64 if they have a graph."""
+    if not isinstance(block, Tensor) and _pairwise_is_faster(block):
+        return _dot_products(block, [(index, index) for index in range(len(block))])
+    if not isinstance(block, Tensor) or block.dtype.itemsize < 4:
+        return _sum([squared_norms(chunk) for chunk in matrices(block)])
     if block.requires_grad or block.dtype == torch.float64:
         return block.double().square().sum(1)
-    if block.dtype != torch.float32:
-        return torch.stack([squared_norms(part.float(), exact) for part in column_chunks(block)]).sum(0)
-    if exact:
-        norm: Tensor = torch.linalg.vector_norm(block, dim=1, dtype=torch.float64)
-        return norm.square()
     # Norms of chunks in float32, their squares added in float64: a reduction in float64 is 20 times as slow (measured).
-    whole = size // CHUNK_COLUMNS
-    chunks = [block[:, : whole * CHUNK_COLUMNS].view(tasks, whole, CHUNK_COLUMNS)] if whole else []
-    chunks += [block[:, None, whole * CHUNK_COLUMNS :]] if whole * CHUNK_COLUMNS < size else []
-    norms = [torch.linalg.vector_norm(chunk, dim=2, dtype=torch.float32).double() for chunk in chunks]
-    return torch.cat(norms, dim=1).square().sum(1) if norms else block.new_zeros(tasks, dtype=torch.float64)
+    norms = [torch.linalg.vector_norm(part, dim=2).double() for part in _batches(block)]
+    return _sum([part.square().sum(0) for part in norms])
+
+
+def matrices(block: Vectors) -> Iterator[Tensor]:
+    """Yield the rows as float matrices `[tasks, columns]` of a bounded size, to convert or to stack them.
+
+    Half precision is converted to float32.
+    """
+    for chunk in column_chunks(block) if isinstance(block, Tensor) else stack_chunks(block):
+        yield chunk if chunk.dtype.itemsize >= 4 else chunk.float()
 
 
 def column_chunks(block: Tensor) -> Sequence[Tensor]:
-    """Return views of chunks of columns, to convert half precision to float32 chunk by chunk."""
+    """Return views of chunks of columns, to convert them chunk by chunk."""
     parts: Sequence[Tensor] = torch.split(block, max(2**20 // max(len(block), 1), CHUNK_COLUMNS), dim=1)
     return parts
+
+
+def _batches(block: Tensor) -> list[Tensor]:
+    """Return the columns in matrices `[chunks, tasks, width]`: strides only, no copy."""
+    tasks, size = block.shape
+    count = chunk_count(size)
+    width = size // count
+    whole = block[:, : count * width].view(tasks, count, width).transpose(0, 1)
+    return [whole, block[None, :, count * width :]] if count * width < size else [whole]
 
 
 @functools.lru_cache(maxsize=256)
@@ -160,11 +142,17 @@ def chunk_count(size: int) -> int:
     return next((count for count in range(least, 2 * least) if size % count == 0), least)
 
 
-def _pairwise_is_faster(rows: Sequence[Tensor], exact: bool) -> bool:
+def _pairwise_is_faster(rows: Sequence[Tensor]) -> bool:
     """True if dot products of pairs are faster than stacking chunks (measured, up to 8 rows)."""
     some = rows[0]
-    plain = not exact and not any(row.requires_grad for row in rows)
-    return plain and some.device.type == "cpu" and some.dtype == torch.float32 and some.numel() > SMALL_TENSOR
+    large = some.device.type == "cpu" and some.dtype == torch.float32 and some.numel() > SMALL_TENSOR
+    return large and not any(row.requires_grad for row in rows)
+
+
+def _dot_products(rows: Sequence[Tensor], pairs: Sequence[Sequence[int]]) -> Tensor:
+    """Return the inner products of some pairs of rows, float64 `[pairs]`."""
+    chunks = _chunks(rows, CACHED)
+    return _sum([torch.stack([torch.dot(part[i], part[j]) for i, j in pairs]).double() for part in chunks])
 
 
 def _chunks(rows: Sequence[Tensor], width: int) -> Iterator[list[Tensor]]:
@@ -191,11 +179,15 @@ def as_matrix(block: Tensor) -> Tensor:
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """True if no tensor contains NaN or infinity. Cost: one read, and one transfer from each other device."""
-    tensors = list(tensors)
-    # A sum takes 1/25 of the time of torch.isfinite (measured).
-    sums = [sum_of(tensor.detach()) for tensor in tensors]
-    total = sum(float(one) for one in sums if one.is_cpu)
-    if elsewhere := [one.double() for one in sums if not one.is_cpu]:
+    tensors, total, elsewhere = list(tensors), 0.0, []
+    for tensor in tensors:  # a sum takes 1/25 of the time of torch.isfinite (measured)
+        values = tensor.detach()
+        one = values.sum() if values.dtype.itemsize >= 4 else row_sums(values.reshape(1, -1))[0]
+        if one.is_cpu:
+            total += float(one)
+        else:
+            elsewhere.append(one.double())
+    if elsewhere:
         total += float(torch.stack(elsewhere).sum())
     return math.isfinite(total) or all(map(is_finite, tensors))  # finite numbers may add up to infinity
 
@@ -213,11 +205,6 @@ def finite_rows(sums: Tensor, row: Callable[[int], Mapping[str, Tensor]]) -> lis
     ]
 
 
-def sum_of(tensor: Tensor) -> Tensor:
-    """Return the sum of all elements; of half precision in float32."""
-    return tensor.sum() if tensor.dtype.itemsize >= 4 else row_sums(tensor.reshape(1, -1))[0]
-
-
 def row_sums(matrix: Tensor) -> Tensor:
     """Return row sums; half precision is summed in parts, because a sum in float32 would copy the whole tensor."""
     if matrix.dtype.itemsize >= 4:
@@ -228,3 +215,22 @@ def row_sums(matrix: Tensor) -> Tensor:
 def is_finite(value: Tensor) -> bool:
     """True if a tensor contains neither NaN nor infinity."""
     return bool(torch.isfinite(value).all())
+
+
+def safe_sqrt(squares: Tensor) -> Tensor:
+    """√x where x > 0, else 0, with derivative 0; the derivative of `torch.sqrt` at zero is infinite and leads to NaN.
+
+    Args:
+        squares: any shape and floating dtype. Values below zero, caused by rounding, count as zero; NaN stays NaN.
+
+    Returns:
+        Roots of the same shape, differentiable any number of times.
+
+    >>> x = torch.tensor([4.0, 0.0], requires_grad=True)
+    >>> torch.autograd.grad(safe_sqrt(x).sum(), x)
+    (tensor([0.2500, 0.0000]),)
+    """
+    if not torch.is_grad_enabled():
+        return squares.clamp_min(0).sqrt()
+    zero = squares <= 0
+    return torch.where(zero, 0.0, torch.where(zero, 1.0, squares).sqrt())

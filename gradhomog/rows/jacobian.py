@@ -12,11 +12,9 @@ from torch import Tensor
 
 from gradhomog.errors import DataError, OptionError
 from gradhomog.rows import arithmetic
-from gradhomog.rows.dense import DenseRows
 from gradhomog.rows.device_copies import to_device
 from gradhomog.rows.per_task import PerTaskRows
-from gradhomog.rows.square_root import safe_sqrt
-from gradhomog.rows.storage import Direction, Rows, StoredRows
+from gradhomog.rows.storage import DenseRows, Direction, Rows, StoredRows
 
 
 @final
@@ -163,28 +161,22 @@ class Jacobian:
     @functools.cached_property
     def block_gramians(self) -> Tensor:
         """The Gramian of each block, float64 `[blocks, tasks, tasks]`."""
-        with torch.set_grad_enabled(self.requires_grad):
-            if self.source is None:
-                return self.rows.products(arithmetic.gramian, by_block=True)
-            return self._congruence(self.source.block_gramians)
+        return self._inner_products(by_block=True)
 
     @functools.cached_property
     def total_gramian(self) -> Tensor:
         """The Gramian over all blocks, float64 `[tasks, tasks]`."""
-        with torch.set_grad_enabled(self.requires_grad):
-            if self.source is None:
-                return self.rows.products(arithmetic.gramian, by_block=False)
-            return self._congruence(self.source.total_gramian)
+        return self._inner_products(by_block=False)
 
     @functools.cached_property
     def block_squared_norms(self) -> Tensor:
         """The squared norms in each block, float64 `[blocks, tasks]`; from the Gramians if they are cached."""
-        return self._squared_norms("block_squared_norms", "block_gramians")
+        return self._squares(by_block=True)
 
     @functools.cached_property
     def total_squared_norms(self) -> Tensor:
         """The squared norms over all blocks, float64 `[tasks]`; from the Gramian if it is cached."""
-        return self._squared_norms("total_squared_norms", "total_gramian")
+        return self._squares(by_block=False)
 
     def gramian(self, parameters: str = "*") -> Tensor:
         """Return the inner products of the rows, G_ij = ⟨row_i, row_j⟩, float64 `[tasks, tasks]`.
@@ -212,25 +204,26 @@ class Jacobian:
 
     def norms(self, parameters: str = "*") -> Tensor:
         """Return the Euclidean norms of the rows, float64 `[tasks]`; the derivative at a zero row is zero."""
-        return safe_sqrt(self.squared_norms(parameters))
+        return arithmetic.safe_sqrt(self.squared_norms(parameters))
 
-    def _congruence(self, gramian: Tensor) -> Tensor:
-        """Return C·G·Cᵀ."""
-        assert self.mixing is not None
-        if self.mixing.dim() == 1:
-            return self.mixing[:, None] * gramian * self.mixing
-        return self.mixing @ gramian @ self.mixing.T
-
-    def _squared_norms(self, name: str, gramian: str) -> Tensor:
-        """Return squared norms; `name`, `gramian`: the attributes with these and with the inner products."""
+    def _inner_products(self, by_block: bool) -> Tensor:
         with torch.set_grad_enabled(self.requires_grad):
-            if gramian not in self.__dict__:
-                if self.mixing is None:
-                    return self.rows.products(arithmetic.squared_norms, by_block=name.startswith("block"))
+            if self.source is None or self.mixing is None:
+                return self.rows.products(arithmetic.gramian, by_block)
+            inner = self.source.block_gramians if by_block else self.source.total_gramian
+            if self.mixing.dim() == 1:
+                return self.mixing[:, None] * inner * self.mixing
+            return self.mixing @ inner @ self.mixing.T
+
+    def _squares(self, by_block: bool) -> Tensor:
+        with torch.set_grad_enabled(self.requires_grad):
+            if ("block_gramians" if by_block else "total_gramian") not in self.__dict__:
+                if self.source is None or self.mixing is None:
+                    return self.rows.products(arithmetic.squared_norms, by_block)
                 if self.mixing.dim() == 1:  # norms are enough
-                    squares: Tensor = getattr(self.source, name)
+                    squares = self.source.block_squared_norms if by_block else self.source.total_squared_norms
                     return squares * self.mixing.square()
-            inner: Tensor = getattr(self, gramian)
+            inner = self.block_gramians if by_block else self.total_gramian
             return inner.diagonal(dim1=-2, dim2=-1).clamp_min(0)
 
     def _matching(self, parameters: str) -> list[int]:
@@ -259,21 +252,18 @@ def as_jacobian(rows: Tensor | Mapping[str, Tensor] | Jacobian) -> Jacobian:
     """
     if isinstance(rows, Jacobian):
         return rows
-    if isinstance(rows, Tensor):
-        if rows.dim() != 2 or rows.shape[0] == 0:
-            raise DataError(
-                f"`jacobian` must have shape [tasks, params] with at least one task; got {tuple(rows.shape)}. "
-                "Stack the task gradients first: torch.stack(gradients)."
-            )
-        blocks: Mapping[str, Tensor] = {"": rows}
-    elif isinstance(rows, Mapping):
-        blocks = rows
-    else:
+    if isinstance(rows, Tensor) and (rows.dim() != 2 or len(rows) == 0):
+        raise DataError(
+            f"`jacobian` must have shape [tasks, params] with at least one task; got {tuple(rows.shape)}. "
+            "Stack the task gradients first: torch.stack(gradients)."
+        )
+    if not isinstance(rows, Tensor | Mapping):
         raise DataError(
             f"`jacobian` must be a tensor [tasks, params] or a dict of tensors [tasks, *shape]; "
             f"got {type(rows).__name__}."
         )
-    tasks, device = -1, None
+    blocks: Mapping[str, Tensor] = {"": rows} if isinstance(rows, Tensor) else rows
+    device, counts = None, dict[str, int]()
     for name, value in blocks.items():
         where = f" for `{name}`" if name else ""
         if not isinstance(value, Tensor):
@@ -289,15 +279,11 @@ def as_jacobian(rows: Tensor | Mapping[str, Tensor] | Jacobian) -> Jacobian:
         if value.layout != torch.strided or value.is_meta:
             found = "a tensor on the device meta" if value.is_meta else f"layout {value.layout}"
             raise DataError(f"`jacobian` must be dense and in memory; got {found}{where}. Use to_dense() or real data.")
-        if device not in (None, value.device):
+        device = device or value.device
+        if device != value.device:
             raise DataError(f"all tensors of `jacobian` must be on one device; got {device} and {value.device}{where}.")
-        device = value.device
-        if value.dim() == 0 or len(value) == 0 or tasks not in (-1, len(value)):
-            tasks = 0
-            break
-        tasks = len(value)
-    if tasks < 1:
-        counts = {name: value.shape[0] if value.dim() else 0 for name, value in blocks.items()}
+        counts[name] = len(value) if value.dim() else 0
+    if len(set(counts.values())) != 1 or 0 in counts.values():
         raise DataError(f"every tensor of `jacobian` must have the same tasks as first dimension; got sizes {counts}.")
     return Jacobian(DenseRows(blocks))
 

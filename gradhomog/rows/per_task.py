@@ -12,9 +12,8 @@ from torch import Tensor
 
 from gradhomog.rows import arithmetic
 from gradhomog.rows.arithmetic import SMALL_TENSOR, Product, Vectors, finite_rows, row_sums, stack_chunks
-from gradhomog.rows.dense import DenseRows
 from gradhomog.rows.device_copies import to_cpu, to_device
-from gradhomog.rows.storage import Direction, StoredRows
+from gradhomog.rows.storage import DenseRows, Direction, StoredRows
 
 SMALL_COPY = 2**20
 """The largest number of elements that are copied into one matrix: 4 MB in float32, which take a millisecond."""
@@ -134,11 +133,7 @@ def group_small(like: Mapping[str, Tensor], tasks: int) -> list[list[str]]:
     For a small tensor, starting an operation takes longer than the operation. All parameters of a small network are in
     one group; otherwise those with at most `SMALL_TENSOR` elements, and each of the others is alone.
     """
-    tensors = like.values()
-    whole = tasks * sum(map(torch.numel, tensors)) <= SMALL_COPY
-    one_kind = len({(tensor.dtype, tensor.device) for tensor in tensors}) == 1
-    if whole and one_kind and all(map(Tensor.is_contiguous, tensors)):  # the usual case, without the loop
-        return [list(like)]
+    whole = tasks * sum(map(torch.numel, like.values())) <= SMALL_COPY
     groups: list[list[str]] = []
     filling: dict[tuple[torch.dtype, torch.device], tuple[list[str], int]] = {}
     for name, tensor in like.items():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradhomog.errors import OptionError
 from gradhomog.solvers.pivoting import solve
-from gradhomog.solvers.scaling import Array, Flags, Solution, check_gramian, needs_graph, to_numpy, to_tensor
+from gradhomog.solvers.scaling import Array, Flags, ScaledGramian, Solution, needs_graph
 
 TOLERANCE = 3e-4  # relative change of the second-to-last step: by quadratic convergence the last one leaves 1e-13
 MAX_STEPS = 100  # 5 on average, at most 97 for 1,500 random Gramians that have a solution
@@ -62,11 +62,10 @@ def bargaining_weights(gramian: Tensor, alpha: float = 1.0, rounding: float | No
     """
     if not SMALLEST_ALPHA <= alpha <= LARGEST_ALPHA:
         raise OptionError(f"`alpha` must be in [{SMALLEST_ALPHA}, {LARGEST_ALPHA}]; got {alpha!r}.")
-    gramian, rounding = check_gramian(gramian, rounding)
-    power = 1 / alpha
+    program = ScaledGramian(gramian, rounding)
+    power, numbers = 1 / alpha, program.numbers
     if gramian.shape[-1] == 2 and power == 1:
-        return _pair(gramian, rounding)
-    numbers = to_numpy(gramian)
+        return _pair(program.gramian, program.rounding)
     squares = np.diagonal(numbers, axis1=-2, axis2=-1)[..., None]
     absent = squares <= 0
     alone = np.where(absent, 1.0, squares) ** (-1 / (1 + power))
@@ -74,21 +73,21 @@ def bargaining_weights(gramian: Tensor, alpha: float = 1.0, rounding: float | No
     mutual = ~(absent | absent.mT)  # a zero row becomes a separate task with weight 1
     factors = alone**power * alone.mT * mutual
     matrix = factors * numbers + absent * identity
-    shares, settled, lost = _search(matrix, identity, power, rounding)
+    shares, settled, lost = _search(matrix, identity, power, program.rounding)
     none = lost | ~settled
     if none.any():  # replaced by a program whose solution is 1, so that derivatives are finite
         absent, shares = absent | none, np.where(none, 1.0, shares)
         matrix, factors = np.where(none, identity, matrix), np.where(none, 0.0, factors)
     if needs_graph(gramian):
-        same = gramian - gramian.detach()  # zero, with the graph
-        moving, unit = to_tensor(matrix, gramian) + to_tensor(factors, gramian) * same, to_tensor(identity, gramian)
-        found = to_tensor(shares, gramian)
+        change = program.gramian - program.gramian.detach()  # zero, with the graph
+        moving, unit = program.tensor(matrix) + program.tensor(factors) * change, program.tensor(identity)
+        found = program.tensor(shares)
         for _ in range(2):  # the first step makes the first derivative exact, the second step the second derivative
             found = found + _newton(moving, unit, found, power)
     else:
-        found = to_tensor(shares + _newton(matrix, identity, shares, power), gramian)
-    weights = to_tensor(alone * ~absent, gramian) * found
-    return Solution(weights.squeeze(-1), to_tensor((settled | lost)[..., 0, 0], gramian))
+        found = program.tensor(shares + _newton(matrix, identity, shares, power))
+    weights = program.tensor(alone * ~absent) * found
+    return Solution(weights.squeeze(-1), program.tensor((settled | lost)[..., 0, 0]))
 
 
 def _newton(matrix: Any, identity: Any, shares: Any, power: float) -> Any:

@@ -18,17 +18,7 @@ from gradhomog.solvers.pivoting import (
     pivot,
     solve,
 )
-from gradhomog.solvers.scaling import (
-    Array,
-    Flags,
-    Solution,
-    check_gramian,
-    needs_graph,
-    scaled,
-    scaling_factors,
-    to_numpy,
-    to_tensor,
-)
+from gradhomog.solvers.scaling import Array, Flags, ScaledGramian, Solution, needs_graph
 
 NOISE = 0.1  # share of the ridge in ‖d − g_0‖² above which the hull contains zero within the Gramian's rounding
 RADIUS_TOLERANCE = 1e-6  # relative tolerance of the ball's radius for rounding
@@ -89,17 +79,16 @@ def conflict_averse_weights(gramian: Tensor, c: float, rounding: float | None = 
     """
     if not 0 <= c < np.inf:
         raise OptionError(f"`c` must be finite and non-negative; got {c!r}.")
-    gramian, rounding = check_gramian(gramian, rounding)
+    scaled = ScaledGramian(gramian, rounding)
     tasks = gramian.shape[-1]
     if c == 0:
-        return Solution(torch.full_like(gramian[..., 0], 1 / tasks), torch.ones_like(gramian[..., 0, 0]).bool())
-    numbers = to_numpy(gramian)
-    factors = scaling_factors(numbers)
-    unit = scaled(numbers, factors)
+        plain = torch.full_like(scaled.gramian[..., 0], 1 / tasks)
+        return Solution(plain, torch.ones_like(plain[..., 0], dtype=torch.bool))
+    factors, unit = scaled.factors, scaled.unit
     # Lengths are relative to the longest row, so that their squares and `TINY` have the same meaning in every unit.
     target = (factors / np.where(factors > 0, factors, np.inf).min(axis=-1, keepdims=True))[..., None]
     mean = np.divide(1 / tasks, target, out=np.zeros_like(target), where=target > 0)
-    ridge = least_ridge(unit, rounding)
+    ridge = least_ridge(unit, scaled.rounding)
     program = _ball(unit, target, mean, c, ridge)
     solution, support, level, solved = _search(program, mean)
     # A mean that is rounding has no ball around it: d = g_0.
@@ -113,25 +102,23 @@ def conflict_averse_weights(gramian: Tensor, c: float, rounding: float | None = 
         target_of_cone = program.right[..., 1]
         # `pivot` counts derivatives below 1e-14 as zero: its target must have a size near one.
         size = np.ldexp(1.0, np.frexp(np.abs(target_of_cone).max(axis=-1, keepdims=True))[1])
-        cone = pivot(unit, target_of_cone / size, rounding)
+        cone = pivot(unit, target_of_cone / size, scaled.rounding)
         nearest = (cone.solution * size)[..., None]
         far = nearest.mT @ unit @ nearest
         no_descent = no_descent & (far <= program.radius * (1 + RADIUS_TOLERANCE))
         solution = np.where(no_descent, nearest, solution)
         solved = np.where(no_descent, cone.solved[..., None], solved)
-    found = to_tensor(solution, gramian)
     if needs_graph(gramian):
-        again = scaled(gramian, to_tensor(factors, gramian))
-        moving = _ball(
-            again, to_tensor(target, gramian), to_tensor(mean, gramian), c, to_tensor(np.asarray(ridge), gramian)
-        )
-        columns, height, _ = _on_ball(moving, to_tensor(support, gramian))
-        found = _at(columns, height)
+        again = scaled.differentiable_unit()
+        moving = _ball(again, scaled.tensor(target), scaled.tensor(mean), c, scaled.tensor(ridge))
+        found = _at(*_on_ball(moving, scaled.tensor(support))[:2])
         if cone is not None:
             projection = on_support(again, cone.support, moving.right[..., 1:], cone.ridge)
-            found = torch.where(to_tensor(no_descent, gramian), projection, found)
-    weights = (1 / tasks + found.clamp_min(0) * to_tensor(target, gramian)).squeeze(-1)
-    return Solution(weights, to_tensor(solved[..., 0, 0], gramian))
+            found = torch.where(scaled.tensor(no_descent), projection, found)
+    else:
+        found = scaled.tensor(solution)
+    weights = (1 / tasks + found.clamp_min(0) * scaled.tensor(target)).squeeze(-1)
+    return Solution(weights, scaled.tensor(solved[..., 0, 0]))
 
 
 def _ball(unit: Any, target: Any, mean: Any, c: float, ridge: Any) -> _Ball:

@@ -8,15 +8,7 @@ from torch import Tensor
 
 from gradhomog.errors import OptionError
 from gradhomog.solvers.pivoting import ROUNDING, on_support, pivot, product
-from gradhomog.solvers.scaling import (
-    Solution,
-    check_gramian,
-    needs_graph,
-    scaled,
-    scaling_factors,
-    to_numpy,
-    to_tensor,
-)
+from gradhomog.solvers.scaling import ScaledGramian, Solution, needs_graph, to_numpy
 
 
 def dual_cone_weights(gramian: Tensor, weights: Tensor, rounding: float | None = None) -> Solution:
@@ -55,7 +47,7 @@ def dual_cone_weights(gramian: Tensor, weights: Tensor, rounding: float | None =
     tensor([[1.0000, 0.5000],
             [1.0000, 1.0000]], dtype=torch.float64)
     """
-    gramian, rounding = check_gramian(gramian, rounding)
+    program = ScaledGramian(gramian, rounding)
     weights = weights.double()
     if weights.shape[-1:] != gramian.shape[-1:]:
         raise OptionError(
@@ -63,29 +55,27 @@ def dual_cone_weights(gramian: Tensor, weights: Tensor, rounding: float | None =
             f"got {tuple(weights.shape)}."
         )
     if weights.dim() >= gramian.dim() > 2:
-        gramian = gramian.unsqueeze(-3)  # one for several
-    graph = needs_graph(gramian, weights)
-    numbers, given = to_numpy(gramian), to_numpy(weights)
-    if numbers.shape == (2, 2) and given.ndim <= 2 and not graph:
-        vectors = [_pair(numbers.tolist(), vector) for vector in given.reshape(-1, 2).tolist()]
-        projected = to_tensor(np.array(vectors).reshape(given.shape), gramian)
+        program = ScaledGramian(program.gramian.unsqueeze(-3), program.rounding)  # one for several
+    graph, given = needs_graph(gramian, weights), to_numpy(weights)
+    if gramian.shape == (2, 2) and given.ndim <= 2 and not graph:
+        vectors = [_pair(program.numbers.tolist(), vector) for vector in given.reshape(-1, 2).tolist()]
+        projected = program.tensor(np.array(vectors).reshape(given.shape))
         return Solution(projected, torch.ones(projected.shape[:-1], dtype=torch.bool, device=gramian.device))
-    factors = scaling_factors(numbers)
-    unit = scaled(numbers, factors)
+    factors = program.factors
     inverse = np.divide(1.0, factors, out=np.zeros_like(factors), where=factors > 0)
     lengths = given * inverse
     # Each vector is scaled separately, so that short ones are not lost to rounding beside long ones.
     size = np.abs(lengths).max(axis=-1, keepdims=True)
     size = np.where(size == 0, 1.0, size)
-    found = pivot(unit, product(unit, lengths / -size), rounding)
+    found = pivot(program.unit, product(program.unit, lengths / -size), program.rounding)
     if graph:
-        again = scaled(gramian, to_tensor(factors, gramian))
-        target = product(again, weights * to_tensor(inverse / -size, gramian))
-        solution = on_support(again, found.support, target.unsqueeze(-1), found.ridge).squeeze(-1)
-        projected = weights + solution * to_tensor(size * factors, gramian)
+        unit = program.differentiable_unit()
+        target = product(unit, weights * program.tensor(inverse / -size))
+        solution = on_support(unit, found.support, target.unsqueeze(-1), found.ridge).squeeze(-1)
+        projected = weights + solution * program.tensor(size * factors)
     else:
-        projected = to_tensor(given + found.solution * (size * factors), gramian)
-    return Solution(projected, to_tensor(found.solved[..., 0], gramian))
+        projected = program.tensor(given + found.solution * (size * factors))
+    return Solution(projected, program.tensor(found.solved[..., 0]))
 
 
 def _pair(gramian: list[list[float]], weights: list[float]) -> list[float]:

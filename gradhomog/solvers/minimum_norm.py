@@ -6,19 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradhomog.solvers.active_set import active_set
-from gradhomog.solvers.pivoting import on_support, pivot, product
-from gradhomog.solvers.scaling import (
-    Array,
-    Flags,
-    Solution,
-    check_gramian,
-    needs_graph,
-    scaled,
-    scaling_factors,
-    to_numpy,
-    to_tensor,
-)
+from gradhomog.solvers.pivoting import on_support, pivot, product, solve
+from gradhomog.solvers.scaling import Array, Flags, ScaledGramian, Solution, needs_graph
 
 # Largest violation of the optimality conditions, relative to ‖g_i‖ · min_j ‖g_j‖. Pivoting exceeds it if the hull of
 # long rows contains zero and another row is short, because the ridge is then large in comparison. The active-set method
@@ -42,7 +31,7 @@ def minimum_norm_weights(gramian: Tensor, rounding: float | None = None) -> Solu
 
     Method: x = α/αᵀGα minimizes ½xᵀGx − 1ᵀx over x ≥ 0. Up to its length, the same x minimizes ½xᵀGx + ½(1 − 1ᵀx)²,
     which is bounded even if the hull contains zero. That program is solved on the scaled Gramian
-    (`scaling.scaling_factors`) by block principal pivoting, or, if the optimality conditions are not met, by the
+    (`scaling.ScaledGramian`) by block principal pivoting, or, if the optimality conditions are not met, by the
     active-set method. Scaling replaces 1ᵀ by tᵀ, the inverse lengths, so that the multipliers of long rows are small.
     For two rows the closed form is used.
 
@@ -61,24 +50,19 @@ def minimum_norm_weights(gramian: Tensor, rounding: float | None = None) -> Solu
     >>> minimum_norm_weights(torch.tensor([[4.0, 0.0], [0.0, 1.0]])).weights
     tensor([0.2000, 0.8000], dtype=torch.float64)
     """
-    gramian, rounding = check_gramian(gramian, rounding)
+    program = ScaledGramian(gramian, rounding)
     if gramian.shape[-1] == 2:
-        return _pair(gramian)
-    numbers = to_numpy(gramian)
-    factors = scaling_factors(numbers)
-    unit = scaled(numbers, factors)
-    absent = factors == 0
-    target = factors / np.maximum(factors.max(axis=-1, keepdims=True), TINY)
+        return _pair(program.gramian)
+    absent = program.factors == 0
+    target = program.factors / np.maximum(program.factors.max(axis=-1, keepdims=True), TINY)
     if absent.any():
         target = np.where(absent.any(axis=-1, keepdims=True), absent.astype(np.float64), target)
-    shares, support, ridge, solved = _search(unit, target, rounding)
-    times = to_tensor(target, gramian)
-    solution = to_tensor(shares, gramian)
+    shares, support, ridge, solved = _search(program.unit, target, program.rounding)
+    times, solution = program.tensor(target), program.tensor(shares)
     if needs_graph(gramian):
-        again = scaled(gramian, to_tensor(factors, gramian))
-        solution = _solution_with_graph(again, times, support, ridge)
+        solution = _solution_with_graph(program, times, support, ridge)
     weights = times * solution
-    return Solution(weights / weights.sum(dim=-1, keepdim=True), to_tensor(solved[..., 0], gramian))
+    return Solution(weights / weights.sum(dim=-1, keepdim=True), program.tensor(solved[..., 0]))
 
 
 def _search(unit: Array, target: Array, rounding: float) -> tuple[Array, Flags, Array, Flags]:
@@ -90,7 +74,7 @@ def _search(unit: Array, target: Array, rounding: float) -> tuple[Array, Flags, 
     solved = found.solved & (violation <= length * (MAX_VIOLATION + 10 * found.ridge))
     if solved.all():
         return found.solution, found.support, found.ridge, solved
-    solution, support, done = active_set(unit, target, rounding)
+    solution, support, done = _active_set(unit, target, rounding)
     return (
         np.where(solved, found.solution, solution),
         np.where(solved, found.support, support),
@@ -99,19 +83,19 @@ def _search(unit: Array, target: Array, rounding: float) -> tuple[Array, Flags, 
     )
 
 
-def _solution_with_graph(unit: Tensor, target: Tensor, support: Flags, ridge: Array) -> Tensor:
+def _solution_with_graph(program: ScaledGramian, target: Tensor, support: Flags, ridge: Array) -> Tensor:
     """Solve for y on its support: U y = μ t and tᵀy + μ = 1, U with the ridge.
 
     Equivalent to (U + ttᵀ) y = t, in which the squares of t may be lost to rounding beside U if norms are 1e8 apart.
     """
-    identity = torch.eye(unit.shape[-1], dtype=unit.dtype, device=unit.device)
     column, row = target.unsqueeze(-1), target.unsqueeze(-2)
     corner = torch.ones_like(column[..., :1, :])
-    regular = unit + to_tensor(ridge, unit).unsqueeze(-1) * identity
-    system = torch.cat([torch.cat([regular, -column], dim=-1), torch.cat([row, corner], dim=-1)], dim=-2)
+    upper = torch.cat([program.differentiable_unit(), -column], dim=-1)
+    system = torch.cat([upper, torch.cat([row, corner], dim=-1)], dim=-2)
     inside = np.concatenate([support, np.ones_like(support[..., :1])], axis=-1)
     right = torch.nn.functional.pad(torch.zeros_like(target), (0, 1), value=1.0).unsqueeze(-1)
-    return on_support(system, inside, right, np.zeros_like(ridge)).squeeze(-1)[..., :-1]
+    ridges = np.where(np.arange(inside.shape[-1]) < target.shape[-1], ridge, 0.0)
+    return on_support(system, inside, right, ridges).squeeze(-1)[..., :-1]
 
 
 def _pair(gramian: Tensor) -> Solution:
@@ -121,3 +105,60 @@ def _pair(gramian: Tensor) -> Solution:
     equal = total == 0
     weights = torch.where(equal, 0.5, gaps / torch.where(equal, 1.0, total))
     return Solution(weights, torch.ones_like(equal).squeeze(-1))
+
+
+@np.errstate(divide="ignore", invalid="ignore")
+def _active_set(unit: Array, target: Array, rounding: float) -> tuple[Array, Flags, Flags]:
+    """Minimize ½yᵀUy + ½(1 − tᵀy)² over y ≥ 0 by the algorithm of Lawson and Hanson 1974.
+
+    See their chapter 23 (with the least distance program of section 23.4). The algorithm is equivalent to the
+    minimum-norm-point method of Wolfe 1976. A row enters the set only if it is independent of the rows in it (with t as
+    one more entry), so that no system is singular, even if the hull contains zero.
+
+    Each system consists of U y = μ t and tᵀy + μ = 1.
+
+    Rounding can cause cycles if rows nearly cancel; then the best iterate is returned.
+
+    Returns:
+        y `[..., tasks]`, a mask of its positive entries, and a flag for termination `[..., 1]`.
+    """
+    tasks = target.shape[-1]
+    matrix = np.ones((*target.shape[:-1], tasks + 1, tasks + 1))
+    matrix[..., :-1, :-1], matrix[..., :-1, -1], matrix[..., -1, :-1] = unit, -target, target
+    identity = np.eye(tasks + 1)
+    places = np.arange(tasks + 1)
+    is_task = places < tasks
+    x = np.broadcast_to(identity[-1], matrix.shape[:-1])  # y and μ
+    right, sizes = x[..., None], np.abs(matrix)
+    inside = np.broadcast_to(~is_task, x.shape)
+    blocked, best, best_inside = np.zeros_like(inside), x, inside
+    done = np.zeros_like(inside[..., :1])
+    least_violation = np.full_like(x[..., :1], np.inf)
+    for _ in range(4 * tasks + 20):
+        wanted = solve(np.where(inside[..., None], matrix, identity), right)[..., 0]
+        # A singular system: the row that entered last leaves the set.
+        wanted = np.nan_to_num(wanted, nan=-1.0, posinf=-1.0, neginf=-1.0)
+        # Move towards it until an entry becomes zero; that row leaves the set.
+        falling = inside & is_task & ~(wanted > 0)
+        shares = np.nan_to_num(np.where(falling, x / (x - wanted), 1.0), nan=0.0, posinf=0.0, neginf=0.0)
+        share = shares.min(axis=-1, keepdims=True)
+        arrived = ~falling.any(axis=-1, keepdims=True)
+        x = np.where(falling & (shares <= share), 0.0, x + share * (wanted - x))
+        kept = inside & ((x > 0) | ~is_task)
+        # Violation of the optimality conditions, relative to the terms that cancel in them.
+        slope = (matrix @ x[..., None])[..., 0]
+        tolerance = rounding * (sizes @ np.abs(x)[..., None])[..., 0]
+        violation = np.where(is_task, np.where(kept, np.abs(slope), -slope) / tolerance, 0.0)
+        violation = np.nan_to_num(violation, nan=0.0, posinf=np.inf, neginf=0.0).max(axis=-1, keepdims=True)
+        better = (violation < least_violation) & ~done
+        best, best_inside = np.where(better, x, best), np.where(better, kept, best_inside)
+        least_violation = np.where(better, violation, least_violation)
+        # A row that cannot become positive entered because of rounding; it must not enter again before y has changed.
+        blocked = (blocked | (inside & ~kept)) & ~arrived & (share <= 0)
+        slopes = np.where(is_task & ~inside & ~blocked, slope, np.inf)
+        enters = arrived & (places == slopes.argmin(axis=-1)[..., None]) & (slopes < -tolerance)
+        done = done | (violation <= 1) | (arrived & ~enters.any(axis=-1, keepdims=True))
+        inside = kept | enters
+        if done.all():
+            break
+    return best[..., :-1], best_inside[..., :-1], done

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import functools
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from gradhomog.rows.device_copies import to_device
 
 Array = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
+Numbers = TypeVar("Numbers", Array, Tensor)
 
 
 class Solution(NamedTuple):
@@ -38,33 +40,59 @@ def gramian_rounding(dtype: torch.dtype) -> float:
     return (1e-14 if dtype == torch.float64 else 1e-6) + torch.finfo(dtype).eps ** 2
 
 
-def check_gramian(gramian: Tensor, rounding: float | None) -> tuple[Tensor, float]:
-    """Return the Gramian in float64 and its rounding, by default that of its dtype.
+class ScaledGramian:
+    """A validated Gramian G in float64, and the Gramian U of the rows f_i g_i, whose norms are in [1/2, 1).
+
+    The factors f are powers of two, so that no digit of G is lost: division by the norms would round every entry, and
+    for two rows that are opposite up to 1e-7 that error is 1 % of the square of their sum. Derivatives treat the
+    factors as constants; norms would have to be differentiated.
+
+    Args:
+        gramian: G, symmetric `[..., tasks, tasks]`, any floating dtype.
+        rounding: rounding of G relative to the rows' norms; by default that of its dtype.
+
+    Attributes:
+        gramian: G, float64.
+        numbers, unit: G and U in NumPy.
+        factors: f, `[..., tasks]`; 0 for a zero row.
 
     Raises:
         OptionError: the last two dimensions differ.
     """
-    if gramian.dim() < 2 or gramian.shape[-1] != gramian.shape[-2]:
-        raise OptionError(
-            f"`gramian` must have shape [..., tasks, tasks]; got {tuple(gramian.shape)}. "
-            "Compute it from rows: rows @ rows.T."
-        )
-    return gramian.double(), gramian_rounding(gramian.dtype) if rounding is None else rounding
+
+    def __init__(self, gramian: Tensor, rounding: float | None) -> None:
+        if gramian.dim() < 2 or gramian.shape[-1] != gramian.shape[-2]:
+            raise OptionError(
+                f"`gramian` must have shape [..., tasks, tasks]; got {tuple(gramian.shape)}. "
+                "Compute it from rows: rows @ rows.T."
+            )
+        self.gramian = gramian.double()
+        self.rounding = gramian_rounding(gramian.dtype) if rounding is None else rounding
+
+    @functools.cached_property
+    def numbers(self) -> Array:
+        return to_numpy(self.gramian)
+
+    @functools.cached_property
+    def factors(self) -> Array:
+        squares = self.numbers.diagonal(axis1=-2, axis2=-1)
+        exponents = np.frexp(squares)[1]  # squares = m·2^e with m in [1/2, 1): norms are below 2^⌈e/2⌉
+        return np.where(squares > 0, np.ldexp(1.0, -exponents // 2), 0.0)
+
+    @functools.cached_property
+    def unit(self) -> Array:
+        return _scale(self.numbers, self.factors)
+
+    def differentiable_unit(self) -> Tensor:
+        """Return U with the graph of G."""
+        return _scale(self.gramian, self.tensor(self.factors))
+
+    def tensor(self, array: npt.NDArray[Any]) -> Tensor:
+        """Convert an array to a tensor on the device of G."""
+        return to_tensor(array, self.gramian)
 
 
-def scaling_factors(gramian: Array) -> Array:
-    """Return factors f `[..., tasks]` that give the rows f_i g_i norms in [1/2, 1). A zero row has the factor 0.
-
-    The factors are powers of two, so that no digit of the Gramian is lost: division by the norms would round every
-    entry, and for two rows that are opposite up to 1e-7 that error is 1 % of the square of their sum. Derivatives treat
-    the factors as constants; norms would have to be differentiated.
-    """
-    squares = gramian.diagonal(axis1=-2, axis2=-1)
-    exponents = np.frexp(squares)[1]  # squares = m·2^e with m in [1/2, 1): norms are below 2^⌈e/2⌉
-    return np.where(squares > 0, np.ldexp(1.0, -exponents // 2), 0.0)
-
-
-def scaled(gramian: Any, factors: Any) -> Any:
+def _scale(gramian: Numbers, factors: Numbers) -> Numbers:
     """Return the Gramian of the rows f_i g_i, `[..., tasks, tasks]`, of arrays or of tensors with their graph."""
     halved = gramian * factors[..., None] * (0.5 * factors)[..., None, :]
     return halved + halved.mT  # products in float32 are not symmetric to the last digit
