@@ -212,21 +212,21 @@ def test_a_step_calls_few_functions(text: str, calls: int, files: int) -> None:
 
 BUDGETS = {
     "gradhomog": 316,
-    "gradhomog/autograd": 2396,
+    "gradhomog/autograd": 2219,
     "gradhomog/cli": 1173,
-    "gradhomog/diagnosis": 1282,
+    "gradhomog/diagnosis": 1283,
     "gradhomog/experiments": 11360,
-    "gradhomog/learners": 796,
-    "gradhomog/ranks": 504,
-    "gradhomog/registry": 762,
-    "gradhomog/rows": 628,
+    "gradhomog/learners": 771,
+    "gradhomog/ranks": 499,
+    "gradhomog/registry": 757,
+    "gradhomog/rows": 579,
     "gradhomog/scaffold": 179,
-    "gradhomog/solvers": 493,
-    "gradhomog/step": 1182,
-    "gradhomog/testing": 3470,
-    "plugins": 4436,
+    "gradhomog/solvers": 441,
+    "gradhomog/step": 1188,
+    "gradhomog/testing": 3469,
+    "plugins": 4442,
     "adapters": 3937,
-    "tests": 41509,
+    "tests": 41540,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

@@ -77,10 +77,15 @@ def test_operations_on_two_devices_are_refused_and_synchronizations_are_counted(
 
 
 @pytest.mark.parametrize(
-    "name", ["device", "host_synchronizations", pytest.param("learners_on_a_device", marks=pytest.mark.slow)]
+    "name",
+    [
+        "test_device",
+        "test_host_synchronizations",
+        pytest.param("learners/test_learners_on_a_device", marks=pytest.mark.slow),
+    ],
 )
 def test_tests_on_a_device_pass_on_the_pretend_device(name):
-    file = Path(__file__).parent / f"test_{name}.py"
+    file = Path(__file__).parent / f"{name}.py"
     options = ["-q", "-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider"]
     # Every operation takes 0.1 ms more on the pretend device, so learners of many operations compute rows only.
     options += ["-k", "not vmap and not recompute and not (scores and (imaml or mtl or sharp or alfa or baseline))"]

@@ -126,6 +126,7 @@ class Accumulation:
         self._tasks = len(self._labels)
         return [self._labels.index(tasks.names[slot]) for slot in tasks.slots]
 
+    @uncompiled
     def finish(self) -> None:
         """Homogenize the sums, and write the gradients."""
         self._finished = True

@@ -29,7 +29,7 @@ class StageOutcome(NamedTuple):
 
     @property
     def mixing(self) -> Tensor | None:
-        """What is applied to the rows of the step, after a `mix` stage; None after a `rows` stage."""
+        """The mixing of the rows of the step after a `mix` stage; None after a `rows` stage."""
         return self.rows.mixing if self.member.stage == "mix" else None
 
 

@@ -230,6 +230,7 @@ class Pipeline:
 
     # -- the step ----------------------------------------------------------------------------------------------------
 
+    @uncompiled
     def combine(
         self,
         jacobian: Rows,
@@ -280,10 +281,11 @@ class Pipeline:
             jacobian, losses, domains=domains, features=list(features), feature_grads=list(feature_grads),
             targets=targets, kernel_traces=kernel_traces,
         )  # fmt: skip
-        pending = self.compute(step, create_graph=create_graph)
+        pending = self._compute(step, create_graph)
         pending.commit()
         return pending.direction[""] if isinstance(jacobian, Tensor) else pending.direction
 
+    @uncompiled
     def homogenize(
         self, jacobian: Rows, losses: Tensor | Sequence[float] | None = None, *, create_graph: bool = False,
         inspect: bool = False, nonfinite: Nonfinite | None = None, **inputs: Any,
@@ -297,7 +299,7 @@ class Pipeline:
                 `[tasks, queries, features]` before and after each `transform` stage.
         """
         step = make_step(jacobian, losses, **inputs)
-        pending = self.compute(step, create_graph=create_graph, inspect=inspect, nonfinite=nonfinite)
+        pending = self._compute(step, create_graph, inspect, nonfinite)
         pending.commit()
         return pending.result
 
@@ -312,6 +314,11 @@ class Pipeline:
             inspect: compute the Gramian of the rows, also after every stage, even if no stage reads it.
             nonfinite: the policy for this step only.
         """
+        return self._compute(step, create_graph, inspect, nonfinite)
+
+    def _compute(
+        self, step: Step, create_graph: bool, inspect: bool = False, nonfinite: Nonfinite | None = None
+    ) -> PendingStep:
         requirements = self.requirements
         if len(step.keys) > requirements.max_tasks or (create_graph and not requirements.differentiable):
             requirements.raise_unsupported(step.tasks, create_graph)

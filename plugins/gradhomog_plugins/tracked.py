@@ -199,7 +199,7 @@ class Tracked(Homogenizer):
         unchanged = known.keys() & averages.keys() - updated.keys()
         places = [place for place, key in enumerate(self.multiplied) if key in unchanged]
         state["multiplied"] = [self.multiplied[place] for place in places]
-        state["products"] = self.products[np.ix_(places, places)]
+        state["products"] = self.products.cpu()[np.ix_(places, places)]
         order = sorted(averages, key=state["slots"].__getitem__)
         inner_step, converged, weighted = None, True, self.weighted
         same = known.keys() == averages.keys() and len(self.direction) > 0  # empty if the state is of `every=1`

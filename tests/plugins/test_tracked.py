@@ -440,7 +440,7 @@ def test_without_tracked_all_tasks_are_chosen():
 def test_inner_products_of_averages_that_are_kept_or_new_are_exact_in_every_unit():
     sizes = [1.0, 1e-25, 1e18, 0.0, 3.0]
     rows = [size * torch.randn(70_000, generator=torch.Generator().manual_seed(i)) for i, size in enumerate(sizes)]
-    before = gramian(rows[:4], [], torch.empty(0, 0))
+    before = gramian(rows[:4], [], torch.empty(0, 0, dtype=torch.float64))
     found = gramian([rows[4], *rows[1:4]], [1, 2, 3], before[1:, 1:])
     exact = torch.stack([rows[4], *rows[1:4]]).double()
     norms = exact.norm(dim=1)
