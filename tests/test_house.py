@@ -212,7 +212,7 @@ def test_a_step_calls_few_functions(text: str, calls: int, files: int) -> None:
 
 BUDGETS = {
     "gradhomog": 316,
-    "gradhomog/autograd": 2219,
+    "gradhomog/autograd": 2221,
     "gradhomog/cli": 1173,
     "gradhomog/diagnosis": 1283,
     "gradhomog/experiments": 11360,
@@ -226,7 +226,7 @@ BUDGETS = {
     "gradhomog/testing": 3469,
     "plugins": 4442,
     "adapters": 3937,
-    "tests": 41540,
+    "tests": 41545,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

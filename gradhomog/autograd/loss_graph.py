@@ -207,9 +207,11 @@ def _check_not_flattened(graph: Reachability) -> None:
 
 
 def _check_one_device(shared: Mapping[str, Tensor]) -> None:
-    devices = {value.device: name for name, value in reversed(shared.items())}  # the first name on each
+    devices: dict[torch.device, str] = {}
+    for name, value in shared.items():
+        devices.setdefault(value.device, name)
     if len(devices) > 1:
-        found = " and ".join(f"{name!r} on {device}" for device, name in list(devices.items())[:-3:-1])
+        found = " and ".join(f"{name!r} on {device}" for device, name in list(devices.items())[:2])
         raise OptionError(
             f"the shared parameters must be on one device; got {found}. For a model that is split over devices, pass "
             "the parameters of one of them as `parameters`; the others receive the sum of the gradients."
