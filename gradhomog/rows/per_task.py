@@ -177,7 +177,7 @@ def _sum_vectors(rows: Sequence[Tensor], shares: Tensor, like: Tensor) -> Tensor
     whole, start = total.permute(_memory_order(total)).view(-1), 0
     for chunk in stack_chunks(rows):
         end = start + chunk.shape[1]
-        whole[start:end] = scaled @ chunk.to(scaled.dtype)
+        whole[start:end] = torch.mv(chunk.to(scaled.dtype).T, scaled)
         start = end
     return total
 

@@ -192,13 +192,15 @@ class DenseRows(StoredRows):
         shares, found = weights if divisor == 1 else weights / divisor, {}
         if self._device.type != "cpu":
             shares = to_device(shares, self._device)  # one copy for all blocks
+        # A matrix also for one sum: `matmul` of a vector and one column returns a scalar in some dispatch modes.
+        sums, shape = shares.view(-1, shares.shape[-1]), shares.shape[:-1]
         for name, block in self.blocks.items():
             matrix = block if block.dim() == 2 else as_matrix(block)
             if block.dtype.itemsize < 4:
-                scaled = shares.to(block.device, torch.float32)
-                parts = [(scaled @ part.float()).to(block.dtype) for part in column_chunks(matrix)]
-                total = torch.cat(parts, dim=-1)
+                scaled = sums.to(block.device, torch.float32)
+                parts = [torch.mm(scaled, part.float()).to(block.dtype) for part in column_chunks(matrix)]
+                total = torch.cat(parts, dim=1)
             else:
-                total = shares.to(block.device, block.dtype) @ matrix  # block.mean(0) takes up to twice as long
-            found[name] = total if block.dim() == 2 else total.reshape((*shares.shape[:-1], *block.shape[1:]))
+                total = torch.mm(sums.to(block.device, block.dtype), matrix)  # block.mean(0) takes up to twice as long
+            found[name] = total.view((*shape, *block.shape[1:]))
         return found
