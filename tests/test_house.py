@@ -189,7 +189,7 @@ def test_there_are_no_circular_imports_including_those_for_typing() -> None:
     assert circular_imports(edges) == []
 
 
-@pytest.mark.parametrize(("text", "calls", "files"), [("none", 14, 6), ("pcgrad", 35, 12)])
+@pytest.mark.parametrize(("text", "calls", "files"), [("none", 14, 6), ("pcgrad", 35, 10)])
 def test_a_step_calls_few_functions(text: str, calls: int, files: int) -> None:
     """Count the calls of gradhomog's Python functions, and their files, in the second `combine` on a matrix."""
     pipe, jacobian = gradhomog.pipeline(text), torch.randn(4, 1000)
@@ -219,7 +219,7 @@ BUDGETS = {
     "gradhomog/learners": 771,
     "gradhomog/ranks": 499,
     "gradhomog/registry": 757,
-    "gradhomog/rows": 579,
+    "gradhomog/rows": 580,
     "gradhomog/scaffold": 179,
     "gradhomog/solvers": 441,
     "gradhomog/step": 1188,
