@@ -59,6 +59,13 @@ class Derivatives(ABC):
         rows = list(self.iterate())
         return {name: [row[index] for row in rows] for index, name in enumerate(self.graph.shared)}
 
+    def head_gradients(self) -> Iterator[tuple[int, Tensor, Tensor | None]]:
+        """Yield (slot of the task, leaf, gradient) for each leaf that is not shared; see `unshared_gradients`."""
+        per_task = zip(self.graph.tasks.slots, self.graph.unshared_leaves, self.unshared_gradients, strict=True)
+        for slot, leaves, gradients in per_task:
+            for leaf, gradient in zip(leaves, gradients, strict=True):
+                yield slot, leaf, gradient
+
     def starts(self) -> list[Start] | None:
         """Return for each task where its pass begins; None if the rows cannot be computed in lockstep."""
         return None

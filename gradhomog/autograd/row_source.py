@@ -91,14 +91,10 @@ class OwnRows(RowSource):
         return finite_direction(found, self._graph.factor), unused
 
     def head_gradients(self, factors: Mapping[int, float]) -> LeafGradients:
-        graph = self._graph
-        per_task = zip(graph.tasks.slots, graph.unshared_leaves, self._derivatives.unshared_gradients, strict=True)
         return [
             (leaf, gradient if factors[slot] == 1 else factors[slot] * gradient)
-            for slot, leaves, gradients in per_task
-            if slot in factors  # a task may have been dropped
-            for leaf, gradient in zip(leaves, gradients, strict=True)
-            if gradient is not None
+            for slot, leaf, gradient in self._derivatives.head_gradients()
+            if slot in factors and gradient is not None  # a task may have been dropped
         ]
 
 

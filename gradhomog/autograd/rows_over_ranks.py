@@ -401,14 +401,10 @@ def sum_heads(derivatives: Derivatives, scales: Mapping[int, float], communicato
 
     `scales`: by slot, with the same slots on all ranks. With a scale of 0, gradients that are not finite are left out.
     """
-    graph = derivatives.graph
     entries = [
         (leaf, None if gradient is None or not scales[slot] else scales[slot] * gradient)
-        for slot, leaves, gradients in zip(
-            graph.tasks.slots, graph.unshared_leaves, derivatives.unshared_gradients, strict=True
-        )
+        for slot, leaf, gradient in derivatives.head_gradients()
         if slot in scales
-        for leaf, gradient in zip(leaves, gradients, strict=True)
     ]
     leaves = {str(index): leaf for index, (leaf, _) in enumerate(entries)}
     sums = sum_tensors({str(index): gradient for index, (_, gradient) in enumerate(entries)}, leaves, communicator)
