@@ -211,11 +211,11 @@ def test_a_step_calls_few_functions(text: str, calls: int, files: int) -> None:
 
 
 BUDGETS = {
-    "gradhomog": 316,
+    "gradhomog": 385,
     "gradhomog/autograd": 2221,
-    "gradhomog/cli": 1173,
+    "gradhomog/cli": 1174,
     "gradhomog/diagnosis": 1283,
-    "gradhomog/experiments": 11360,
+    "gradhomog/experiments": 11303,
     "gradhomog/learners": 771,
     "gradhomog/ranks": 499,
     "gradhomog/registry": 757,
@@ -226,7 +226,7 @@ BUDGETS = {
     "gradhomog/testing": 3469,
     "plugins": 4442,
     "adapters": 3937,
-    "tests": 41545,
+    "tests": 41550,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

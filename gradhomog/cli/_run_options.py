@@ -105,7 +105,7 @@ def execute(args: argparse.Namespace, config: Config, stem: str) -> int:
     from gradhomog.experiments.analysis.summary import to_json
     from gradhomog.experiments.config.quick import shorten
     from gradhomog.experiments.execution.comparison import compare
-    from gradhomog.experiments.report.tables import render_table
+    from gradhomog.experiments.report.tables import score_table
 
     if args.quick:
         config, stem = shorten(config), f"{stem}-quick"
@@ -116,7 +116,7 @@ def execute(args: argparse.Namespace, config: Config, stem: str) -> int:
     if args.json:
         print_json({"folder": str(outcome.folder), "failures": outcome.failures, **to_json(outcome.summary)})
     else:
-        print(render_table(outcome.summary))
+        print(score_table(outcome.summary).text())
         if args.quick:
             print(
                 "\n--quick: one seed and one tenth of the training steps and test tasks. Do not compare methods by "

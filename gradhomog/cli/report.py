@@ -19,12 +19,12 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from gradhomog.experiments.analysis.summary import to_json
     from gradhomog.experiments.report.page import write_report
-    from gradhomog.experiments.report.tables import render_table
+    from gradhomog.experiments.report.tables import score_table
 
     summary = write_report(args.folder)
     if args.json:
         print_json(to_json(summary))
     else:
-        print(render_table(summary))
+        print(score_table(summary).text())
         print(f"\n{args.folder / 'report.html'}")
     return 0

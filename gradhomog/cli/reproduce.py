@@ -97,14 +97,16 @@ def run(args: argparse.Namespace) -> int:
             executor=args.executor,
         )  # fmt: skip
     facts = {key: outcome.description[key] for key in ("data", "differences")}
-    content = facts | to_json(outcome.table) if args.json else report.render_text(outcome.table, outcome.description)
+    content = (
+        facts | to_json(outcome.table) if args.json else report.text_table(outcome.table, outcome.description).text()
+    )
     return _print_outcome(content, out, outcome.failures)
 
 
 def _run_pinn(args: argparse.Namespace) -> int:
     from gradhomog.cli._progress import Progress
     from gradhomog.experiments.reproduce import pinn
-    from gradhomog.experiments.reproduce.pinn.report import render_text
+    from gradhomog.experiments.reproduce.pinn.report import text_table
     from gradhomog.experiments.reproduce.pinn.table import to_json
 
     _check_pinn_options(args)
@@ -115,7 +117,7 @@ def _run_pinn(args: argparse.Namespace) -> int:
         outcome = pinn.reproduce_pinn(
             settings, out, resume=args.resume, progress=progress, jobs=args.jobs, executor=args.executor
         )
-    content = to_json(outcome.table) if args.json else render_text(outcome.table, outcome.description)
+    content = to_json(outcome.table) if args.json else text_table(outcome.table, outcome.description).text()
     return _print_outcome(content, out, outcome.failures)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gradhomog.errors import OptionError
-from gradhomog.text_table import LEVEL
+from gradhomog.table import LEVEL
 
 MIN_BATCHES = 3
 """Without one of three batches, two remain: the fewest that have a pair of different batches."""

@@ -19,7 +19,7 @@ from gradhomog.diagnosis.recommendation import Recommendation
 from gradhomog.diagnosis.row_norms import RowNorms
 from gradhomog.diagnosis.single_rows import SingleRows
 from gradhomog.diagnosis.step_alignment import StepAlignment
-from gradhomog.text_table import align_columns, html_table
+from gradhomog.table import Table
 
 INVALID = frozenset({"accumulated_rows", "summed_loss", "total_as_task", "dependent_rows"})
 """Codes of rows that are not gradients of separate losses."""
@@ -122,9 +122,9 @@ class DiagnosisResult:
         return f"{self.advice}\n{len(self.tasks)} tasks, {self.batches} batches: {tasks}\n{codes}"
 
     def _repr_html_(self) -> str:
-        tables = [html_table(_task_cells(self))]
+        tables = [_task_table(self).html()]
         if len(self.tasks) > 1:
-            tables.append(html_table(_pair_cells(self, pair_order(self)[:MAX_PAIRS])))
+            tables.append(_pair_table(self, pair_order(self)[:MAX_PAIRS]).html())
         sentences = [f"<li>[{one.code}] {html.escape(one.text)}</li>" for one in self.recommendation]
         return f"<p>{html.escape(self.advice)}</p>{''.join(tables)}<ul>{''.join(sentences)}</ul>"
 
@@ -169,11 +169,11 @@ def _render(found: DiagnosisResult, run_file: str) -> str:
         "",
         f"{found.batches} batches, {found.params:,} parameters{sketch}",
         "",
-        *align_columns(_task_cells(found)),
+        *_task_table(found).lines(),
     ]
     if len(found.tasks) > 1:
         order = pair_order(found)
-        lines += ["", *align_columns(_pair_cells(found, order[:MAX_PAIRS]))]
+        lines += ["", *_pair_table(found, order[:MAX_PAIRS]).lines()]
         if len(order) > MAX_PAIRS:
             lines.append(f"… and {len(order) - MAX_PAIRS} pairs with larger cosines, or unresolved ones")
     lines += ["", "Recommendation"]
@@ -184,8 +184,8 @@ def _render(found: DiagnosisResult, run_file: str) -> str:
     return "\n".join([*lines, "", *NOTES, *([SKETCH_NOTE] if found.cosine_error else [])])
 
 
-def _task_cells(found: DiagnosisResult) -> list[list[str]]:
-    """The texts of the cells by task, and of the mean row of a batch; the header first."""
+def _task_table(found: DiagnosisResult) -> Table:
+    """Estimates by task, and of the mean row of a batch."""
     lines = [["task", "‖g‖", "‖E g‖", "cos to step", "signal %", "noise scale"]]
     single, expected, scales = found.single, found.expected, found.noise.noise_scales
     for index, name in enumerate(found.tasks):
@@ -201,7 +201,7 @@ def _task_cells(found: DiagnosisResult) -> list[list[str]]:
         for index, line in enumerate(lines[1:-1]):
             line.append(ratio_range(scales, index, factor=found.batch_size))
         lines[-1].append(ratio_range(step[1], factor=found.batch_size))
-    return lines
+    return Table(lines[0], lines[1:])
 
 
 def pair_order(found: DiagnosisResult) -> list[tuple[int, int]]:
@@ -211,13 +211,13 @@ def pair_order(found: DiagnosisResult) -> list[tuple[int, int]]:
     return sorted(pairs, key=lambda pair: float(cosines[pair].nan_to_num(nan=2.0)))
 
 
-def _pair_cells(found: DiagnosisResult, pairs: Sequence[tuple[int, int]]) -> list[list[str]]:
-    """The texts of the cells by pair of tasks; the header first."""
+def _pair_table(found: DiagnosisResult, pairs: Sequence[tuple[int, int]]) -> Table:
+    """Estimates by pair of tasks."""
     header = ["pair", "cos g", "cos E g", "norm ratio", "conflict %", "independent %", "if aligned %", "noise"]
     single, expected = found.single, found.expected
-    lines = [header]
+    rows = []
     for pair in pairs:
-        lines.append([
+        rows.append([
             f"{found.tasks[pair[0]]}, {found.tasks[pair[1]]}", interval(single.cosines, *pair, digits=2),
             interval(expected.cosines, *pair, digits=2), ratio_range(found.norm_ratios, *pair),
             *(interval(rates, *pair, percent=True, digits=0) for rates in (
@@ -226,8 +226,8 @@ def _pair_cells(found: DiagnosisResult, pairs: Sequence[tuple[int, int]]) -> lis
         ])  # fmt: skip
     if len(found.tasks) > 2:
         rates = (single.conflict_rate, single.independent_conflict_rate)
-        lines.append([
+        rows.append([
             "all pairs", interval(single.mean_cosine, digits=2), interval(expected.pooled_cosine, digits=2), "",
             *(interval(rate, percent=True, digits=0) for rate in rates), "", "",
         ])  # fmt: skip
-    return lines
+    return Table(header, rows)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gradhomog.diagnosis.estimate_text import interval
 from gradhomog.diagnosis.estimates import student_quantile
 from gradhomog.diagnosis.result import DiagnosisResult
-from gradhomog.text_table import LEVEL
+from gradhomog.table import LEVEL
 
 NEGLIGIBLE = 0.1
 """Cosines and correlations within ± this number have no practical effect: two gradients of equal norm at cosine −0.1

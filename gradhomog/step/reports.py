@@ -13,7 +13,7 @@ from torch import Tensor
 from gradhomog.conflict import cosines
 from gradhomog.rows import Direction
 from gradhomog.step.step import TaskKey
-from gradhomog.text_table import html_table
+from gradhomog.table import Table
 
 MAX_NAMED = 6
 """Up to this number of tasks, the text of a report names each of them."""
@@ -195,7 +195,7 @@ class StepReport:
             titles = (f"cosine to {name}" for name in self.names)
             columns += zip(titles, cosines(self.gramian).tolist(), strict=True)
         rows = [[name, *(f"{column[i]:.3g}" for _, column in columns)] for i, name in enumerate(self.names)]
-        return html_table([["task", *(title for title, _ in columns)], *rows])
+        return Table(["task", *(title for title, _ in columns)], rows).html()
 
 
 def _norms(gramian: Tensor) -> Tensor:

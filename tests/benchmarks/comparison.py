@@ -9,7 +9,7 @@ from typing import Any
 from gradhomog.experiments.profiling.quantiles import Quantiles
 from gradhomog.experiments.profiling.table import Table, to_json
 from gradhomog.experiments.profiling.table_text import cells, ratio_cell, signed
-from gradhomog.experiments.report.formatting import NOTHING
+from gradhomog.table import NOTHING
 
 Value = Quantiles | float
 

@@ -15,7 +15,7 @@ from gradhomog.experiments.analysis.summary import to_json
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.execution.comparison import compare
 from gradhomog.experiments.report.page import write_report
-from gradhomog.experiments.report.tables import render_table
+from gradhomog.experiments.report.tables import score_table
 from gradhomog.experiments.results.records import records as read
 from tests.experiments.conftest import SMALL
 from tests.experiments.run_helpers import interrupted_after
@@ -51,7 +51,7 @@ def test_a_homogenizer_that_fails_stops_its_run_and_earlier_results_are_kept(gra
     assert [record["error"] for record in of_bad if record["event"] == "failed"] == [error]
     assert [row.label for row in outcome.summary.rows] == ["plain", "pcgrad"]
     assert all(math.isfinite(row.score.mean) for row in outcome.summary.rows)
-    table = render_table(outcome.summary)
+    table = score_table(outcome.summary).text()
     assert_blamed(next(line for line in table.splitlines() if line.startswith("Failed: ")))
     assert "Partial: 2 of 3 runs finished." in table
 
@@ -98,7 +98,7 @@ DOMAIN = """
 def test_a_learner_or_a_domain_that_fails_is_named_in_the_table(gradhomog_install, tmp_path, kind, source, settings):
     gradhomog_install("gradhomog-bad", source, plugin="bad", kind=kind, version="4.2")
     outcome = compare(config(["none"], *settings), tmp_path / "out")
-    line = next(line for line in render_table(outcome.summary).splitlines() if line.startswith("Failed: "))
+    line = next(line for line in score_table(outcome.summary).text().splitlines() if line.startswith("Failed: "))
     assert f"{kind[:-1]} 'bad' of gradhomog-bad 4.2 (gradhomog_bad) raised KeyError: 'nothing here'" in line
     assert "Report it to the authors of gradhomog-bad, or remove 'bad'." in line
     [error] = outcome.failures.values()
@@ -189,7 +189,7 @@ SLOW = "def mix(self, step): time.sleep(0.1); return torch.ones(step.tasks)"
 
 
 def slow_lines(summary):
-    return [line for line in render_table(summary).splitlines() if line.startswith("Slow: ")]
+    return [line for line in score_table(summary).text().splitlines() if line.startswith("Slow: ")]
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ from tqdm import tqdm
 
 from gradhomog.cli import _output, main
 from gradhomog.experiments.report.figures import style
+from gradhomog.table import Table
 from gradhomog.terminal import escaped_output
-from gradhomog.text_table import align_columns
 
 TITLE = "\x1b]0;title\x07\x9b31m\u202e\x7f\r"
 """Sets the title of the window, the colour and the direction of writing, and returns to the start of the line."""
@@ -80,7 +80,7 @@ def test_json_keeps_its_meaning(capsys):
 
 
 def test_a_line_end_in_a_cell_does_not_end_the_line_of_its_table(capsys):
-    assert len(align_columns([["a", "b"], ["1\nall is well", "2"]])) == 3
+    assert len(Table(["a", "b"], [["1\nall is well", "2"]]).lines()) == 3
     _output.print_table([["a", "b"], ["1\nall is well", "2"]])
     assert capsys.readouterr().out.count("\n") == 2
 

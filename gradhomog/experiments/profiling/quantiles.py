@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradhomog.errors import OptionError
-from gradhomog.text_table import LEVEL
+from gradhomog.table import LEVEL
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import math
 
 from gradhomog.experiments.profiling.quantiles import Quantiles
 from gradhomog.experiments.profiling.table import Table, TimingRow
-from gradhomog.experiments.report.formatting import NOTHING
-from gradhomog.text_table import align_columns
+from gradhomog.table import NOTHING
+from gradhomog.table import Table as TextTable
 
 INTERVAL_NOTE = (
     "95 %: confidence interval of the median to its left, by order statistics; n/a for fewer than six rounds."
@@ -17,8 +17,9 @@ MEMORY_NOTE = "memory: peak of the CPU tensors that one additional call allocate
 
 def render(table: Table) -> str:
     """The table as text, followed by its notes and failures."""
+    header, *rows = cells(table)
     failed = [f"Failed: {label}: {message}" for label, message in table.failures.items()]
-    return "\n".join([table.title, "", *align_columns(cells(table)), "", *table.notes, *failed])
+    return "\n".join([table.title, "", *TextTable(header, rows).lines(), "", *table.notes, *failed])
 
 
 def cells(table: Table) -> list[list[str]]:

@@ -6,9 +6,7 @@ import math
 
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.statistics import Interval
-
-NOTHING = "–"
-"""The text of a cell without a value."""
+from gradhomog.table import NOTHING
 
 MAX_SEEDS = 10_000
 """Larger numbers of seeds are written as `> 10000`."""

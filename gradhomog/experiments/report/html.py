@@ -13,10 +13,9 @@ from gradhomog.experiments.analysis.summary import Summary
 from gradhomog.experiments.report.captions import TITLES, captions, tuning_note
 from gradhomog.experiments.report.figures import SavedFigure
 from gradhomog.experiments.report.findings import baseline_notes, findings, scope
-from gradhomog.experiments.report.html_table import baseline_table, candidate_table, score_table
-from gradhomog.experiments.report.notes import notes
 from gradhomog.experiments.report.run_sections import run_sections
 from gradhomog.experiments.report.svg import inline_svg
+from gradhomog.experiments.report.tables import baseline_table, candidate_table, score_table
 from gradhomog.experiments.results.events import Record
 
 
@@ -44,8 +43,7 @@ def render_page(summary: Summary, records: Sequence[Record], saved_figures: Mapp
             findings=findings(summary),
             baseline_table=baseline_table(summary),
             baseline_notes=baseline_notes(summary),
-            score_table=score_table(summary) if summary.rows else None,
-            notes=notes(summary),
+            score_table=score_table(summary),
             figures=_figures(summary, saved_figures),
             candidates=candidate_table(summary) if summary.candidates else None,
             tuning_note=tuning_note(summary) if summary.candidates else "",

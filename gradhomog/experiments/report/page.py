@@ -8,8 +8,8 @@ from pathlib import Path
 
 from gradhomog.experiments.analysis.summary import Summary, summarize
 from gradhomog.experiments.report import figures
-from gradhomog.experiments.report.csv_table import write_csv
 from gradhomog.experiments.report.html import render_page
+from gradhomog.experiments.report.numbers import number_table
 from gradhomog.experiments.results import saliency_maps, trajectory
 from gradhomog.experiments.results.atomic_files import write_bytes
 from gradhomog.experiments.results.checksums import file_digest, write_json
@@ -33,7 +33,7 @@ def write_report(folder: str | Path, expected_runs: int | None = None) -> Summar
     folder = Path(folder)
     records = read_records(folder)
     summary = summarize(records, expected_runs)
-    write_csv(summary, folder / SUMMARY)
+    write_bytes(folder / SUMMARY, number_table(summary).csv().encode())
     try:
         figures.require_matplotlib()
         saved_figures = _save_figures(folder, records, summary)

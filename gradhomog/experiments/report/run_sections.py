@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.statistics import mean_interval
 from gradhomog.experiments.analysis.summary import Summary
-from gradhomog.experiments.report.formatting import NOTHING, interval_text, number_text
+from gradhomog.experiments.report.formatting import interval_text, number_text
 from gradhomog.experiments.report.line_chart import Chart, line_chart
 from gradhomog.experiments.results.events import Record, numbers
 from gradhomog.experiments.results.records import by_run_and_label
+from gradhomog.table import NOTHING
 
 
 @dataclass(frozen=True)

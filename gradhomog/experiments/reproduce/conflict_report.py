@@ -12,12 +12,11 @@ from torch import Tensor
 from gradhomog.diagnosis.estimate_text import UNRESOLVED, interval
 from gradhomog.experiments.report import figures
 from gradhomog.experiments.report.figures.domains import domain_conflict
-from gradhomog.experiments.report.formatting import NOTHING
 from gradhomog.experiments.report.html import environment
 from gradhomog.experiments.report.svg import inline_svg
 from gradhomog.experiments.reproduce.domain_conflict import DomainConflict, StageConflict
 from gradhomog.experiments.results.atomic_files import write_bytes
-from gradhomog.text_table import align_columns
+from gradhomog.table import NOTHING, Table
 
 NOTES = (
     "± is half of a 95 % interval (jackknife over batches). The first line of a step is without homogenizers.",
@@ -36,9 +35,9 @@ def render(points: Sequence[DomainConflict], remarks: Sequence[str] = ()) -> str
     """All points as one table, the last point by domain and by pair of domains, and notes, with `remarks` first."""
     last = points[-1]
     title = f"Gradients of {len(last.domains)} domains, {last.batches} batches: {', '.join(last.domains)}"
-    parts = [title, *align_columns(stage_cells(points)), "", f"After {last.step} steps, by domain:"]
-    parts += [*align_columns(domain_cells(last)), "", f"After {last.step} steps, cosines by pair of domains:"]
-    return "\n".join([*parts, *align_columns(pair_cells(last)), "", *remarks, *NOTES])
+    parts = [title, *stage_table(points).lines(), "", f"After {last.step} steps, by domain:"]
+    parts += [*domain_table(last).lines(), "", f"After {last.step} steps, cosines by pair of domains:"]
+    return "\n".join([*parts, *pair_table(last).lines(), "", *remarks, *NOTES])
 
 
 def write_page(points: Sequence[DomainConflict], folder: Path, remarks: Sequence[str] = ()) -> Path:
@@ -57,16 +56,16 @@ def write_page(points: Sequence[DomainConflict], folder: Path, remarks: Sequence
     return path
 
 
-def stage_cells(points: Sequence[DomainConflict]) -> list[list[str]]:
-    """The texts of the cells, one line per point and stage, after the header."""
+def stage_table(points: Sequence[DomainConflict]) -> Table:
+    """One row per point and stage."""
     header = ["step", "rows", "norm ratio", "cosine", "cosine of E g", "signal %", "conflict %", "independent %"]
-    lines = [[*header, "if aligned %", "distance"]]
+    rows = []
     for point in points:
         for index, stage in enumerate(point.stages):
             single, expected = stage.single, stage.expected
             norms = single.norms.value
             aligned = expected.aligned_conflict_rates.value[~_diagonal(expected.cosines.value)].nanmean()
-            lines.append(
+            rows.append(
                 [
                     str(point.step) if index == 0 else "",
                     _label(index, stage),
@@ -80,40 +79,40 @@ def stage_cells(points: Sequence[DomainConflict]) -> list[list[str]]:
                     f"{stage.largest_distance / stage.bound:.2f}" if stage.bound else NOTHING,
                 ]
             )
-    return lines
+    return Table([*header, "if aligned %", "distance"], rows)
 
 
-def domain_cells(point: DomainConflict) -> list[list[str]]:
-    """One line per domain, with norms and signal before and after all homogenizers."""
+def domain_table(point: DomainConflict) -> Table:
+    """One row per domain, with norms and signal before and after all homogenizers."""
     ends = _ends(point)
     header = ["domain"]
     for when in ("", " after")[: len(ends)]:
         header += [f"‖g‖{when}", f"‖E g‖{when}", f"signal %{when}"]
-    lines = [header]
+    rows = []
     for index, name in enumerate(point.domains):
         cells = [name]
         for stage in ends:
             expected = stage.expected
             cells += [interval(stage.single.norms, index), interval(expected.norms, index)]
             cells.append(interval(expected.signal_fractions, index, percent=True))
-        lines.append(cells)
-    return lines
+        rows.append(cells)
+    return Table(header, rows)
 
 
-def pair_cells(point: DomainConflict) -> list[list[str]]:
-    """One line per pair of domains, with cosines of rows and of expectations before and after all homogenizers."""
+def pair_table(point: DomainConflict) -> Table:
+    """One row per pair of domains, with cosines of rows and of expectations before and after all homogenizers."""
     ends = _ends(point)
     header = ["pair"]
     for when in ("", " after")[: len(ends)]:
         header += [f"rows{when}", f"E g{when}"]
-    lines = [header]
+    rows = []
     for i, first in enumerate(point.domains):
         for j in range(i + 1, len(point.domains)):
             cells = [f"{first}, {point.domains[j]}"]
             for stage in ends:
                 cells += [interval(stage.single.cosines, i, j), interval(stage.expected.cosines, i, j)]
-            lines.append(cells)
-    return lines
+            rows.append(cells)
+    return Table(header, rows)
 
 
 def _ends(point: DomainConflict) -> list[StageConflict]:

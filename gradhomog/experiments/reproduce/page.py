@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from gradhomog.experiments.report import figures
 from gradhomog.experiments.report.html import environment
-from gradhomog.experiments.report.html_table import Cell, Table
 from gradhomog.experiments.report.svg import inline_svg
 from gradhomog.experiments.results.atomic_files import write_bytes
-from gradhomog.text_table import align_columns
+from gradhomog.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,13 +20,6 @@ REPORT, FIGURES = "report.html", "figures"
 
 PageFigure = tuple[str, Any, str]
 """Title, SVG and caption."""
-
-
-def render_text(header: Sequence[str], rows: Sequence[Sequence[Cell]], notes: Sequence[str]) -> str:
-    """The table as aligned plain text, followed by notes about its numbers."""
-    if not rows:
-        return "\n".join(["No run has finished, so there is no table.", *notes])
-    return "\n".join([*align_columns([header, *([cell.text for cell in row] for row in rows)]), "", *notes])
 
 
 def save_figure(draw: Callable[[], Figure | None], folder: Path, title: str, caption: str) -> list[PageFigure]:
@@ -45,9 +37,7 @@ def save_figure(draw: Callable[[], Figure | None], folder: Path, title: str, cap
 def write_page(
     folder: Path,
     description: Mapping[str, Any],
-    header: Sequence[str],
-    rows: Sequence[Sequence[Cell]],
-    notes: Sequence[str],
+    table: Table,
     page_figures: Sequence[PageFigure],
 ) -> Path:
     """Write `report.html`, and return its path.
@@ -56,7 +46,7 @@ def write_page(
         folder: the output folder of the experiment.
         description: settings of the experiment, as in its folder; `data`, if present, maps benchmarks to files, and
             `differences` to their differences from the published ones.
-        header, rows, notes: as in `render_text`.
+        table: our numbers and the paper's, with notes.
         page_figures: title, SVG and caption of each figure.
     """
     shown = ("parts", "contents", "data", "differences")
@@ -67,8 +57,7 @@ def write_page(
         .render(
             title=f"gradhomog: reproduction of `{description['experiment']}`",
             contents=description["contents"],
-            table=Table(header, rows, sticky=1) if rows else None,
-            notes=notes,
+            table=table,
             figures=page_figures,
             parts=description["parts"],
             facts={key: _fact(value) for key, value in description.items() if key not in shown},

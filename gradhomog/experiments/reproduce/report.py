@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradhomog.experiments.report.figures import style
-from gradhomog.experiments.report.formatting import NOTHING, interval_text, number_text, seeds_text
-from gradhomog.experiments.report.html_table import Cell as HtmlCell
-from gradhomog.experiments.report.html_table import number_key
+from gradhomog.experiments.report.formatting import interval_text, number_text, seeds_text
 from gradhomog.experiments.report.svg import inline_svg
 from gradhomog.experiments.reproduce import page
 from gradhomog.experiments.reproduce.protocol import NAMES
 from gradhomog.experiments.reproduce.table import Cell, Table
+from gradhomog.table import NOTHING
+from gradhomog.table import Cell as TextCell
+from gradhomog.table import Table as TextTable
 
 SALIENCY = (
     "Rows: images, SmoothGrad saliency of each network adapted to its task, and for ISI the probability with which "
@@ -39,9 +40,9 @@ CAPTION = (
 )
 
 
-def render_text(table: Table, description: Mapping[str, Any]) -> str:
-    """The table as aligned plain text, followed by notes about its numbers."""
-    return page.render_text(HEADER, _rows(table), notes(table, description))
+def text_table(table: Table, description: Mapping[str, Any]) -> TextTable:
+    """The table as text, with notes about its numbers."""
+    return TextTable(HEADER, [_row(cell) for cell in table.cells], notes(table, description), sticky=1)
 
 
 def write_page(table: Table, description: Mapping[str, Any], folder: Path) -> Path:
@@ -49,7 +50,7 @@ def write_page(table: Table, description: Mapping[str, Any], folder: Path) -> Pa
     shown = page.save_figure(lambda: draw(table), folder, "Accuracies", CAPTION)
     if table.experiment == "saliency":
         shown += _saliency_figures(folder, description["parts"])
-    return page.write_page(folder, description, HEADER, _rows(table), notes(table, description), shown)
+    return page.write_page(folder, description, text_table(table, description), shown)
 
 
 def _saliency_figures(folder: Path, parts: Mapping[str, str]) -> list[page.PageFigure]:
@@ -126,36 +127,32 @@ def _draw_panel(panel: Any, title: str, cells: Sequence[Cell]) -> None:
     panel.set_title(title)
 
 
-def _rows(table: Table) -> list[list[HtmlCell]]:
-    return [_row(cell) for cell in table.cells]
-
-
-def _row(cell: Cell) -> list[HtmlCell]:
+def _row(cell: Cell) -> list[TextCell | str]:
     difference, printed = cell.to_plain, cell.published
     excludes_zero = difference is not None and abs(difference.mean) > difference.half_width
     return [
-        HtmlCell(cell.column, cell.column),
-        HtmlCell(cell.row, cell.row),
-        HtmlCell(interval_text(cell.ours, "accuracy"), number_key(cell.ours.mean)),
-        HtmlCell(
+        cell.column,
+        cell.row,
+        TextCell(interval_text(cell.ours, "accuracy"), cell.ours.mean),
+        TextCell(
             NOTHING if math.isnan(cell.half_width_episodes) else number_text(cell.half_width_episodes, "accuracy"), ""
         ),
-        HtmlCell(
+        TextCell(
             NOTHING if difference is None else interval_text(difference, "accuracy", True) + " *" * excludes_zero,
-            number_key(difference.mean if difference else None),
+            difference.mean if difference else None,
         ),
-        HtmlCell(seeds_text(cell.seeds_needed), number_key(cell.seeds_needed)),
-        HtmlCell(
+        TextCell(seeds_text(cell.seeds_needed), cell.seeds_needed),
+        TextCell(
             NOTHING
             if printed is None
             else f"{printed.mean:.2f}" + (f" ± {printed.half_width:.2f}" if printed.half_width is not None else ""),
-            number_key(printed.mean if printed else None),
+            printed.mean if printed else None,
         ),
-        HtmlCell(
+        TextCell(
             NOTHING + " †" * bool(cell.published)
             if cell.to_published is None
             else number_text(cell.to_published, "accuracy", True),
-            number_key(cell.to_published),
+            cell.to_published,
         ),
-        HtmlCell(str(len(cell.seed_scores)), str(len(cell.seed_scores))),
+        TextCell(str(len(cell.seed_scores)), len(cell.seed_scores)),
     ]

@@ -13,14 +13,14 @@ from scipy import stats
 
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.analysis.summary import summarize, to_json
-from gradhomog.experiments.report.csv_table import write_csv
 from gradhomog.experiments.report.findings import findings
-from gradhomog.experiments.report.tables import render_table
+from gradhomog.experiments.report.numbers import number_table
+from gradhomog.experiments.report.tables import score_table
 from tests.experiments.synthetic_records import METHODS, comparison, result, start
 
 # Multiples of 1/1024 below 1: their sums and differences are exact, so that tests can compare them exactly.
 grid = st.integers(0, 1023).map(lambda number: number / 1024)
-score_table = st.integers(1, 4).flatmap(
+scores_of_runs = st.integers(1, 4).flatmap(
     lambda tasks: st.lists(st.lists(grid, min_size=tasks + 1, max_size=tasks + 1), min_size=1, max_size=4)
 )
 
@@ -34,7 +34,7 @@ def row_of(records, label):
     return next(row for row in summarize(records).rows if row.label == label)
 
 
-@given(score_table, st.integers(-512, 512).map(lambda number: number / 1024))
+@given(scores_of_runs, st.integers(-512, 512).map(lambda number: number / 1024))
 def test_a_method_shifted_by_a_constant_differs_by_exactly_that_constant(table, shift):
     records = [result("plain", seed, scores) for seed, scores in enumerate(table)]
     records += [result("moved", seed, [score + shift for score in scores]) for seed, scores in enumerate(table)]
@@ -44,7 +44,7 @@ def test_a_method_shifted_by_a_constant_differs_by_exactly_that_constant(table, 
     assert difference.half_width == pytest.approx(0, abs=0 if len(table) == 1 else 1e-14)
 
 
-@given(score_table)
+@given(scores_of_runs)
 def test_a_method_that_scores_like_plain_differs_by_exactly_zero_and_is_undecided(table):
     records = [result(label, seed, scores) for label in ("plain", "same") for seed, scores in enumerate(table)]
     row = row_of(records, "same")
@@ -80,13 +80,13 @@ def test_a_single_seed_is_compared_by_test_task_with_a_note():
     summary = summarize(records)
     row = summary.rows[1]
     assert (row.unit, row.to_plain.unit, row.to_plain.difference.n) == ("tasks", "tasks", 3)
-    assert "over test tasks (n = 3" in render_table(summary)
-    assert "it does not include the variation between trainings" in render_table(summary)
+    assert "over test tasks (n = 3" in score_table(summary).text()
+    assert "it does not include the variation between trainings" in score_table(summary).text()
 
 
 def test_rows_over_tasks_are_marked_among_rows_over_seeds():
     records = [result("plain", seed, [0.2, 0.4]) for seed in range(2)] + [result("m", 0, [0.3, 0.4])]
-    lines = render_table(summarize(records)).splitlines()
+    lines = score_table(summarize(records)).text().splitlines()
     assert ["†" in line for line in lines[2:4]] == [False, True]
     assert any(line.startswith("† one seed") for line in lines)
 
@@ -169,7 +169,9 @@ def test_a_difference_is_claimed_if_and_only_if_holms_procedure_rejects(table, m
     rejected = bonferroni_holm(p_values)
     summary = summarize(records)
     text = findings_text(summary)
-    for index, (row, line) in enumerate(zip(summary.rows[1:], render_table(summary).splitlines()[3:], strict=False)):
+    for index, (row, line) in enumerate(
+        zip(summary.rows[1:], score_table(summary).text().splitlines()[3:], strict=False)
+    ):
         assert row.to_plain.p_value == pytest.approx(p_values[index])
         assert (row.to_plain.verdict == "undecided") == (index not in rejected)
         assert ("*" in line) == (index in rejected)
@@ -185,7 +187,7 @@ def test_an_interval_without_zero_is_not_marked_if_the_corrected_test_is_not_sig
     assert found.difference.low > 0
     assert found.p_value < 0.05 < found.adjusted_p_value == pytest.approx(4 * found.p_value)
     assert found.verdict == "undecided"
-    text = render_table(summarize(records))
+    text = score_table(summarize(records)).text()
     assert "*: significant at the 5 % level (t test, after Holm's correction for 4 comparisons)" in text
     assert "*" not in text.split("\n\n")[0]
 
@@ -247,28 +249,28 @@ def test_a_score_that_is_not_finite_makes_the_mean_nan_with_a_note():
     row = summary.rows[1]
     assert math.isnan(row.score.mean)
     assert row.to_plain.verdict is None
-    assert "nan: a score is not finite, so there is no mean (m)" in render_table(summary)
+    assert "nan: a score is not finite, so there is no mean (m)" in score_table(summary).text()
     assert "There is no interval of the difference for m." in findings_text(summary)
 
 
 def test_one_test_task_gives_a_mean_without_an_interval():
     summary = summarize([result("plain", 0, [0.5]), result("m", 0, [0.6])])
-    assert "60.00 ± n/a" in render_table(summary)
+    assert "60.00 ± n/a" in score_table(summary).text()
     assert summary.rows[1].to_plain.verdict is None
 
 
 def test_without_plain_there_are_no_differences_and_a_note_with_the_reason():
     summary = summarize([result("m", 0, [0.5, 0.6])])
     assert summary.rows[0].to_plain is None
-    assert "No differences" in render_table(summary)
+    assert "No differences" in score_table(summary).text()
     assert "no method can be compared" in findings_text(summary)
 
 
 def test_a_log_without_results_gives_a_note_instead_of_a_table():
     summary = summarize([start()])
     assert summary.expected_runs == 18
-    assert "No run has finished" in render_table(summary)
-    assert "0 of 18 runs finished" in render_table(summary)
+    assert "No run has finished" in score_table(summary).text()
+    assert "0 of 18 runs finished" in score_table(summary).text()
     assert findings(summary) == []
 
 
@@ -281,32 +283,32 @@ def test_missing_and_failed_runs_are_listed_in_notes():
     records += [{"event": "failed", "run": "maml-m-s1", "label": "m", "seed": 1, "error": "killed"}]
     records += [result("m", 1, [0.5, 0.6])]  # it was resumed and finished
     summary = summarize(records)
-    table = render_table(summary)
+    table = score_table(summary).text()
     assert summary.failures == {"maml-m-s0": ERROR}
     assert "Partial: 3 of 4 runs finished." in table
     assert "Failed: maml-m-s0: loss is not finite in this network\n" in table + "\n"
     assert "1 of 2" in table
-    assert "of 9 runs" in render_table(summarize(records, expected_runs=9))
+    assert "of 9 runs" in score_table(summarize(records, expected_runs=9)).text()
 
 
 @pytest.mark.parametrize(("scores", "note"), [([0.5], "test data.\n"), ([0.5, 0.6], "test data, mean over 2 tasks.\n")])
 def test_the_note_about_intervals_names_a_mean_over_tasks_only_if_there_are_several(scores, note):
     records = [start(["plain"], seeds=2), *(result("plain", seed, scores, problem="burgers") for seed in (0, 1))]
-    assert f"every run on the same {note}" in render_table(summarize(records)) + "\n"
+    assert f"every run on the same {note}" in score_table(summarize(records)).text() + "\n"
 
 
 @pytest.mark.parametrize("event", ["result", "failed"])
 def test_candidates_are_not_counted_as_runs_of_the_table(event):
     tried = {**result("m", 0, [0.5, 0.6]), "role": "candidate", "run": "tried", "event": event, "error": "killed"}
     records = [start(["plain", "m"], seeds=1), result("plain", 0, [0.5, 0.6]), tried]
-    lines = render_table(summarize(records)).splitlines()
+    lines = score_table(summarize(records)).text().splitlines()
     assert "Partial: 1 of 2 runs finished; candidates of tuned methods are not counted." in lines
 
 
 @pytest.mark.parametrize(("jobs", "noted"), [([1], False), ([2], True), ([1, 2], True), ([2, 1], True)])
 def test_the_note_on_step_time_mentions_other_runs_only_if_runs_were_parallel(jobs, noted):
     records = [{**start(["plain"], seeds=1), "jobs": number} for number in jobs]
-    table = render_table(summarize([*records, result("plain", 0, [0.5, 0.6])]))
+    table = score_table(summarize([*records, result("plain", 0, [0.5, 0.6])])).text()
     assert "an indication, no benchmark." in table
     assert ("while other runs used the machine" in table) == noted
 
@@ -334,13 +336,13 @@ def test_two_runs_of_one_method_and_seed_are_not_averaged():
 
 def test_accuracies_are_percent_and_errors_have_four_digits():
     records = [result("plain", 0, [0.4023, 0.4223])]
-    assert "41.23 ± 12.71" in render_table(summarize(records))
+    assert "41.23 ± 12.71" in score_table(summarize(records)).text()
     records = [result("plain", 0, [0.4, 0.6], metric="mse")]
-    assert "0.5000 ± 1.271" in render_table(summarize(records))
+    assert "0.5000 ± 1.271" in score_table(summarize(records)).text()
 
 
 def test_differences_are_signed_and_columns_are_aligned():
-    table = render_table(summarize(comparison()))
+    table = score_table(summarize(comparison())).text()
     header, _, *rows = table.split("\n\n")[0].splitlines()
     assert len({row.index("±") for row in rows}) == 1
     assert all(row[header.index("seeds")] == "3" for row in rows)
@@ -352,7 +354,7 @@ def test_differences_are_signed_and_columns_are_aligned():
 
 def test_the_csv_file_has_the_exact_numbers_of_the_rows(tmp_path):
     summary = summarize(comparison())
-    write_csv(summary, tmp_path / "summary.csv")
+    (tmp_path / "summary.csv").write_text(number_table(summary).csv(), encoding="utf-8")
     with (tmp_path / "summary.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     for line, row in zip(lines, summary.rows, strict=True):

@@ -13,7 +13,7 @@ from gradhomog.cli import main
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.execution.comparison import compare
-from gradhomog.experiments.report.tables import render_table
+from gradhomog.experiments.report.tables import score_table
 from gradhomog.experiments.results import comparison_dir as folders
 from gradhomog.experiments.results.plan import SINGLE
 from gradhomog.experiments.results.records import records
@@ -67,7 +67,7 @@ def test_every_method_has_every_seed_and_static_weights_have_the_largest_budget(
 
 def test_the_table_has_a_column_per_task_and_the_improvement_over_single_task_training(whole):
     outcomes = results(whole.folder)
-    text = render_table(whole.summary)
+    text = score_table(whole.summary).text()
     header = text.splitlines()[0]
     assert all(title in header for title in ("accuracy %", "Δm %", "left", "right"))
     assert "relative improvement on single-task in percent" in text
@@ -143,7 +143,7 @@ def test_the_landscape_has_one_run_per_method_and_paths_in_its_report(tmp_path):
     overrides = ["problem.name=landscape", "train.steps=20", "train.validate_every=10"]
     outcome = compare(load(None, [*overrides, 'homogenizers=["pcgrad"]']).with_baselines(), tmp_path / "out")
     assert not outcome.failures
-    text = render_table(outcome.summary)
+    text = score_table(outcome.summary).text()
     header, *rows = text.splitlines()
     assert "from the front" in header
     assert "a: f1" in header

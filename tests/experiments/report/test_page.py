@@ -18,7 +18,7 @@ from gradhomog.experiments.analysis.summary import summarize
 from gradhomog.experiments.report import page
 from gradhomog.experiments.report.html import render_page
 from gradhomog.experiments.report.page import write_report
-from gradhomog.experiments.report.tables import render_table
+from gradhomog.experiments.report.tables import score_table
 from gradhomog.experiments.results.records import records as read_records
 from tests.experiments.run_helpers import write_comparison
 from tests.experiments.synthetic_records import METHODS, comparison, result, start
@@ -235,6 +235,6 @@ def test_the_note_on_a_tuned_method_has_its_learner_if_there_are_several():
     for record in records:
         if record["event"] == "result" and record["label"] == "static (tuned)":
             record.update(tuned_from=["static", "mgda"], chosen="static")
-    text = render_table(summarize(records))
+    text = score_table(summarize(records)).text()
     for learner in ("maml", "fomaml"):
         assert f"{learner}, static (tuned): static was chosen from 2 candidates by validation score." in text

@@ -30,7 +30,7 @@ from gradhomog.experiments.reproduce import (
     parts,
     reproduce,
 )  # fmt: skip
-from gradhomog.experiments.reproduce.report import render_text, write_page
+from gradhomog.experiments.reproduce.report import text_table, write_page
 from gradhomog.experiments.reproduce.table import to_json
 from tests.experiments.reproduce.conftest import TINY
 
@@ -101,7 +101,7 @@ def test_differences_are_paired_by_seed_also_those_of_averages(finished) -> None
 
 
 def test_the_table_has_every_row_and_column_and_the_notes_state_scale_and_data(finished) -> None:
-    text = render_text(finished.table, finished.description)
+    text = text_table(finished.table, finished.description).text()
     for word in ("MAML-RotoGBML", "MAML, static (tuned)", "cars 1-shot", "39.19", "Scale smoke", "0 of 9 benchmarks"):
         assert word in text
     assert "changed by network.size=16" in text
@@ -118,7 +118,7 @@ def test_numbers_are_compared_with_the_papers_only_if_all_data_of_the_column_are
         table = collect("strong", "strong", planned, finished.folder, complete)
         compared = {cell.row for cell in table.cells if cell.to_published is not None}
         assert compared == ({"MAML", "MAML-RotoGBML"} if complete == set(NAMES) else set())
-    text = render_text(finished.table, finished.description)
+    text = text_table(finished.table, finished.description).text()
     page = (finished.folder / "report.html").read_text()
     for output in (text, page):
         assert "– †" in output
@@ -136,7 +136,7 @@ def test_weak_columns_need_only_their_own_benchmark(
     outcome = reproduce("weak", replace(settings, targets=["cub"]), tmp_path / "out")
     compared = {cell.row for cell in outcome.table.cells if cell.to_published is not None}
     assert compared == {"MAML", "MAML-RotoGBML"}
-    text = render_text(outcome.table, outcome.description)
+    text = text_table(outcome.table, outcome.description).text()
     assert "1 of 9 benchmarks present and complete; not complete: miniimagenet" in text
     assert "†" not in text
 

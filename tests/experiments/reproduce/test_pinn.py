@@ -15,7 +15,7 @@ from gradhomog.experiments.execution import plan
 from gradhomog.experiments.reproduce.pinn import COLUMNS, SCALES, PinnSettings, parts, reproduce_pinn
 from gradhomog.experiments.reproduce.pinn.methods import TITLES
 from gradhomog.experiments.reproduce.pinn.published import PublishedError, published_error
-from gradhomog.experiments.reproduce.pinn.report import notes, render_text
+from gradhomog.experiments.reproduce.pinn.report import notes, text_table
 from gradhomog.experiments.reproduce.pinn.table import Table, to_json
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.trainer import learning_rate, make_trainable
@@ -110,7 +110,7 @@ def test_cells_are_means_of_the_results_beside_the_printed_errors(finished):
 
 def test_the_text_and_the_page_have_all_rows(finished):
     _, outcome, folder = finished
-    text = render_text(outcome.table, outcome.description)
+    text = text_table(outcome.table, outcome.description).text()
     page = (folder / "report.html").read_text()
     for word in (
         "klein_gordon",
@@ -140,8 +140,8 @@ def test_notes_name_the_sources_of_the_columns_in_the_table(finished):
 def test_numbers_of_the_smallest_scale_are_not_divided_by_the_papers(finished):
     _, outcome, _ = finished
     ratio = next(cell.ratio for cell in outcome.table.cells if cell.ratio)
-    assert f"  {ratio:.3g} " not in render_text(outcome.table, outcome.description)
-    assert f"  {ratio:.3g} " in render_text(outcome.table, {**outcome.description, "scale": "small"})
+    assert f"  {ratio:.3g} " not in text_table(outcome.table, outcome.description).text()
+    assert f"  {ratio:.3g} " in text_table(outcome.table, {**outcome.description, "scale": "small"}).text()
 
 
 @pytest.mark.usefixtures("without_figures")

@@ -9,7 +9,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
     header.append(button);
     button.addEventListener("click", () => {
       const up = header.getAttribute("aria-sort") !== "ascending";
-      const key = (row) => row.cells[column].dataset.sort;
+      const key = (row) => row.cells[column].dataset.sort ?? row.cells[column].textContent;
       const rows = [...body.rows];
       const numeric = rows.every((row) => !Number.isNaN(Number(key(row))));
       rows.sort((a, b) => {

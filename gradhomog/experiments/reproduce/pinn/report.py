@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradhomog.experiments.report.figures import style
-from gradhomog.experiments.report.formatting import NOTHING
-from gradhomog.experiments.report.html_table import Cell as HtmlCell
-from gradhomog.experiments.report.html_table import number_key, text_cell
 from gradhomog.experiments.reproduce import page
 from gradhomog.experiments.reproduce.pinn.columns import COLUMNS
 from gradhomog.experiments.reproduce.pinn.methods import TWO_LOSSES_TRACKED
 from gradhomog.experiments.reproduce.pinn.table import Cell, Table
+from gradhomog.table import NOTHING
+from gradhomog.table import Cell as TextCell
+from gradhomog.table import Table as TextTable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,15 +29,17 @@ TRACKED = (
 CAPTION = "Errors of single runs (dots), our mean (bar), and the paper's mean (cross). The axis is logarithmic."
 
 
-def render_text(table: Table, description: Mapping[str, Any]) -> str:
-    """The table as aligned plain text, followed by notes about its numbers."""
-    return page.render_text(HEADER, _rows(table, description), notes(table, description))
+def text_table(table: Table, description: Mapping[str, Any]) -> TextTable:
+    """The table as text, with notes about its numbers."""
+    readable = has_readable_scale(description)
+    rows = [_row(cell, cell.ratio if readable else None) for cell in table.cells]
+    return TextTable(HEADER, rows, notes(table, description), sticky=1)
 
 
 def write_page(table: Table, description: Mapping[str, Any], folder: Path) -> Path:
     """Write `report.html` and, if matplotlib is installed, `figures/table.svg` and `.png`; return the page's path."""
     shown = page.save_figure(lambda: draw(table, has_readable_scale(description)), folder, "Errors", CAPTION)
-    return page.write_page(folder, description, HEADER, _rows(table, description), notes(table, description), shown)
+    return page.write_page(folder, description, text_table(table, description), shown)
 
 
 def notes(table: Table, description: Mapping[str, Any]) -> list[str]:
@@ -88,33 +90,29 @@ def draw(table: Table, with_published: bool = True) -> Figure | None:
     return figure
 
 
-def _rows(table: Table, description: Mapping[str, Any]) -> list[list[HtmlCell]]:
-    return [_row(cell, cell.ratio if has_readable_scale(description) else None) for cell in table.cells]
-
-
-def _row(cell: Cell, ratio: float | None) -> list[HtmlCell]:
+def _row(cell: Cell, ratio: float | None) -> list[TextCell | str]:
     difference, printed = cell.to_plain, cell.published
     excludes_zero = difference is not None and abs(difference.mean) > difference.half_width
     deviation = f" ({_number(printed.deviation)})" if printed is not None and printed.deviation is not None else ""
     step = NOTHING if cell.step_seconds is None else f"{1000 * cell.step_seconds:.2f}"
     return [
-        text_cell(cell.column),
-        text_cell(cell.row),
-        HtmlCell(f"{_number(cell.ours.mean)} ± {_number(cell.ours.half_width)}", number_key(cell.ours.mean)),
-        HtmlCell(_number(cell.median), number_key(cell.median)),
-        HtmlCell(
+        cell.column,
+        cell.row,
+        TextCell(f"{_number(cell.ours.mean)} ± {_number(cell.ours.half_width)}", cell.ours.mean),
+        TextCell(_number(cell.median), cell.median),
+        TextCell(
             NOTHING
             if difference is None
             else f"{difference.mean:+.3g} ± {_number(difference.half_width)}" + " *" * excludes_zero,
-            number_key(difference.mean if difference else None),
+            difference.mean if difference else None,
         ),
-        HtmlCell(
+        TextCell(
             NOTHING if printed is None else f"{printed.mean:.4g}{deviation}",
-            number_key(printed.mean if printed else None),
+            printed.mean if printed else None,
         ),
-        HtmlCell(NOTHING if ratio is None else f"{ratio:.3g}", number_key(ratio)),
-        HtmlCell(step, number_key(cell.step_seconds)),
-        HtmlCell(str(len(cell.seed_errors)), str(len(cell.seed_errors))),
+        TextCell(NOTHING if ratio is None else f"{ratio:.3g}", ratio),
+        TextCell(step, cell.step_seconds),
+        TextCell(str(len(cell.seed_errors)), len(cell.seed_errors)),
     ]
 
 

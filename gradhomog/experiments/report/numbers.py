@@ -1,18 +1,15 @@
-"""Write `summary.csv`: one line per method, with numbers in full precision."""
+"""The numbers of a comparison in full precision: `summary.csv`."""
 
 from __future__ import annotations
-
-import csv
-from pathlib import Path
 
 from gradhomog.experiments.analysis.paired_comparison import PairedComparison
 from gradhomog.experiments.analysis.statistics import Interval
 from gradhomog.experiments.analysis.summary import Summary
-from gradhomog.experiments.results.atomic_files import atomic_write
+from gradhomog.table import Cell, Table, Value
 
 
-def write_csv(summary: Summary, path: str | Path) -> None:
-    """Write one line per method; accuracies are fractions, and unknown values are empty."""
+def number_table(summary: Summary) -> Table:
+    """One row per method; accuracies are fractions."""
     additional = list(dict.fromkeys(name for row in summary.rows for name in row.additional_scores))
     names = [
         "learner", "label", "homogenizers", "seeds", "expected_seeds", "metric", "mean", "half_width", "n", "unit",
@@ -20,20 +17,19 @@ def write_csv(summary: Summary, path: str | Path) -> None:
         *(f"mean[{domain}]" for domain in summary.domains),
         *(["improvement", "improvement_half_width"] if summary.improvement_baseline else []), *additional,
     ]  # fmt: skip
-    with atomic_write(Path(path)) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(names)
-        for row in summary.rows:
-            values = [
-                row.learner, row.label, row.homogenizers, len(row.seeds), row.expected_seeds, summary.metric,
-                row.score.mean, row.score.half_width, row.score.n, row.unit, *_comparison_values(row.to_plain),
-                row.to_baseline and row.to_baseline.reference, *_comparison_values(row.to_baseline),
-                row.step_seconds, row.chosen,
-                *(row.by_domain[d].mean if d in row.by_domain else None for d in summary.domains),
-                *(_mean_and_half_width(row.improvement) if summary.improvement_baseline else ()),
-                *(row.additional_scores[name].mean if name in row.additional_scores else None for name in additional),
-            ]  # fmt: skip
-            writer.writerow(["" if value is None or value != value else value for value in values])
+    rows: list[list[Value]] = [
+        [
+            row.learner, row.label, row.homogenizers, len(row.seeds), row.expected_seeds, summary.metric,
+            row.score.mean, row.score.half_width, row.score.n, row.unit, *_comparison_values(row.to_plain),
+            row.to_baseline.reference if row.to_baseline else None, *_comparison_values(row.to_baseline),
+            row.step_seconds, row.chosen,
+            *(row.by_domain[d].mean if d in row.by_domain else None for d in summary.domains),
+            *(_mean_and_half_width(row.improvement) if summary.improvement_baseline else ()),
+            *(row.additional_scores[name].mean if name in row.additional_scores else None for name in additional),
+        ]
+        for row in summary.rows
+    ]  # fmt: skip
+    return Table(names, [[Cell(str(value), value) for value in row] for row in rows])
 
 
 def _comparison_names(prefix: str) -> list[str]:
@@ -41,7 +37,7 @@ def _comparison_names(prefix: str) -> list[str]:
     return [prefix + name for name in (*names, "verdict", "time_ratio", "seeds_needed")]
 
 
-def _comparison_values(comparison: PairedComparison | None) -> tuple[object, ...]:
+def _comparison_values(comparison: PairedComparison | None) -> tuple[Value, ...]:
     if comparison is None:
         return (None,) * 9
     difference = comparison.difference

@@ -1,0 +1,152 @@
+"""Tables: cells with a text and a value, as aligned text, HTML, CSV, Markdown and records for JSON."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from gradhomog.terminal import escape_controls
+
+LEVEL = 0.95
+"""The confidence level of all intervals in tables and figures."""
+
+NOTHING = "–"
+"""The text of a cell without a value."""
+
+Value = float | str | None
+"""What a cell stands for, in full precision: by it columns are sorted. None, for what is unknown, is sorted last."""
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell: its text, and its value."""
+
+    text: str
+    value: Value = None
+
+
+@dataclass(frozen=True)
+class Column(Generic[Row]):
+    """A column of a table with one row per object: `text` and `value` return those of its cell for an object."""
+
+    title: str
+    text: Callable[[Row], str]
+    value: Callable[[Row], Value]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Attributes:
+        header: the titles of the columns.
+        rows: the cells, row by row; a text is a cell whose value is the text.
+        notes: sentences below the table.
+        sticky: index of the column of HTML pages that stays visible during horizontal scrolling.
+        empty: the text instead of a table without rows.
+    """
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[Cell | str]]
+    notes: Sequence[str] = ()
+    sticky: int | None = None
+    empty: str = "No run has finished, so there is no table."
+
+    @classmethod
+    def of(
+        cls, columns: Sequence[Column[Row]], rows: Iterable[Row], notes: Sequence[str] = (), sticky: int | None = None
+    ) -> Table:
+        """The table with one row per object."""
+        cells = [[Cell(column.text(row), column.value(row)) for column in columns] for row in rows]
+        return cls([column.title for column in columns], cells, notes, sticky)
+
+    @property
+    def cells(self) -> list[list[Cell]]:
+        """The cells, row by row."""
+        return [
+            [cell if isinstance(cell, Cell) else Cell(cell, None if cell == NOTHING else cell) for cell in row]
+            for row in self.rows
+        ]
+
+    @property
+    def texts(self) -> list[list[str]]:
+        """The header, and the texts of the cells row by row."""
+        return [list(self.header), *([cell.text for cell in row] for row in self.cells)]
+
+    def lines(self) -> list[str]:
+        """Lines with columns padded to equal width, and a rule below the header; the `±` of a column are aligned."""
+        rows = [[escape_controls(text) for text in row] for row in self.texts]
+        columns = [_pad_cells(column) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
+        return [lines[0], "─" * max(map(len, lines)), *lines[1:]]
+
+    def text(self) -> str:
+        """The lines, followed by the notes."""
+        return "\n".join([*self.lines(), "", *self.notes] if self.rows else [self.empty, *self.notes])
+
+    def html(self, caption: str = "") -> str:
+        """A `<table>` without styles, for pages and notebooks; `data-sort` is the value of a cell if not its text."""
+        label = f"<caption>{html.escape(caption)}</caption>\n" if caption else ""
+        head = self._html_row("th", [(title, ' scope="col"') for title in self.header])
+        rows = "\n".join(
+            self._html_row("td", [(cell.text, _sort_attribute(cell)) for cell in row]) for row in self.cells
+        )
+        return f'<table class="sortable">\n{label}<thead>{head}</thead>\n<tbody>\n{rows}\n</tbody>\n</table>'
+
+    def _html_row(self, tag: str, cells: Iterable[tuple[str, str]]) -> str:
+        entries = []
+        for index, (text, attributes) in enumerate(cells):
+            mark = ' class="sticky"' if index == self.sticky else ""
+            entries.append(f"<{tag}{attributes}{mark}>{html.escape(text)}</{tag}>")
+        return f"<tr>{''.join(entries)}</tr>"
+
+    def csv(self) -> str:
+        """The values of the cells; empty for unknown values and NaN."""
+        file = io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(self.header)
+        writer.writerows([_sort_key(cell) for cell in row] for row in self.cells)
+        return file.getvalue()
+
+    def markdown(self) -> str:
+        """The texts of the cells as a Markdown table."""
+        header, *rows = ([text.replace("|", "\\|") for text in row] for row in self.texts)
+        return "\n".join(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows))
+
+    def records(self) -> list[dict[str, Value]]:
+        """The values of the cells by title, row by row; None for unknown values and numbers that are not finite."""
+        return [
+            {title: _finite_value(cell) for title, cell in zip(self.header, row, strict=True)} for row in self.cells
+        ]
+
+
+def _finite_value(cell: Cell) -> Value:
+    return None if isinstance(cell.value, float) and not math.isfinite(cell.value) else cell.value
+
+
+def _sort_key(cell: Cell) -> str:
+    """The value as text; empty if it is unknown or NaN."""
+    return "" if cell.value is None or cell.value != cell.value else str(cell.value)
+
+
+def _sort_attribute(cell: Cell) -> str:
+    key = _sort_key(cell)
+    return "" if key == cell.text else f' data-sort="{html.escape(key)}"'
+
+
+def _pad_cells(column: Sequence[str]) -> list[str]:
+    if not any("±" in cell for cell in column[1:]):
+        width = max(map(len, column))
+        return [cell.ljust(width) for cell in column]
+    parts = [cell.partition(" ±") for cell in column]
+    left = max(len(mean) for mean, bar, _ in parts if bar)
+    padded = [column[0], *(mean.rjust(left) + bar + rest for mean, bar, rest in parts[1:])]
+    width = max(map(len, padded))
+    return [cell.ljust(width) for cell in padded]
