@@ -8,11 +8,14 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from markupsafe import Markup
+
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.statistics import mean_interval
 from gradhomog.experiments.analysis.summary import Summary
+from gradhomog.experiments.report import figures
 from gradhomog.experiments.report.formatting import interval_text, number_text
-from gradhomog.experiments.report.line_chart import Chart, line_chart
+from gradhomog.experiments.report.svg import inline_svg
 from gradhomog.experiments.results.events import Record, numbers
 from gradhomog.experiments.results.records import by_run_and_label
 from gradhomog.table import NOTHING
@@ -27,7 +30,7 @@ class RunSection:
         score: its score, or "failed".
         entries: settings and results by name.
         command: the command that trains this run alone, with the run file of the comparison; empty if unknown.
-        charts: training loss and validation score over training steps.
+        curves: training loss and validation score over training steps, as SVG.
         error: the error of a failed run.
     """
 
@@ -35,7 +38,7 @@ class RunSection:
     score: str
     entries: dict[str, str]
     command: str
-    charts: Sequence[Chart]
+    curves: Markup
     error: str = ""
 
 
@@ -51,17 +54,17 @@ def run_sections(records: Sequence[Record], summary: Summary) -> list[RunSection
     sections = []
     for record in [*table, *others]:
         key = record["run"], record["label"]
-        charts = _charts(steps.get(key, []), validations.get(key, []), summary)
-        sections.append(_finished_section(record, summary, charts))
+        curves = _curves(record["run"], steps.get(key, []), validations.get(key, []), summary)
+        sections.append(_finished_section(record, summary, curves))
     failed = {record["run"]: record for record in records if record["event"] == "failed"}
     for run, message in summary.failures.items():
         key = run, failed[run]["label"]
-        charts = _charts(steps.get(key, []), validations.get(key, []), summary)
-        sections.append(_failed_section(failed[run], message, charts, summary))
+        curves = _curves(run, steps.get(key, []), validations.get(key, []), summary)
+        sections.append(_failed_section(failed[run], message, curves, summary))
     return sections
 
 
-def _finished_section(record: Record, summary: Summary, charts: Sequence[Chart]) -> RunSection:
+def _finished_section(record: Record, summary: Summary, curves: Markup) -> RunSection:
     kind = metric(summary.metric)
     scores = mean_interval(numbers(record["scores"]))
     score = interval_text(scores, summary.metric, mean_only=bool(summary.problem)) + kind.unit
@@ -86,13 +89,13 @@ def _finished_section(record: Record, summary: Summary, charts: Sequence[Chart])
         number_text(scores.mean, summary.metric) + kind.unit,
         entries,
         _command(record["learner"], record["homogenizers"], record["seed"], summary),
-        charts,
+        curves,
     )
 
 
-def _failed_section(record: Record, message: str, charts: Sequence[Chart], summary: Summary) -> RunSection:
+def _failed_section(record: Record, message: str, curves: Markup, summary: Summary) -> RunSection:
     entries = {"folder": f"runs/{record['run']}"}
-    return RunSection(_title(record, summary), "failed", entries, "", charts, message)
+    return RunSection(_title(record, summary), "failed", entries, "", curves, message)
 
 
 def _title(record: Record, summary: Summary) -> str:
@@ -108,20 +111,13 @@ def _command(learner: str, homogenizers: str, seed: int, summary: Summary) -> st
     return shlex.join(["gradhomog", "train", "run.toml", *(word for text in settings for word in ("--set", text))])
 
 
-def _charts(steps: Sequence[Record], validations: Sequence[Record], summary: Summary) -> list[Chart]:
-    kind = metric(summary.metric)
-    losses = [(record["step"], _mean(numbers(record["losses"]))) for record in steps]
-    scores = [(record["step"], kind.factor * numbers([record["score"]])[0]) for record in validations]
-    widths = [kind.factor * numbers([record.get("half_width")])[0] for record in validations]
-    charts = [
-        line_chart("training loss, mean over tasks", losses),
-        line_chart(f"{summary.score_name('validation')}{kind.unit}", scores, widths),
-    ]
-    return [chart for chart in charts if chart is not None]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else math.nan
+def _curves(run: str, steps: Sequence[Record], validations: Sequence[Record], summary: Summary) -> Markup:
+    """Training loss and validation score as SVG; empty without data or matplotlib."""
+    try:
+        figure = figures.one_run(steps, validations, summary)
+    except figures.MissingMatplotlib:  # `write_report` names the package to install
+        return Markup("")
+    return Markup("") if figure is None else inline_svg(figures.svg_text(figure), run, f"Curves of {run}")
 
 
 def _step(step: int | None) -> str:

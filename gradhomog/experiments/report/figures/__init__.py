@@ -7,8 +7,14 @@ from gradhomog.experiments.report.figures.measurements import measurements
 from gradhomog.experiments.report.figures.saliency import saliency, saliency_omissions
 from gradhomog.experiments.report.figures.scores import domain_scores, scores
 from gradhomog.experiments.report.figures.stages import stages
-from gradhomog.experiments.report.figures.style import MissingMatplotlib, SavedFigure, require_matplotlib, save
-from gradhomog.experiments.report.figures.training import conflict, validation, weights
+from gradhomog.experiments.report.figures.style import (
+    MissingMatplotlib,
+    SavedFigure,
+    require_matplotlib,
+    save,
+    svg_text,
+)
+from gradhomog.experiments.report.figures.training import conflict, one_run, validation, weights
 from gradhomog.experiments.report.figures.trajectories import trajectories
 
 __all__ = [
@@ -17,12 +23,14 @@ __all__ = [
     "conflict",
     "domain_scores",
     "measurements",
+    "one_run",
     "require_matplotlib",
     "saliency",
     "saliency_omissions",
     "save",
     "scores",
     "stages",
+    "svg_text",
     "trajectories",
     "validation",
     "weights",

@@ -25,7 +25,7 @@ def running_mean(values: Sequence[float], window: int) -> list[float]:
     Non-finite values are omitted; NaN only if all values of a window are.
     """
     half = window // 2
-    return [_finite_mean(values[max(0, index - half) : index + half + 1]) for index in range(len(values))]
+    return [finite_mean(values[max(0, index - half) : index + half + 1]) for index in range(len(values))]
 
 
 def average(runs: Sequence[Mapping[int, float]]) -> Curve:
@@ -34,7 +34,7 @@ def average(runs: Sequence[Mapping[int, float]]) -> Curve:
     middle, low, high = [], [], []
     for step in steps:
         values = [run[step] for run in runs if step in run and math.isfinite(run[step])]
-        middle.append(_finite_mean(values))
+        middle.append(finite_mean(values))
         low.append(min(values, default=math.nan))
         high.append(max(values, default=math.nan))
     return Curve(steps, middle, low, high)
@@ -51,6 +51,7 @@ def average_with_interval(runs: Sequence[Mapping[int, float]]) -> Curve:
     return Curve(curve.steps, curve.middle, low, high)
 
 
-def _finite_mean(values: Sequence[float]) -> float:
+def finite_mean(values: Sequence[float]) -> float:
+    """The mean of the finite values; NaN without any."""
     finite = [value for value in values if math.isfinite(value)]
     return math.fsum(finite) / len(finite) if finite else math.nan

@@ -35,15 +35,9 @@ def measurements(records: Iterable[Record]) -> Figure | None:
     drawn = dict(list(quantities.items())[:MAX_PANELS])
     colors = style.colors([label for _, label in runs])
     several = len({learner for learner, _ in runs}) > 1
-    columns = min(MAX_COLUMNS, len(drawn))
-    rows = math.ceil(len(drawn) / columns)
     with style.figure_style():
-        width = style.WIDTH * (0.4 + 0.27 * columns)
-        figure, axes = style.make_panels(rows, columns, 0.4 + 1.85 * rows, width, sharex=True)
-        panels = [panel for row in axes for panel in row]
-        for panel in panels[len(drawn) :]:
-            panel.set_visible(False)
-        for index, (panel, (name, members)) in enumerate(zip(panels, drawn.items(), strict=False)):
+        figure, panels, lowest, _ = style.make_panel_list(len(drawn), MAX_COLUMNS, 1.85, 1.95, sharex=True)
+        for panel, (name, members) in zip(panels, drawn.items(), strict=True):
             for place, ((learner, label), group) in enumerate(runs.items()):
                 # Lines of a module often coincide in several methods, so each is narrower than the one below it.
                 width = max(1.2, lines.REFERENCE_WIDTH - 0.5 * place)
@@ -58,12 +52,12 @@ def measurements(records: Iterable[Record]) -> Figure | None:
                         )  # fmt: skip
             paired = "\n(before: dashed)" if len(members) > 1 else ""
             panel.set_title(style.wrap_label(_title(*name), 30) + paired)
-            if index + columns >= len(drawn):
-                lines.step_axis(panel)
+        for panel in lowest:
+            lines.step_axis(panel)
         if len(quantities) > len(drawn):
             note = f"{len(quantities) - len(drawn)} more quantities are in events.jsonl"
             figure.supxlabel(note, fontsize=7.5, color=style.GUIDE_COLOR)
-        style.add_legend(figure, panels[: len(drawn)])
+        style.add_legend(figure, panels)
     return figure
 
 

@@ -105,6 +105,24 @@ def make_panels(
     return figure, [list(row) for row in axes]
 
 
+def make_panel_list(
+    count: int, max_columns: int, row_height: float, column_width: float, **options: object
+) -> tuple[Figure, list[Axes], list[Axes], list[Axes]]:
+    """A figure with panels in rows of at most `max_columns`; call it within `figure_style`.
+
+    Returns:
+        The figure; all panels; the lowest of each column, for labels of the horizontal axis; and the first of each row,
+        for labels of the vertical axis.
+    """
+    columns = min(max_columns, count)
+    rows = -(-count // columns)
+    figure, axes = make_panels(rows, columns, 0.4 + row_height * rows, 2.5 + column_width * columns, **options)
+    panels = [panel for row in axes for panel in row]
+    for panel in panels[count:]:
+        panel.set_visible(False)
+    return figure, panels[:count], panels[max(0, count - columns) : count], panels[:count:columns]
+
+
 def colors(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Colour and line style of each label; if there are more labels than colours, colours repeat with other dashes."""
     others = [label for label in dict.fromkeys(labels) if label != PLAIN]
@@ -149,14 +167,20 @@ def add_legend(figure: Figure, axes: Sequence[Axes]) -> None:
     figure.set_figheight(max(figure.get_figheight(), legend_height))
 
 
+def svg_text(figure: Figure) -> str:
+    """The figure as SVG, without a date."""
+    content = io.StringIO()
+    with figure_style():
+        figure.savefig(content, format="svg", metadata={"Date": None})
+    return escape_controls(content.getvalue(), keep="\n\t")  # also in comments
+
+
 def save(figure: Figure, stem: str | Path) -> tuple[Path, Path]:
     """Write `stem.svg` and `stem.png` (200 dpi), without dates, and return the two paths."""
     stem = Path(stem)
     stem.parent.mkdir(parents=True, exist_ok=True)
     svg, png = stem.with_name(f"{stem.name}.svg"), stem.with_name(f"{stem.name}.png")
     with figure_style(), atomic_write(svg) as new_svg, atomic_write(png) as new_png:
-        content = io.StringIO()
-        figure.savefig(content, format="svg", metadata={"Date": None})
-        new_svg.write_text(escape_controls(content.getvalue(), keep="\n\t"), encoding="utf-8")  # also in comments
+        new_svg.write_text(svg_text(figure), encoding="utf-8")
         figure.savefig(new_png, format="png", dpi=200, metadata={"Software": None})
     return svg, png

@@ -11,7 +11,7 @@ import numpy as np
 from gradhomog.experiments.analysis import metrics
 from gradhomog.experiments.report.figures import lines, style
 from gradhomog.experiments.report.figures.agreement import mean_cosine, norm_ratio
-from gradhomog.experiments.report.figures.curves import average, average_with_interval
+from gradhomog.experiments.report.figures.curves import average, average_with_interval, finite_mean
 from gradhomog.experiments.report.figures.runs import Runs, curve, runs_of
 from gradhomog.experiments.results.events import Record, numbers
 from gradhomog.experiments.results.plan import PLAIN
@@ -66,25 +66,18 @@ def weights(records: Iterable[Record]) -> Figure | None:
     domains = sorted({name for group in runs.values() for run in group for record in run for name in record["names"]})
     weight_lines = _lines_by_domain(domains) if len(domains) > 1 else _lines_by_rank(runs)
     several = len({learner for learner, _ in runs}) > 1
-    columns = min(3, len(runs))
-    rows = math.ceil(len(runs) / columns)
     with style.figure_style():
-        width = style.WIDTH * (0.35 + 0.27 * columns)
-        figure, axes = style.make_panels(rows, columns, 0.4 + 1.75 * rows, width, sharex=True, sharey=True)
-        panels = [panel for row in axes for panel in row]
-        for panel in panels[len(runs) :]:
-            panel.set_visible(False)
-        for panel, ((learner, label), group) in zip(panels, runs.items(), strict=False):
+        figure, panels, lowest, leftmost = style.make_panel_list(len(runs), 3, 1.75, 1.95, sharex=True, sharey=True)
+        for panel, ((learner, label), group) in zip(panels, runs.items(), strict=True):
             panel.axhline(1, **style.GUIDE_LINE)
             for name, color, dashes, value in weight_lines:
                 lines.draw(panel, average([curve(run, value) for run in group]), color, dashes, name)
             panel.set_title(style.wrap_label(f"{label} ({learner})" if several else label, 30))
-        for index, panel in enumerate(panels[: len(runs)]):
-            if index + columns >= len(runs):
-                lines.step_axis(panel)
-            if index % columns == 0:
-                panel.set_ylabel("task weight")
-        style.add_legend(figure, panels[: len(runs)])
+        for panel in lowest:
+            lines.step_axis(panel)
+        for panel in leftmost:
+            panel.set_ylabel("task weight")
+        style.add_legend(figure, panels)
     return figure
 
 
@@ -96,21 +89,36 @@ def validation(records: Iterable[Record], summary: Summary) -> Figure | None:
     factor = metrics.metric(summary.metric).factor
     learners = list(dict.fromkeys(learner for learner, _ in runs))
     with style.figure_style():
-        columns = min(3, len(learners))
-        rows = math.ceil(len(learners) / columns)
-        width = style.WIDTH * min(1.15, 0.45 + 0.4 * columns)
-        figure, axes = style.make_panels(rows, columns, 0.4 + 2.2 * rows, width, sharey=True)
-        panels = [panel for row in axes for panel in row]
-        for panel in panels[len(learners) :]:
-            panel.set_visible(False)
-        for learner, panel in zip(learners, panels, strict=False):  # the last row may have unused panels
+        figure, panels, _, leftmost = style.make_panel_list(len(learners), 3, 2.2, 2.2, sharey=True)
+        for learner, panel in zip(learners, panels, strict=True):
             _draw_lines(panel, runs, learner, lambda r: factor * numbers([r["score"]])[0], smooth=False)
             lines.step_axis(panel)
             if len(learners) > 1:
                 panel.set_title(style.wrap_label(learner))
-        for row in axes:
-            row[0].set_ylabel(style.wrap_label(style.score_axis_label(summary, "validation")))
-        style.add_legend(figure, panels[: len(learners)])
+        for panel in leftmost:
+            panel.set_ylabel(style.wrap_label(style.score_axis_label(summary, "validation")))
+        style.add_legend(figure, panels)
+    return figure
+
+
+def one_run(steps: Sequence[Record], validations: Sequence[Record], summary: Summary) -> Figure | None:
+    """Training loss, mean over tasks, and validation score of one run; None if it has neither."""
+    factor = metrics.metric(summary.metric).factor
+    losses = curve(steps, lambda record: finite_mean(numbers(record["losses"])))
+    scores = curve(validations, lambda record: factor * numbers([record["score"]])[0], smooth=False)
+    drawn = {
+        "training loss, mean over tasks": average([losses]),
+        style.score_axis_label(summary, "validation"): average([scores]),
+    }
+    drawn = {title: line for title, line in drawn.items() if any(map(math.isfinite, line.middle))}
+    if not drawn:
+        return None
+    with style.figure_style():
+        figure, panels, _, _ = style.make_panel_list(len(drawn), 2, 1.5, 2.2)
+        for panel, (title, line) in zip(panels, drawn.items(), strict=True):
+            lines.draw(panel, line, style.PALETTE[0], "-", title)
+            lines.step_axis(panel)
+            panel.set_title(title)
     return figure
 
 

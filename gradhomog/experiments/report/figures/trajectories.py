@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -21,22 +20,16 @@ def trajectories(by_method: Mapping[tuple[str, str], Trajectory]) -> Figure | No
     """Contours of the mean loss, the Pareto set as a grey line, and a path from each start; None without paths."""
     if not by_method:
         return None
-    columns = min(3, len(by_method))
-    rows = math.ceil(len(by_method) / columns)
     with style.figure_style():
-        size = style.WIDTH / 3
-        figure, axes = style.make_panels(rows, columns, (size + 0.2) * rows, size * columns, sharex=True, sharey=True)
-        panels = [panel for row in axes for panel in row]
-        for panel in panels[len(by_method) :]:
-            panel.set_visible(False)
-        for index, (panel, ((_, label), trajectory)) in enumerate(zip(panels, by_method.items(), strict=False)):
+        figure, panels, lowest, leftmost = style.make_panel_list(len(by_method), 3, 2.6, 2.0, sharex=True, sharey=True)
+        for panel, ((_, label), trajectory) in zip(panels, by_method.items(), strict=True):
             _draw(panel, trajectory)
             panel.set_title(style.wrap_label(label, 30))
-            if index + columns >= len(by_method):
-                panel.set_xlabel("x₁")
-                panel.tick_params(labelbottom=True)
-            if index % columns == 0:
-                panel.set_ylabel("x₂")
+        for panel in lowest:
+            panel.set_xlabel("x₁")
+            panel.tick_params(labelbottom=True)
+        for panel in leftmost:
+            panel.set_ylabel("x₂")
     return figure
 
 
