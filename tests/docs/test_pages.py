@@ -55,12 +55,12 @@ def test_links_between_pages_have_targets(page):
 
 
 def test_the_guide_lists_every_key_of_the_run_file_with_its_default():
-    (page,) = [page for page in PAGES if page.name == "compare.md"]
+    (page,) = [page for page in PAGES if page.name == "run-file.md"]
     assert tomllib.loads(blocks(page, "toml")[0]) == Config().to_dict()
 
 
 def test_the_guide_lists_every_default_that_differs_without_domains():
-    (page,) = [page for page in PAGES if page.name == "compare.md"]
+    (page,) = [page for page in PAGES if page.name == "run-file.md"]
     general, first = (tomllib.loads(block) for block in blocks(page, "toml")[:2])
     assert first == {
         key: {inner: value for inner, value in found.items() if value != general[key][inner]}
