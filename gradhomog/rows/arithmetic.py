@@ -39,11 +39,7 @@ def products(blocks: Sequence[Vectors], product: Product) -> list[Tensor]:
     The products are on the CPU. If the squares of a row exceed the range of float32, its block is multiplied again in
     float64. One transfer from the device to the CPU; two more if a row is zero or exceeds the range.
     """
-    found, outside = [], []
-    for block in blocks:
-        found.append(product(block))
-    if found and not found[0].is_cpu:
-        found = to_cpu(found)
+    found, outside = to_cpu([product(block) for block in blocks]), list[int]()
     for index, (value, block) in enumerate(zip(found, blocks, strict=True)):
         squares = (value if value.dim() == 1 else value.diagonal()).tolist()
         columns = block.shape[1] if isinstance(block, Tensor) else block[0].numel()
@@ -90,7 +86,7 @@ def gramian(block: Vectors) -> Tensor:
     if block.requires_grad or block.dtype == torch.float64:
         wide = block.double()
         return wide @ wide.T
-    if block.shape[1] <= CHUNK_COLUMNS:
+    if block.shape[1] <= SMALL_TENSOR:
         return torch.mm(block, block.T).double()
     return _sum([torch.bmm(part, part.mT).sum(0, dtype=torch.float64) for part in _batches(block)])
 
@@ -181,10 +177,10 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
     """True if no tensor contains NaN or infinity. Cost: one read, and one transfer from each other device."""
     tensors, total, elsewhere = list(tensors), 0.0, []
     for tensor in tensors:  # a sum takes 1/25 of the time of torch.isfinite (measured)
-        values = tensor.detach()
+        values = tensor.detach() if tensor.requires_grad else tensor
         one = values.sum() if values.dtype.itemsize >= 4 else row_sums(values.reshape(1, -1))[0]
         if one.is_cpu:
-            total += float(one)
+            total += one.item()
         else:
             elsewhere.append(one.double())
     if elsewhere:

@@ -32,7 +32,7 @@ def task_index(tasks: Sequence[int], device: torch.device) -> Tensor:
 
 def to_cpu(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copy tensors of one dtype and device to the CPU, by one copy."""
-    if not tensors or tensors[0].device.type == "cpu":
+    if not tensors or tensors[0].is_cpu:
         return list(tensors)
     joined = torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu()
     parts = torch.split(joined, [tensor.numel() for tensor in tensors])

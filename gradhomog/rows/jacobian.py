@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
 import torch
@@ -63,22 +63,20 @@ class Jacobian:
         """Return the weight of each row of J in N times the mean: the column sums of C, `[rows]`."""
         if self.mixing is None:
             return torch.ones(self.tasks, dtype=torch.float64)
-        return self.mixing if self.mixing.dim() == 1 else self.mixing.sum(0)
+        if self.mixing.dim() == 1 or self.mixing.requires_grad:
+            return self.mixing if self.mixing.dim() == 1 else self.mixing.sum(0)
+        return torch.from_numpy(self.mixing.numpy().sum(0))
 
     def weighted_mean(self, weights: Tensor) -> Direction:
         """Return `1/N Σ_i weights_i · row_i` for weights `[tasks]`, in the rows' dtype. Cost: one read of the rows."""
+        weights = weights.to("cpu", torch.float64)
         if self.mixing is not None:
-            weights = weights.to(self.mixing)
             weights = weights * self.mixing if self.mixing.dim() == 1 else torch.mv(self.mixing.T, weights)
         return self.rows.weighted_sum(weights, self.tasks)
 
     def mean(self) -> Direction:
         """Return the mean of the rows."""
-        if self.mixing is None and isinstance(self.rows, StoredRows):  # one operation less
-            return self.rows.weighted_sum(torch.full((self.tasks,), 1 / self.tasks, dtype=torch.float64))
-        if self._repeats_new_row:
-            return self.rows.stored().row(0)
-        return self.rows.weighted_sum(self.weights(), self.tasks)
+        return self.rows.stored().row(0) if self._repeats_new_row else self.rows.weighted_sum(self.weights(), self.tasks)
 
     def materialize(self) -> dict[str, Tensor]:
         """Return the rows as tensors `[tasks, *shape]` by name; do not modify them in place."""
@@ -102,10 +100,6 @@ class Jacobian:
     def finite_tasks(self) -> list[bool]:
         """For each row, True if it contains neither NaN nor infinity. Cost: one read of the rows."""
         return self.rows.finite_tasks() if self.mixing is None else self._stored().finite_tasks()
-
-    def all_finite(self, tensors: Iterable[Tensor]) -> bool:
-        """True if no tensor contains NaN or infinity: a direction of these rows, or what was computed with them."""
-        return self.rows.all_finite(tensors)
 
     def _stored(self) -> StoredRows:
         return self.rows.stored() if self.mixing is None else DenseRows(self.materialize())
@@ -252,19 +246,20 @@ def as_jacobian(rows: Tensor | Mapping[str, Tensor] | Jacobian) -> Jacobian:
     """
     if isinstance(rows, Jacobian):
         return rows
-    if isinstance(rows, Tensor) and (rows.dim() != 2 or len(rows) == 0):
-        raise DataError(
-            f"`jacobian` must have shape [tasks, params] with at least one task; got {tuple(rows.shape)}. "
-            "Stack the task gradients first: torch.stack(gradients)."
-        )
-    if not isinstance(rows, Tensor | Mapping):
+    if isinstance(rows, Tensor):
+        if rows.dim() != 2 or rows.shape[0] == 0:
+            raise DataError(
+                f"`jacobian` must have shape [tasks, params] with at least one task; got {tuple(rows.shape)}. "
+                "Stack the task gradients first: torch.stack(gradients)."
+            )
+        rows = {"": rows}
+    elif not isinstance(rows, Mapping):
         raise DataError(
             f"`jacobian` must be a tensor [tasks, params] or a dict of tensors [tasks, *shape]; "
             f"got {type(rows).__name__}."
         )
-    blocks: Mapping[str, Tensor] = {"": rows} if isinstance(rows, Tensor) else rows
     device, counts = None, dict[str, int]()
-    for name, value in blocks.items():
+    for name, value in rows.items():
         where = f" for `{name}`" if name else ""
         if not isinstance(value, Tensor):
             raise DataError(
@@ -282,10 +277,10 @@ def as_jacobian(rows: Tensor | Mapping[str, Tensor] | Jacobian) -> Jacobian:
         device = device or value.device
         if device != value.device:
             raise DataError(f"all tensors of `jacobian` must be on one device; got {device} and {value.device}{where}.")
-        counts[name] = len(value) if value.dim() else 0
+        counts[name] = value.shape[0] if value.dim() else 0
     if len(set(counts.values())) != 1 or 0 in counts.values():
         raise DataError(f"every tensor of `jacobian` must have the same tasks as first dimension; got sizes {counts}.")
-    return Jacobian(DenseRows(blocks))
+    return Jacobian(DenseRows(rows))
 
 
 def jacobian_of_rows(rows: Sequence[Mapping[str, Tensor]]) -> Jacobian:

@@ -71,15 +71,15 @@ def pivot(matrix: Array, target: Array, rounding: float) -> Pivots:
         terms = np.abs(solution).sum(-1, keepdims=True)
         slope = product(matrix, solution) - target + ROUNDING * (1 + terms)
         margins = np.where(support, solution, slope)
-        if margins.min() >= 0:
+        wrong = ~(margins >= 0)
+        if not wrong.any():
             break
-        count = (~(margins >= 0)).sum(-1, keepdims=True)
+        count = wrong.sum(-1, keepdims=True)
         since = np.where(count < fewest, 0, since + 1)
         fewest = np.minimum(fewest, count)
         changed = entries_to_exchange(margins, since)
         support = support ^ changed
-    solved: Flags = np.min(margins, axis=-1, keepdims=True) >= 0
-    return Pivots(np.maximum(solution, 0.0), support, ridge[..., 0], solved)
+    return Pivots(np.maximum(solution, 0.0), support, ridge[..., 0], ~wrong.any(-1, keepdims=True))
 
 
 def least_ridge(matrix: Array, rounding: float) -> Array:

@@ -128,7 +128,7 @@ class Member:
         mixes = stage == "mix"
         if violated := _check_mixing(value, len(step.keys)) if mixes else _check_rows(value, step.jacobian):
             raise self.invalid(stage, violated, value)
-        if mixes:
+        if mixes and not (value.is_cpu and value.dtype == torch.float64):
             value = value.to("cpu", torch.float64)
         if self.options.get("scale") == "paper" and self.homogenizer.overrides("paper_scale"):
             factor = torch.as_tensor(self.call("paper_scale", step.with_aux(aux)), dtype=torch.float64, device="cpu")

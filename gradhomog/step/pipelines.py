@@ -332,7 +332,7 @@ class Pipeline:
             if factor != 1:
                 direction = {name: value / factor for name, value in direction.items()}
         others = step._feature_grads if step._losses is None else (step._losses, *step._feature_grads)
-        if not step._jacobian.all_finite([*direction.values(), *others]):
+        if not step._jacobian.rows.all_finite([*direction.values(), *others]):
             raise find_cause(step, outcomes, requirements.transforming)
         measured, states = self._finish(step, outcomes, create_graph) if requirements.finishing else ({}, [])
         for outcome in outcomes:
