@@ -19,9 +19,12 @@ WIDTH = 2**17
 
 def unflatten(vector: Tensor, layout: Layout) -> dict[str, Tensor]:
     """Return the parts of a vector by parameter, as views."""
-    shapes = [torch.Size(shape) for shape in layout.values()]
-    parts = torch.split(vector, [shape.numel() for shape in shapes])
-    return {name: part.view(shape) for name, part, shape in zip(layout, parts, shapes, strict=True)}
+    return {name: part.view(shape) for (name, part), shape in zip(split(vector, layout).items(), layout.values(), strict=True)}
+
+
+def split(vector: Tensor, layout: Layout) -> dict[str, Tensor]:
+    """Return the parts of a vector by parameter, as vectors."""
+    return dict(zip(layout, vector.split_with_sizes([*map(math.prod, layout.values())]), strict=True))
 
 
 def moved_average(
@@ -64,8 +67,8 @@ def gramian(vectors: Sequence[Tensor], known: Sequence[int], products: Tensor) -
 
     Cost: one transfer from the device to the CPU; one more if a square exceeds the range of float32.
     """
-    found = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
-    found[np.ix_(known, known)] = products
+    found = np.zeros((len(vectors), len(vectors)))
+    found[np.ix_(known, known)] = products.numpy()
     new = [index for index in range(len(vectors)) if index not in known]
     for index, row in zip(new, _inner_products(new, vectors, wide=False), strict=True):
         found[index] = found[:, index] = row
@@ -74,17 +77,17 @@ def gramian(vectors: Sequence[Tensor], known: Sequence[int], products: Tensor) -
     if new and unsafe:
         for index, row in zip(new, _inner_products(new, vectors, wide=True), strict=True):
             others = [*range(len(vectors))] if index in unsafe else unsafe
-            found[index, others] = found[others, index] = row[others]
-    return found
+            found[index, others] = found[others, index] = [row[other] for other in others]
+    return torch.from_numpy(found)
 
 
-def _inner_products(indices: Sequence[int], vectors: Sequence[Tensor], wide: bool) -> Tensor:
+def _inner_products(indices: Sequence[int], vectors: Sequence[Tensor], wide: bool) -> list[list[float]]:
     """Return ⟨v_i, v⟩ for some i and each vector v, `[indices, tasks]`: exact sums of products of chunks.
 
     Products are computed in float32 or, if `wide`, in float64.
     """
     if not indices:
-        return torch.zeros(0, len(vectors), dtype=torch.float64)
+        return []
     dtype = torch.float64 if wide else torch.promote_types(vectors[0].dtype, torch.float32)
     products: list[Tensor] = []
     for index in indices:
@@ -92,13 +95,14 @@ def _inner_products(indices: Sequence[int], vectors: Sequence[Tensor], wide: boo
             part = part.to(dtype)
             products += [torch.dot(part, other.to(dtype)) for other in others]
     numbers = torch.stack(products).view(len(indices), -1, len(vectors)).transpose(1, 2).tolist()
-    return torch.tensor([[math.fsum(parts) for parts in row] for row in numbers], dtype=torch.float64)
+    return [[math.fsum(parts) for parts in row] for row in numbers]
 
 
 def _split_like(parts: Sequence[Tensor], vector: Tensor | None) -> Sequence[Tensor | None]:
-    return [None] * len(parts) if vector is None else torch.split(vector, [len(part) for part in parts])
+    return [None] * len(parts) if vector is None else vector.split_with_sizes([len(part) for part in parts])
 
 
 def _chunks(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    width = WIDTH if vectors[0].device.type == "cpu" else max(len(vectors[0]), 1)
-    return zip(*(torch.split(vector, width) for vector in vectors), strict=True)
+    if len(vectors[0]) <= WIDTH or not vectors[0].is_cpu:
+        return iter([vectors])
+    return zip(*(torch.split(vector, WIDTH) for vector in vectors), strict=True)

@@ -268,13 +268,15 @@ class Tracked(Homogenizer):
         Inner products of the new averages are added to `state`.
         """
         vectors = [state["averages"][key] for key in order]
-        rows = [_flat_rows.unflatten(vector, layout) for vector in vectors]
         losses = None
         if state["losses"]:
             losses = torch.tensor([state["losses"][key] for key in order], dtype=torch.float64)
         reads_rows = "jacobian" in self._inner_needs
-        stacked = {name: torch.stack([row[name] for row in rows]).to(wide) for name in layout} if reads_rows else {}
-        jacobian = as_jacobian(stacked) if reads_rows else jacobian_of_rows(rows)
+        if reads_rows:
+            rows = [_flat_rows.unflatten(vector, layout) for vector in vectors]
+            jacobian = as_jacobian({name: torch.stack([row[name] for row in rows]).to(wide) for name in layout})
+        else:  # only their inner products are read, and no shapes
+            jacobian = jacobian_of_rows([_flat_rows.split(vector, layout) for vector in vectors])
         if "gramian" in self._inner_needs and not reads_rows:
             places = [order.index(key) for key in state["multiplied"]]
             jacobian.total_gramian = _flat_rows.gramian(vectors, places, state["products"])
