@@ -39,7 +39,11 @@ def products(blocks: Sequence[Vectors], product: Product) -> list[Tensor]:
     The products are on the CPU. If the squares of a row exceed the range of float32, its block is multiplied again in
     float64. One transfer from the device to the CPU; two more if a row is zero or exceeds the range.
     """
-    found, outside = to_cpu([product(block) for block in blocks]), list[int]()
+    found, outside = [], []
+    for block in blocks:
+        found.append(product(block))
+    if found and not found[0].is_cpu:
+        found = to_cpu(found)
     for index, (value, block) in enumerate(zip(found, blocks, strict=True)):
         squares = (value if value.dim() == 1 else value.diagonal()).tolist()
         columns = block.shape[1] if isinstance(block, Tensor) else block[0].numel()

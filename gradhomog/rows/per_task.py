@@ -95,7 +95,7 @@ class PerTaskRows(StoredRows):
         return self._scale**2 * (found if by_block else found.sum(0))
 
     def weighted_sum(self, weights: Tensor, divisor: float = 1) -> Direction:
-        shares = to_device(weights.double() * (self._scale / divisor), self._device)
+        shares = to_device(weights * (self._scale / divisor), self._device)
         found: Direction = {}
         for group in self._groups:
             like = [self.like[name] for name in group.names]

@@ -61,14 +61,16 @@ def dual_cone_weights(gramian: Tensor, weights: Tensor, rounding: float | None =
         vectors = [_pair(program.numbers.tolist(), vector) for vector in given.reshape(-1, 2).tolist()]
         projected = program.tensor(np.array(vectors).reshape(given.shape))
         return Solution(projected, torch.ones(projected.shape[:-1], dtype=torch.bool, device=gramian.device))
-    factors, lengths = program.factors, given * program.lengths
+    factors = program.factors
+    inverse = np.divide(1.0, factors, out=np.zeros_like(factors), where=factors > 0)
+    lengths = given * inverse
     # Each vector is scaled separately, so that short ones are not lost to rounding beside long ones.
     size = np.abs(lengths).max(axis=-1, keepdims=True)
     size = np.where(size == 0, 1.0, size)
     found = pivot(program.unit, product(program.unit, lengths / -size), program.rounding)
     if graph:
         unit = program.differentiable_unit()
-        target = product(unit, weights * program.tensor(program.lengths / -size))
+        target = product(unit, weights * program.tensor(inverse / -size))
         solution = on_support(unit, found.support, target.unsqueeze(-1), found.ridge).squeeze(-1)
         projected = weights + solution * program.tensor(size * factors)
     else:

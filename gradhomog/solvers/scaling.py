@@ -54,7 +54,7 @@ class ScaledGramian:
     Attributes:
         gramian: G, float64.
         numbers, unit: G and U in NumPy.
-        factors, lengths: f and 1/f, `[..., tasks]`; 0 for a zero row.
+        factors: f, `[..., tasks]`; 0 for a zero row.
 
     Raises:
         OptionError: the last two dimensions differ.
@@ -67,19 +67,17 @@ class ScaledGramian:
                 "Compute it from rows: rows @ rows.T."
             )
         self.gramian = gramian.double()
-        self.numbers = to_numpy(self.gramian)
-        squares = self.numbers.diagonal(axis1=-2, axis2=-1)
-        self._present = squares > 0
-        self._exponents = -np.frexp(squares)[1] // 2  # squares = m·2^e with m in [1/2, 1): norms are below 2^⌈e/2⌉
         self.rounding = gramian_rounding(gramian.dtype) if rounding is None else rounding
 
     @functools.cached_property
-    def factors(self) -> Array:
-        return self._present * np.ldexp(1.0, self._exponents)
+    def numbers(self) -> Array:
+        return to_numpy(self.gramian)
 
     @functools.cached_property
-    def lengths(self) -> Array:
-        return self._present * np.ldexp(1.0, -self._exponents)
+    def factors(self) -> Array:
+        squares = self.numbers.diagonal(axis1=-2, axis2=-1)
+        exponents = np.frexp(squares)[1]  # squares = m·2^e with m in [1/2, 1): norms are below 2^⌈e/2⌉
+        return np.where(squares > 0, np.ldexp(1.0, -exponents // 2), 0.0)
 
     @functools.cached_property
     def unit(self) -> Array:
@@ -108,8 +106,7 @@ def to_numpy(tensor: Tensor) -> Array:
 
 def to_tensor(array: npt.NDArray[Any], like: Tensor) -> Tensor:
     """Convert an array to a tensor on the device of `like`."""
-    found = torch.as_tensor(array)
-    return found if like.is_cpu else to_device(found, like.device)
+    return torch.as_tensor(array) if like.is_cpu else to_device(torch.as_tensor(array), like.device)
 
 
 def needs_graph(*tensors: Tensor) -> bool:

@@ -70,11 +70,13 @@ def gramian(vectors: Sequence[Tensor], known: Sequence[int], products: Tensor) -
     found = np.zeros((len(vectors), len(vectors)))
     found[np.ix_(known, known)] = products.numpy()
     new = [index for index in range(len(vectors)) if index not in known]
+    if not new:
+        return torch.from_numpy(found)
     for index, row in zip(new, _inner_products(new, vectors, wide=False), strict=True):
         found[index] = found[:, index] = row
     # The terms of other squares in float32 overflow, or most of them underflow.
     unsafe = [index for index, square in enumerate(found.diagonal().tolist()) if not 1e-22 < square < 1e34]
-    if new and unsafe:
+    if unsafe:
         for index, row in zip(new, _inner_products(new, vectors, wide=True), strict=True):
             others = [*range(len(vectors))] if index in unsafe else unsafe
             found[index, others] = found[others, index] = [row[other] for other in others]
@@ -86,8 +88,6 @@ def _inner_products(indices: Sequence[int], vectors: Sequence[Tensor], wide: boo
 
     Products are computed in float32 or, if `wide`, in float64.
     """
-    if not indices:
-        return []
     dtype = torch.float64 if wide else torch.promote_types(vectors[0].dtype, torch.float32)
     products: list[Tensor] = []
     for index in indices:

@@ -195,7 +195,9 @@ class Tracked(Homogenizer):
                 state["slots"][key] = next(free) if task.slot in state["slots"].values() else task.slot
         if "losses" in self._inner_needs:
             state["losses"] = keyed.write(state["losses"], step.names, step.losses)
-        self._forget(state)
+        for key in [key for key, seen in state["seen"].items() if self.steps - seen > self.forget]:
+            for name in BY_KEY:
+                state[name].pop(key, None)
         unchanged = known.keys() & averages.keys() - updated.keys()
         places = [place for place, key in enumerate(self.multiplied) if key in unchanged]
         state["multiplied"] = [self.multiplied[place] for place in places]
@@ -253,13 +255,6 @@ class Tracked(Homogenizer):
             row = step.jacobian.select(places).mean() if several else step.jacobian.row(places[0])
             yield key, (step.keys[places[0]], row)
 
-    def _forget(self, state: dict[str, Any]) -> None:
-        """Remove the keys whose rows are too old."""
-        seen = state["seen"]
-        for key in [key for key in seen if self.steps - seen[key] > self.forget]:
-            for name in BY_KEY:
-                state[name].pop(key, None)
-
     def _apply(
         self, step: Step, layout: _flat_rows.Layout, state: dict[str, Any], order: Sequence[str], wide: torch.dtype
     ) -> tuple[Tensor, list[float], Step, bool]:
@@ -272,11 +267,10 @@ class Tracked(Homogenizer):
         if state["losses"]:
             losses = torch.tensor([state["losses"][key] for key in order], dtype=torch.float64)
         reads_rows = "jacobian" in self._inner_needs
-        if reads_rows:
-            rows = [_flat_rows.unflatten(vector, layout) for vector in vectors]
-            jacobian = as_jacobian({name: torch.stack([row[name] for row in rows]).to(wide) for name in layout})
-        else:  # only their inner products are read, and no shapes
-            jacobian = jacobian_of_rows([_flat_rows.split(vector, layout) for vector in vectors])
+        form = _flat_rows.unflatten if reads_rows else _flat_rows.split  # inner products need no shapes
+        rows = [form(vector, layout) for vector in vectors]
+        stacked = {name: torch.stack([row[name] for row in rows]).to(wide) for name in layout} if reads_rows else {}
+        jacobian = as_jacobian(stacked) if reads_rows else jacobian_of_rows(rows)
         if "gramian" in self._inner_needs and not reads_rows:
             places = [order.index(key) for key in state["multiplied"]]
             jacobian.total_gramian = _flat_rows.gramian(vectors, places, state["products"])
