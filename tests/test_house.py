@@ -189,7 +189,7 @@ def test_there_are_no_circular_imports_including_those_for_typing() -> None:
     assert circular_imports(edges) == []
 
 
-@pytest.mark.parametrize(("text", "calls", "files"), [("none", 14, 6), ("pcgrad", 35, 10)])
+@pytest.mark.parametrize(("text", "calls", "files"), [("none", 14, 6), ("pcgrad", 34, 10)])
 def test_a_step_calls_few_functions(text: str, calls: int, files: int) -> None:
     """Count the calls of gradhomog's Python functions, and their files, in the second `combine` on a matrix."""
     pipe, jacobian = gradhomog.pipeline(text), torch.randn(4, 1000)
@@ -224,7 +224,7 @@ BUDGETS = {
     "gradhomog/solvers": 441,
     "gradhomog/step": 1188,
     "gradhomog/testing": 3469,
-    "plugins": 4442,
+    "plugins": 4441,
     "adapters": 3937,
     "tests": 41550,
 }

@@ -63,9 +63,9 @@ class Jacobian:
         """Return the weight of each row of J in N times the mean: the column sums of C, `[rows]`."""
         if self.mixing is None:
             return torch.ones(self.tasks, dtype=torch.float64)
-        if self.mixing.dim() == 1 or self.mixing.requires_grad:
-            return self.mixing if self.mixing.dim() == 1 else self.mixing.sum(0)
-        return torch.from_numpy(self.mixing.numpy().sum(0))
+        if self.mixing.dim() == 1:
+            return self.mixing
+        return self.mixing.sum(0) if self.mixing.requires_grad else torch.from_numpy(self.mixing.numpy().sum(0))
 
     def weighted_mean(self, weights: Tensor) -> Direction:
         """Return `1/N Σ_i weights_i · row_i` for weights `[tasks]`, in the rows' dtype. Cost: one read of the rows."""

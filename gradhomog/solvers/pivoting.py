@@ -79,7 +79,7 @@ def pivot(matrix: Array, target: Array, rounding: float) -> Pivots:
         fewest = np.minimum(fewest, count)
         changed = entries_to_exchange(margins, since)
         support = support ^ changed
-    return Pivots(np.maximum(solution, 0.0), support, ridge[..., 0], ~wrong.any(-1, keepdims=True))
+    return Pivots(np.maximum(solution, 0.0), support, ridge[..., 0], np.logical_not(wrong.any(-1, keepdims=True)))
 
 
 def least_ridge(matrix: Array, rounding: float) -> Array:
