@@ -219,7 +219,7 @@ BUDGETS = {
     "gradhomog/learners": 771,
     "gradhomog/ranks": 499,
     "gradhomog/registry": 757,
-    "gradhomog/rows": 580,
+    "gradhomog/rows": 582,
     "gradhomog/scaffold": 179,
     "gradhomog/solvers": 441,
     "gradhomog/step": 1188,

@@ -76,7 +76,9 @@ class Jacobian:
 
     def mean(self) -> Direction:
         """Return the mean of the rows."""
-        return self.rows.stored().row(0) if self._repeats_new_row else self.rows.weighted_sum(self.weights(), self.tasks)
+        if self._repeats_new_row:
+            return self.rows.stored().row(0)
+        return self.rows.weighted_sum(self.weights(), self.tasks)
 
     def materialize(self) -> dict[str, Tensor]:
         """Return the rows as tensors `[tasks, *shape]` by name; do not modify them in place."""

@@ -19,7 +19,7 @@ WIDTH = 2**17
 
 def unflatten(vector: Tensor, layout: Layout) -> dict[str, Tensor]:
     """Return the parts of a vector by parameter, as views."""
-    return {name: part.view(shape) for (name, part), shape in zip(split(vector, layout).items(), layout.values(), strict=True)}
+    return {name: part.view(layout[name]) for name, part in split(vector, layout).items()}
 
 
 def split(vector: Tensor, layout: Layout) -> dict[str, Tensor]:
