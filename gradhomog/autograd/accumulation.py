@@ -95,8 +95,8 @@ class Accumulation:
         self._use_shared |= graph.use_shared
         if not slots:
             return
-        graph = replace(graph, factor=self._factor or 1.0, loss_weights=options.communicator.examples(slots))
-        derivatives = differentiate(graph, requirements.reads_features)
+        graph = replace(graph, tasks=replace(graph.tasks, slots=tuple(slots)))
+        derivatives = differentiate(graph, options, self._factor or 1.0)
         if isinstance(options.communicator, GroupCommunicator) and graph.sharded:
             weigh_ranks(derivatives, options.communicator, {})
         features, grads = derivatives.at_stages()
@@ -135,20 +135,17 @@ class Accumulation:
         slots = tuple(sorted(self._sums))
         sums = [self._sums[slot] for slot in slots]
         tasks = TaskLosses([one.loss for one in sums], slots, self._tasks, self._labels, False)
-        shared = {id(leaf): name for name, leaf in self._shared.items()}
-        rows = {name: [one.gradients.pop(key, (None, None))[1] for one in sums] for key, name in shared.items()}
+        rows = [[one.gradients.pop(id(leaf), (None, None))[1] for leaf in self._shared.values()] for one in sums]
         heads = [sorted(one.gradients.values(), key=lambda pair: SHAPE(pair[0])) for one in sums]
         graph = LossGraph(
             tasks, self._shared, [[leaf for leaf, _ in pairs] for pairs in heads], use_shared=self._use_shared,
-            sharded=_is_sharded(self._shared), factor=self._factor or 1.0, scaled=self._factor is not None,
-            loss_weights=self._options.communicator.examples(slots),
+            sharded=_is_sharded(self._shared),
         )  # fmt: skip
         derivatives = SummedDerivatives(
-            graph,
-            rows,
-            [[gradient for _, gradient in pairs] for pairs in heads],
-            _concatenate_features(sums),
-        )
+            graph, self._options.communicator.examples(slots), self._factor or 1.0, self._factor is not None,
+            sums=rows, sums_at_stages=_concatenate_features(sums),
+        )  # fmt: skip
+        derivatives.unshared_gradients = [[gradient for _, gradient in pairs] for pairs in heads]
         self._sums = {}
         names = tuple(self._domains or self._labels or ())
         tasks.select_present(names, "domains")  # raises if their number differs from that of the tasks

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from weakref import WeakSet
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradhomog.errors import OptionError
+
+Gradients = list[Tensor | None]
+"""One gradient per tensor, None if the outputs do not depend on it."""
 
 _CACHE_TAG = "without donated buffers"
 
@@ -63,6 +67,19 @@ def backward_pass(
         raise OptionError(f"the step requires several backward passes, but {reason}") from error
 
 
+def plain_gradient(leaf: Tensor, gradient: Tensor | None) -> Tensor | None:
+    """Return the gradient of a plain tensor or parameter as a plain, dense tensor.
+
+    If one leaf belongs to a subclass of Tensor, such as labelled collocation points, `torch.autograd.grad` returns the
+    gradients of all leaves in that subclass.
+    """
+    if gradient is None:
+        return None
+    if type(gradient) is not Tensor and type(leaf) in (Tensor, nn.Parameter):
+        gradient = gradient.as_subclass(Tensor)
+    return gradient if gradient.layout == torch.strided else gradient.to_dense()
+
+
 @contextmanager
 def _check_saved_tensors(compiled: Iterable[Any]) -> Iterator[None]:
     """Raise if a compiled function's backward changes its saved tensors; each function is checked once.
@@ -100,6 +117,42 @@ def _checksums(tensors: Iterable[Tensor | None]) -> list[int]:
             real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
             sums.append(int(real.detach().view(_INTEGER_OF_SIZE[real.element_size()]).sum(dtype=torch.int64)))
     return sums
+
+
+# As in PyTorch's accumulation of gradients; if a version lacks the private method, every gradient is copied.
+_use_count: Callable[[Tensor], int] = getattr(Tensor, "_use_count", lambda tensor: 2)
+
+
+def copy_shared_gradients(gradients: Gradients) -> None:
+    """Copy the gradients, in place of the list, that something else holds and that must not become a `.grad`.
+
+    Autograd returns one tensor for two leaves, or views of one, where an operation passes its gradient on; a custom
+    function may return a tensor that it keeps, and a hook may have stored it.
+    """
+    addresses: set[int] = set()
+    for index, gradient in enumerate(gradients):
+        if gradient is None or gradient.requires_grad:
+            continue
+        address = gradient.data_ptr()
+        if _use_count(gradient) > 1 or _references(gradients, index) > _REFERENCES or address in addresses:
+            gradients[index] = gradient.clone()
+        elif address:  # 0 for a tensor without elements
+            addresses.add(address)
+
+
+def _references(entries: Gradients, index: int) -> int:
+    return sys.getrefcount(entries[index])
+
+
+def _references_in_a_loop() -> int:
+    """Return the number of references to a tensor that only a list and the loop variable hold."""
+    entries: Gradients = [torch.zeros(())]
+    for index, _ in enumerate(entries):
+        return _references(entries, index)
+    raise AssertionError
+
+
+_REFERENCES = _references_in_a_loop()
 
 
 def disable_donated_buffers() -> None:

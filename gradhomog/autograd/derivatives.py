@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradhomog.autograd.backward_pass import backward_pass
-from gradhomog.autograd.loss_graph import Gradients, LossGraph
+from gradhomog.autograd.backward_pass import Gradients, backward_pass, copy_shared_gradients, plain_gradient
+from gradhomog.autograd.loss_graph import LossGraph
 from gradhomog.errors import OptionError
-from gradhomog.ranks.dtensors import local_part
+from gradhomog.ranks.dtensors import check_not_gathered, local_part
 
 SMALLEST_SHARE = 1e-2
 """The smallest weight, relative to the largest, by which a head's gradient is divided again.
@@ -33,11 +33,23 @@ class Derivatives(ABC):
     """The gradients of the losses, either one per task or as a weighted sum from one pass.
 
     Attributes:
-        unshared_gradients: for each task the gradients of `graph.unshared_leaves`; available after `rows` or
-            `weighted_sum`, or if they were computed in lockstep.
+        graph: the losses with their leaves.
+        loss_weights: factor of each loss, 1 on one process; across ranks the number of its examples on this rank. They
+            multiply the losses, not their gradients, because a backward pass through a layer that all ranks compute
+            together, such as SyncBatchNorm, adds up gradients of other ranks' losses.
+        factor: factor of every gradient, against underflow in half precision.
+        scaled: True with a gradient scaler. On overflow infinity is then written, so that the scaler skips the step.
+        create_graph, retain_graph: as in `torch.autograd.grad`.
+        unshared_gradients: for each task the gradients of `graph.unshared_leaves`, which nothing else holds; available
+            after `rows` or `weighted_sum`, or if they were computed in lockstep.
     """
 
     graph: LossGraph
+    loss_weights: Sequence[float]
+    factor: float = 1.0
+    scaled: bool = False
+    create_graph: bool = False
+    retain_graph: bool = False
     unshared_gradients: list[Gradients] = field(default_factory=list, init=False)
 
     def at_stages(self) -> tuple[list[Tensor], list[Tensor]]:
@@ -59,12 +71,14 @@ class Derivatives(ABC):
         rows = list(self.iterate())
         return {name: [row[index] for row in rows] for index, name in enumerate(self.graph.shared)}
 
-    def head_gradients(self) -> Iterator[tuple[int, Tensor, Tensor | None]]:
-        """Yield (slot of the task, leaf, gradient) for each leaf that is not shared; see `unshared_gradients`."""
+    def head_gradients(self) -> list[tuple[int, Tensor, Tensor | None]]:
+        """Return (slot of the task, leaf, gradient) for each leaf that is not shared; see `unshared_gradients`."""
         per_task = zip(self.graph.tasks.slots, self.graph.unshared_leaves, self.unshared_gradients, strict=True)
-        for slot, leaves, gradients in per_task:
-            for leaf, gradient in zip(leaves, gradients, strict=True):
-                yield slot, leaf, gradient
+        return [
+            (slot, leaf, gradient)
+            for slot, leaves, gradients in per_task
+            for leaf, gradient in zip(leaves, gradients, strict=True)
+        ]
 
     def starts(self) -> list[Start] | None:
         """Return for each task where its pass begins; None if the rows cannot be computed in lockstep."""
@@ -78,20 +92,62 @@ class Derivatives(ABC):
         """Return Σ_i weights_i · row_i for each shared parameter; None if only rows give it (see `one_pass`)."""
         return None
 
+    def gradients(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], output_grads: Sequence[Tensor], last: bool
+    ) -> Gradients:
+        """Return Σ over outputs of output_grad · ∂output/∂input; the last call frees the graph."""
+        if not inputs or not outputs:
+            return [None] * len(inputs)
+        found = backward_pass(
+            outputs, inputs, output_grads, retain_graph=self.retain_graph or self.create_graph or not last,
+            create_graph=self.create_graph, compiled=self.graph.compiled,
+        )  # fmt: skip
+        check_not_gathered(inputs)
+        return [
+            # Most gradients are plain and dense; small steps have no time for a call for each of them.
+            part
+            if part is None or (type(part) is Tensor and part.layout == torch.strided)
+            else plain_gradient(leaf, part)
+            for leaf, part in zip(inputs, found, strict=True)
+        ]
+
+    def initial_gradient(self, task: int, share: Any = 1.0) -> Tensor:
+        """Return the gradient at which the pass of one task begins; `share`: a factor, a tensor if it has a graph."""
+        loss, scale = self.graph.tasks.losses[task], self.loss_weights[task] * self.factor * share
+        return scale if isinstance(scale, Tensor) else torch.full_like(loss, scale)
+
+    def task_gradients(self, task: int, inputs: Sequence[Tensor], last: bool) -> tuple[Gradients, Gradients]:
+        """Return the gradients of one task's loss w.r.t. some inputs and its leaves that are not shared.
+
+        The last call frees the graph.
+        """
+        leaves = [*inputs, *self.graph.unshared_leaves[task]]
+        found = self.gradients([self.graph.tasks.losses[task]], leaves, [self.initial_gradient(task)], last)
+        if not self.counts(task):
+            found = [None] * len(found)
+        heads = found[len(inputs) :]
+        del found[len(inputs) :]
+        copy_shared_gradients(heads)
+        return found, heads
+
+    def counts(self, task: int) -> bool:
+        """False for a loss with a weight of 0 that is not finite, such as a mean over no labels: 0 · NaN is not 0."""
+        return self.loss_weights[task] != 0 or bool(self.graph.tasks.losses[task].isfinite())
+
 
 class DirectDerivatives(Derivatives):
     """Differentiates the losses w.r.t. all leaves in one pass."""
 
     def iterate(self) -> Iterator[Gradients]:
-        graph, shared = self.graph, list(self.graph.shared.values())
+        shared, tasks = list(self.graph.shared.values()), len(self.graph.tasks.losses)
         self.unshared_gradients = []
-        for task, unshared in enumerate(graph.unshared_leaves):
-            found = graph.task_gradients(task, [*shared, *unshared], task == len(graph.tasks.losses) - 1)
-            self.unshared_gradients.append(found[len(shared) :])
-            yield found[: len(shared)]
+        for task in range(tasks):
+            row, heads = self.task_gradients(task, shared, task == tasks - 1)
+            self.unshared_gradients.append(heads)
+            yield row
 
     def starts(self) -> list[Start]:
-        return [([loss], [self.graph.initial_gradient(task)]) for task, loss in enumerate(self.graph.tasks.losses)]
+        return [([loss], [self.initial_gradient(task)]) for task, loss in enumerate(self.graph.tasks.losses)]
 
     def one_pass(self) -> bool:
         """False if two losses depend on one leaf that is not shared: its summed gradient cannot be split by task."""
@@ -110,7 +166,7 @@ class DirectDerivatives(Derivatives):
         together = [not known and abs(factor) > smallest for factor in factors]
         if not known:
             self.unshared_gradients = [
-                [None] * len(leaves) if together[task] else graph.task_gradients(task, leaves, False)
+                [None] * len(leaves) if together[task] else self.task_gradients(task, (), False)[1]
                 for task, leaves in enumerate(graph.unshared_leaves)
             ]
         active = [task for task, factor in enumerate(factors) if factor or weights.requires_grad]
@@ -120,20 +176,22 @@ class DirectDerivatives(Derivatives):
         shares: list[Any] = [factors[task] for task in active]
         if weights.requires_grad:  # keep the graph of the weights
             shares = [weights[task].to(loss) for task, loss in zip(active, losses, strict=True)]
-        output_grads = [graph.initial_gradient(task, share) for task, share in zip(active, shares, strict=True)]
+        output_grads = [self.initial_gradient(task, share) for task, share in zip(active, shares, strict=True)]
         leaves = [leaf for task in active if together[task] for leaf in graph.unshared_leaves[task]]
-        found = graph.gradients(losses, [*shared, *leaves], output_grads, True)
+        found = self.gradients(losses, [*shared, *leaves], output_grads, True)
+        copy_shared_gradients(found)
         rest = iter(found[len(shared) :])
         for task, share in zip(active, shares, strict=True):
             if not together[task]:
                 continue
             weighted = [next(rest) for _ in graph.unshared_leaves[task]]
-            if factors[task] != 1 or graph.create_graph:
+            if factors[task] != 1 or self.create_graph:
                 weighted = [None if part is None else part / share for part in weighted]
             self.unshared_gradients[task] = weighted
         return found[: len(shared)]
 
 
+@dataclass
 class FeatureDerivatives(Derivatives):
     """Differentiates each loss w.r.t. the features in the constructor, and then the shared part for the rows or sums.
 
@@ -143,22 +201,20 @@ class FeatureDerivatives(Derivatives):
         stage_feature_grads: for each task the gradients w.r.t. the tensors between features and head.
     """
 
-    def __init__(self, graph: LossGraph) -> None:
-        super().__init__(graph)
-        self.features = graph.features
+    def __post_init__(self) -> None:
+        self.features = self.graph.features
         self.feature_grads, self.stage_feature_grads = list[Gradients](), list[Gradients]()
-        for task, unshared in enumerate(graph.unshared_leaves):
-            between = list(graph.stage_features[task]) if graph.stage_features else []
-            last = task == len(graph.tasks.losses) - 1 and not between
-            found = graph.task_gradients(task, [*self.features, *between, *unshared], last)
-            at, after = len(self.features), len(self.features) + len(between)
-            self.feature_grads.append(found[:at])
-            self.stage_feature_grads.append(found[at:after])
-            self.unshared_gradients.append(found[after:])
+        stage_features, tasks = self.graph.stage_features, len(self.graph.tasks.losses)
+        for task in range(tasks):
+            between = stage_features[task] if stage_features else ()
+            found, heads = self.task_gradients(task, [*self.features, *between], task == tasks - 1 and not between)
+            self.feature_grads.append(found[: len(self.features)])
+            self.stage_feature_grads.append(found[len(self.features) :])
+            self.unshared_gradients.append(heads)
 
     def at_stages(self) -> tuple[list[Tensor], list[Tensor]]:
-        factor, stages = self.graph.factor, self.graph.stage_features
-        with torch.set_grad_enabled(self.graph.create_graph):
+        factor, stages = self.factor, self.graph.stage_features
+        with torch.set_grad_enabled(self.create_graph):
             if stages:
                 columns = list(zip(*stages, strict=True))
                 grad_columns = zip(*self.stage_feature_grads, strict=True)
@@ -179,7 +235,7 @@ class FeatureDerivatives(Derivatives):
 
     def feature_rows(self) -> dict[str, Tensor]:
         """Return the rows ∂L_i/∂z, `[tasks, *shape]`, float32 or wider, named by the index of the feature tensor."""
-        columns, factor = list(zip(*self.feature_grads, strict=True)), self.graph.factor
+        columns, factor = list(zip(*self.feature_grads, strict=True)), self.factor
         names = ["features"] if len(columns) == 1 else [f"features.{index}" for index in range(len(columns))]
         return {
             name: torch.stack([without_factor(grad, feature, factor) for grad in column])
@@ -211,12 +267,14 @@ class FeatureDerivatives(Derivatives):
                 if part is not None
             ]
             total.append(torch.stack(weighted).sum(0) if weighted else None)
-        return self.backpropagate(total)
+        found = self.backpropagate(total)
+        copy_shared_gradients(found)
+        return found
 
     def backpropagate(self, feature_grads: Gradients, last: bool = True) -> Gradients:
         """Backpropagate one gradient w.r.t. the features to the shared parameters; the last call frees the graph."""
         features, grads = self._start(feature_grads)
-        return self.graph.gradients(features, list(self.graph.shared.values()), grads, last)
+        return self.gradients(features, list(self.graph.shared.values()), grads, last)
 
     def _start(self, feature_grads: Gradients) -> Start:
         pairs = [(x, grad) for x, grad in zip(self.features, feature_grads, strict=True) if grad is not None]
@@ -240,10 +298,8 @@ class FullyShardedDerivatives(Derivatives):
             for task, loss in enumerate(graph.tasks.losses):
                 for leaf in leaves:
                     leaf.grad = None
-                retain = graph.retain_graph or task < len(graph.tasks.losses) - 1
-                backward_pass(
-                    [loss], None, [graph.initial_gradient(task)], retain_graph=retain, compiled=graph.compiled
-                )
+                retain = self.retain_graph or task < len(graph.tasks.losses) - 1
+                backward_pass([loss], None, [self.initial_gradient(task)], retain_graph=retain, compiled=graph.compiled)
                 self.unshared_gradients.append([leaf.grad for leaf in graph.unshared_leaves[task]])
                 yield [None if parameter.grad is None else local_part(parameter.grad) for parameter in shared]
         finally:
@@ -251,25 +307,23 @@ class FullyShardedDerivatives(Derivatives):
                 leaf.grad = gradient
 
 
+@dataclass(kw_only=True)
 class SummedDerivatives(Derivatives):
-    """Sums of the gradients of several batches, computed before."""
+    """Sums of the gradients of several batches, computed before.
 
-    def __init__(
-        self, graph: LossGraph, rows: TaskGradients, unshared_gradients: list[Gradients],
-        at_stages: tuple[list[Tensor], list[Tensor]],
-    ) -> None:  # fmt: skip
-        super().__init__(graph)
-        self._rows, self.unshared_gradients, self._at_stages = rows, unshared_gradients, at_stages
+    Attributes:
+        sums: for each task the sums of the gradients of the shared parameters.
+        sums_at_stages: the result of `at_stages`.
+    """
+
+    sums: Sequence[Gradients]
+    sums_at_stages: tuple[list[Tensor], list[Tensor]]
 
     def at_stages(self) -> tuple[list[Tensor], list[Tensor]]:
-        return self._at_stages
+        return self.sums_at_stages
 
     def iterate(self) -> Iterator[Gradients]:
-        for row in zip(*self._rows.values(), strict=True):
-            yield list(row)
-
-    def rows(self) -> TaskGradients:
-        return self._rows
+        yield from self.sums
 
 
 def without_factor(grad: Tensor | None, like: Tensor, factor: float) -> Tensor:

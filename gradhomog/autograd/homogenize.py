@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from gradhomog.autograd.derivatives import (
     Derivatives,
@@ -34,20 +33,18 @@ class ComputedStep:
 
     Attributes:
         result: the result of the step.
-        shared, unshared: gradients of the shared parameters and of the heads, with the factor of the gradient scaler.
+        gradients: those of the shared parameters and of the heads, with the factor of the gradient scaler.
         commit: assigns the new states of all homogenizers.
     """
 
     result: StepReport
-    shared: LeafGradients
-    unshared: LeafGradients
+    gradients: LeafGradients
     commit: Callable[[], None]
 
     def write(self) -> StepReport:
         """Add the gradients to `.grad` and assign the states."""
-        with torch.set_grad_enabled(any(gradient.requires_grad for _, gradient in (*self.shared, *self.unshared))):
-            accumulate(self.shared)
-            accumulate(self.unshared, shared_memory=True)
+        with torch.set_grad_enabled(any(gradient.requires_grad for _, gradient in self.gradients)):
+            accumulate(self.gradients)
         self.commit()
         return self.result
 
@@ -61,30 +58,25 @@ def compute_step(
         factor: factor of all gradients, from a gradient scaler or an incoming gradient.
         scaled: True with a gradient scaler.
     """
-    options = step.options
-    graph = replace(
-        step.graph, factor=factor, scaled=scaled, create_graph=options.create_graph,
-        retain_graph=retain_graph or step.kernel_traces is not None,  # homogenizers may read traces after the rows
-        loss_weights=options.communicator.examples(step.graph.tasks.slots),
-    )  # fmt: skip
-    through_features = options.level == "features" or options.pipe.requirements.reads_features
-    return homogenize(replace(step, graph=graph), differentiate(graph, through_features))
+    retain_graph |= step.kernel_traces is not None  # homogenizers may read traces after the rows
+    return homogenize(step, differentiate(step.graph, step.options, factor, scaled, retain_graph))
 
 
-def differentiate(graph: LossGraph, through_features: bool) -> Derivatives:
-    """Return the derivatives of losses, whose gradients are computed on demand.
-
-    `through_features`: compute the gradients w.r.t. the features immediately, and the others from them. One pass from
-    loss to parameters is cheaper than two, so features are used only if gradients w.r.t. them are read.
-    """
-    if graph.create_graph and graph.compiled:
+def differentiate(
+    graph: LossGraph, options: StepOptions, factor: float = 1.0, scaled: bool = False, retain_graph: bool = False
+) -> Derivatives:
+    """Return the derivatives of losses, whose gradients are computed on demand; arguments as in `compute_step`."""
+    if options.create_graph and graph.compiled:
         raise OptionError(
             "create_graph=True requires second derivatives, but a part of the graph was computed by a torch.compile'd "
             "function, which has none. Compute the losses by the original module."
         )
-    if graph.sharded:
-        return FullyShardedDerivatives(graph)
-    return FeatureDerivatives(graph) if graph.features and through_features else DirectDerivatives(graph)
+    # One pass from loss to parameters is cheaper than two, so features are used only if gradients w.r.t. them are read.
+    through_features = graph.features and (options.level == "features" or options.pipe.requirements.reads_features)
+    kind = FeatureDerivatives if through_features else DirectDerivatives
+    return (FullyShardedDerivatives if graph.sharded else kind)(
+        graph, options.communicator.examples(graph.tasks.slots), factor, scaled, options.create_graph, retain_graph
+    )
 
 
 def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
@@ -97,11 +89,11 @@ def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
     source = _row_source(step)(step, derivatives)
     try:
         result, commit = homogenize_groups(
-            options, source.make_step(), "raise" if graph.scaled else options.pipe.nonfinite
+            options, source.make_step(), "raise" if derivatives.scaled else options.pipe.nonfinite
         )
         direction, unused = source.to_parameters(result.direction)
     except NonfiniteError as error:
-        if not graph.scaled:
+        if not derivatives.scaled:
             if source.written_before:
                 error.add_note(source.written_before)
             raise
@@ -111,8 +103,8 @@ def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
     if options.reduction == "sum":
         # A homogenizer that chooses tasks returns the mean of the kept rows of all of them.
         rows = len(step.given.losses) if options.pipe.requirements.choosing else len(result.tasks)
-    factor = graph.factor * rows
-    shared = [
+    factor = derivatives.factor * rows
+    gradients = [
         (graph.shared[name], gradient if factor == 1 else factor * gradient)
         for name, gradient in direction.items()
         # A homogenizer that replaces rows may have kept some from earlier steps.
@@ -124,7 +116,7 @@ def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
     if options.heads == "weighted":
         assert result.weights is not None  # by `StepOptions`
         factors = dict(zip(factors, (result.weights * rows / len(factors)).tolist(), strict=True))
-    return ComputedStep(result, shared, source.head_gradients(factors), commit)
+    return ComputedStep(result, [*gradients, *source.head_gradients(factors)], commit)
 
 
 def _row_source(step: LossStep) -> type[RowSource]:
@@ -204,21 +196,14 @@ def homogenize_groups(options: StepOptions, step: Step, nonfinite: Nonfinite) ->
 
 def infinite_step(graph: LossGraph) -> ComputedStep:
     """Return a step with infinite gradients: the gradient scaler skips it and lowers its scale. No state changes."""
-    heads = {id(leaf): leaf for leaves in graph.unshared_leaves for leaf in leaves}.values()
-    direction = {name: _infinite(parameter) for name, parameter in graph.shared.items()}
-    shared = [(graph.shared[name], gradient) for name, gradient in direction.items()]
-    return ComputedStep(StepReport(direction, ()), shared, [(leaf, _infinite(leaf)) for leaf in heads], lambda: None)
+    heads = {id(leaf): leaf for leaves in graph.unshared_leaves for leaf in leaves}
+    found = [(x, torch.full_like(x, torch.inf, requires_grad=False)) for x in (*graph.shared.values(), *heads.values())]
+    direction = {name: infinite for name, (_, infinite) in zip(graph.shared, found, strict=False)}
+    return ComputedStep(StepReport(direction, ()), found, lambda: None)
 
 
-def _infinite(leaf: Tensor) -> Tensor:
-    return torch.full_like(leaf, torch.inf, requires_grad=False)
-
-
-def accumulate(gradients: LeafGradients, shared_memory: bool = False) -> None:
-    """Add gradients to the `.grad` of leaves; do nothing for tensors that are not leaves.
-
-    `shared_memory`: autograd returned the gradients, so other tensors may share their memory.
-    """
+def accumulate(gradients: LeafGradients) -> None:
+    """Add gradients to the `.grad` of leaves; do nothing for tensors that are not leaves."""
     for leaf, gradient in gradients:
         if not leaf.is_leaf:
             continue
@@ -233,4 +218,4 @@ def accumulate(gradients: LeafGradients, shared_memory: bool = False) -> None:
             # With the strides and dtype of the leaf, which fused optimizers require.
             leaf.grad = torch.empty_like(leaf, requires_grad=False).copy_(gradient)
         else:
-            leaf.grad = gradient.clone() if shared_memory else gradient
+            leaf.grad = gradient

@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import final
 
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor
 from gradhomog.autograd.derivatives import Derivatives
 from gradhomog.autograd.inputs import Memory
 from gradhomog.autograd.lockstep import Lockstep, check_direction
-from gradhomog.autograd.loss_graph import Gradients
 from gradhomog.errors import OptionError
 from gradhomog.rows import Direction, LazyRows, PerTaskRows
 from gradhomog.rows.arithmetic import Product, squared_norms
@@ -39,14 +38,14 @@ class LossRows(LazyRows):
     def __init__(self, derivatives: Derivatives, memory: Memory = "rows", may_be_unused: bool = False) -> None:
         self._derivatives, self._memory, self._may_be_unused = derivatives, memory, may_be_unused
         self.like, self.tasks = derivatives.graph.shared, len(derivatives.graph.tasks.losses)
-        self.requires_grad = derivatives.graph.create_graph
+        self.requires_grad = derivatives.create_graph
         self.unused: frozenset[str] = frozenset()
 
     def compute(self) -> PerTaskRows:
         """Compute the rows by one backward pass per task."""
         rows = self._derivatives.rows()
         self._note_unused([name for name, gradients in rows.items() if all(part is None for part in gradients)])
-        return PerTaskRows(rows, self.like, 1 / self._derivatives.graph.factor)
+        return PerTaskRows(rows, self.like, 1 / self._derivatives.factor)
 
     def products(self, product: Product, by_block: bool) -> Tensor:
         if self._gramians is None:
@@ -65,20 +64,17 @@ class LossRows(LazyRows):
         return finite if self.freed or all(finite) else super().finite_tasks()
 
     def sum_in_one_pass(self, weights: Tensor, divisor: float) -> Direction | None:
-        graph = self._derivatives.graph
-        total = self._derivatives.weighted_sum(weights / divisor)
+        total, factor = self._derivatives.weighted_sum(weights / divisor), self._derivatives.factor
         if total is None:
             return None
-        self.freed = not graph.retain_graph
+        self.freed = not self._derivatives.retain_graph
         self._note_unused([name for name, part in zip(self.like, total, strict=True) if part is None])
-        if graph.factor == 1:
-            copy_shared_gradients(total)
         direction = {
             name: torch.zeros_like(like, requires_grad=False) if part is None else part
             for (name, like), part in zip(self.like.items(), total, strict=True)
         }
-        if graph.factor != 1:
-            direction = {name: part / graph.factor for name, part in direction.items()}
+        if factor != 1:
+            direction = {name: part / factor for name, part in direction.items()}
         if gramians := self.__dict__.get("_gramians"):
             check_direction(direction, weights.detach() / divisor, gramians, self._eps)
         return direction
@@ -101,7 +97,8 @@ class LossRows(LazyRows):
             return None
         _log_peaks(self.tasks, rows >> 20, lockstep.peak >> 20)
         self._eps = lockstep.eps
-        gramians, heads = lockstep.gramians([grads for _, grads in starts], 1 / graph.factor, graph.compiled)
+        scale = 1 / self._derivatives.factor
+        gramians, heads = lockstep.gramians([grads for _, grads in starts], scale, graph.compiled)
         if not known:
             self._derivatives.unshared_gradients = heads
         self._note_unused([name for name in self.like if name not in gramians])
@@ -126,42 +123,6 @@ def require_used(shared: Mapping[str, Tensor], unused: Collection[str]) -> None:
             f"{', …' if len(some) > 4 else ''}. Either the graph is cut (detach, a copy of the model), or these are "
             "parameters of another model."
         )
-
-
-# As in PyTorch's accumulation of gradients; if a version lacks the private method, every gradient is copied.
-_use_count: Callable[[Tensor], int] = getattr(Tensor, "_use_count", lambda tensor: 2)
-
-
-def copy_shared_gradients(gradients: Gradients) -> None:
-    """Copy the gradients, in place of the list, that something else holds and that must not become a `.grad`.
-
-    Autograd returns one tensor for two leaves, or views of one, where an operation passes its gradient on; a custom
-    function may return a tensor that it keeps, and a hook may have stored it.
-    """
-    addresses: set[int] = set()
-    for index, gradient in enumerate(gradients):
-        if gradient is None or gradient.requires_grad:
-            continue
-        address = gradient.data_ptr()
-        if _use_count(gradient) > 1 or _references(gradients, index) > _REFERENCES or address in addresses:
-            gradients[index] = gradient.clone()
-        elif address:  # 0 for a tensor without elements
-            addresses.add(address)
-
-
-def _references(entries: Gradients, index: int) -> int:
-    return sys.getrefcount(entries[index])
-
-
-def _references_in_a_loop() -> int:
-    """Return the number of references to a tensor that only a list and the loop variable hold."""
-    entries: Gradients = [torch.zeros(())]
-    for index, _ in enumerate(entries):
-        return _references(entries, index)
-    raise AssertionError
-
-
-_REFERENCES = _references_in_a_loop()
 
 
 def _free_memory(device: torch.device, needed: int) -> int:

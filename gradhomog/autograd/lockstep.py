@@ -26,8 +26,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from gradhomog.autograd.backward_pass import backward_pass
-from gradhomog.autograd.loss_graph import Gradients, plain_gradient
+from gradhomog.autograd.backward_pass import Gradients, backward_pass, copy_shared_gradients, plain_gradient
 from gradhomog.errors import OptionError
 from gradhomog.rows import Jacobian, PerTaskRows
 
@@ -137,7 +136,8 @@ class Lockstep:
                 handle.remove()
         heads: list[Gradients] = []
         for found, leaves in zip(gradients, self._unshared, strict=True):
-            heads.append([plain_gradient(leaf, found.get(_edge(leaf))) for leaf in leaves])
+            heads.append([plain_gradient(leaf, found.pop(_edge(leaf), None)) for leaf in leaves])
+            copy_shared_gradients(heads[-1])
         return gramians, heads
 
     def _reduce(

@@ -149,7 +149,7 @@ class _HomogenizedLoss(torch.autograd.Function):
             computed = compute_step(step, factor=factor, scaled=factor > 1, retain_graph=used_later)
         ctx.step = None  # frees the graph of the losses
         found: dict[int, Tensor] = {}
-        for leaf, gradient in (*computed.shared, *computed.unshared):
+        for leaf, gradient in computed.gradients:
             found[id(leaf)] = found[id(leaf)] + gradient if id(leaf) in found else gradient
         if ctx.report is not None:
             ctx.report(computed.result)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradhomog.autograd.backward_pass import backward_pass
 from gradhomog.autograd.inputs import (
     Features,
     Losses,
@@ -23,9 +22,7 @@ from gradhomog.autograd.inputs import (
 from gradhomog.autograd.reachability import Reachability, bits_in_several, check_outputs_apart, compiled_functions
 from gradhomog.autograd.task_features import TaskFeatures
 from gradhomog.errors import OptionError
-from gradhomog.ranks.dtensors import check_not_gathered, is_dtensor, leaves_not_sharded
-
-Gradients = list[Tensor | None]
+from gradhomog.ranks.dtensors import is_dtensor, leaves_not_sharded
 
 SHAPE = operator.attrgetter("shape")
 """The order of a head's leaves. That in the graph can differ between ranks: `Linear` adds its bias in another place for
@@ -34,7 +31,7 @@ some input shapes."""
 
 @dataclass(frozen=True)
 class LossGraph:
-    """The losses of one step, with the leaves that they depend on; its methods differentiate them.
+    """The losses of one step, with the leaves that they depend on.
 
     Attributes:
         tasks: the present tasks with their losses.
@@ -47,12 +44,6 @@ class LossGraph:
         compiled: the nodes of compiled functions in the graph.
         nodes: all nodes of the graph.
         sharded: True if `fully_shard` splits the parameters over ranks. The graph then has other leaves.
-        factor: factor of every gradient, against underflow in half precision.
-        scaled: True with a gradient scaler. On overflow infinity is then written, so that the scaler skips the step.
-        create_graph, retain_graph: as in `torch.autograd.grad`.
-        loss_weights: factor of each loss, 1 on one process; across ranks the number of its examples on this rank. They
-            multiply the losses, not their gradients, because a backward pass through a layer that all ranks compute
-            together, such as SyncBatchNorm, adds up gradients of other ranks' losses.
     """
 
     tasks: TaskLosses
@@ -64,11 +55,6 @@ class LossGraph:
     compiled: Sequence[Any] = ()
     nodes: Sequence[Any] = ()
     sharded: bool = False
-    factor: float = 1.0
-    scaled: bool = False
-    create_graph: bool = False
-    retain_graph: bool = False
-    loss_weights: Sequence[float] = ()
 
     def select(self, indices: Sequence[int]) -> LossGraph:
         """Return the losses of some of the present tasks."""
@@ -97,39 +83,6 @@ class LossGraph:
             ],
         )
 
-    def gradients(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], output_grads: Sequence[Tensor], last: bool
-    ) -> Gradients:
-        """Return Σ over outputs of output_grad · ∂output/∂input; the last call frees the graph."""
-        if not inputs or not outputs:
-            return [None] * len(inputs)
-        found = backward_pass(
-            outputs, inputs, output_grads, retain_graph=self.retain_graph or self.create_graph or not last,
-            create_graph=self.create_graph, compiled=self.compiled,
-        )  # fmt: skip
-        check_not_gathered(inputs)
-        return [
-            # Most gradients are plain and dense; small steps have no time for a call for each of them.
-            part
-            if part is None or (type(part) is Tensor and part.layout == torch.strided)
-            else plain_gradient(leaf, part)
-            for leaf, part in zip(inputs, found, strict=True)
-        ]
-
-    def initial_gradient(self, task: int, share: Any = 1.0) -> Tensor:
-        """Return the gradient at which the pass of one task begins; `share`: a factor, a tensor if it has a graph."""
-        loss, scale = self.tasks.losses[task], self.loss_weights[task] * self.factor * share
-        return scale if isinstance(scale, Tensor) else torch.full_like(loss, scale)
-
-    def task_gradients(self, task: int, inputs: Sequence[Tensor], last: bool) -> Gradients:
-        """Return the gradients of one task's loss; the last call frees the graph."""
-        found = self.gradients([self.tasks.losses[task]], inputs, [self.initial_gradient(task)], last)
-        return found if self.counts(task) else [None] * len(found)
-
-    def counts(self, task: int) -> bool:
-        """False for a loss with a weight of 0 that is not finite, such as a mean over no labels: 0 · NaN is not 0."""
-        return self.loss_weights[task] != 0 or bool(self.tasks.losses[task].isfinite())
-
 
 def find_graph(
     losses: Losses, parameters: Parameters | None, features: Features | None, graph: bool = True
@@ -156,11 +109,12 @@ def find_graph(
     if sharded and tensors:
         raise OptionError("`features` must be omitted for parameters that are sharded by fully_shard.")
     reached = Reachability(tasks.losses, until=tensors, leaves=shared.values())
-    before_features = Reachability(tensors, leaves=shared.values())
+    before_features = Reachability(tensors, leaves=shared.values()) if tensors else None
+    graphs = [reached, before_features] if before_features else [reached]
     _check_not_flattened(reached)
-    compiled = [*compiled_functions(reached), *compiled_functions(before_features)]
+    compiled = [node for part in graphs for node in compiled_functions(part)]
     if parameters is None:
-        shared = _find_shared(tasks, reached, before_features.leaves if tensors else None)
+        shared = _find_shared(tasks, reached, before_features.leaves if before_features else None)
     _check_one_device(shared)
     shared_bits = reached.bits_of(shared.values())
     if tensors:
@@ -171,11 +125,8 @@ def find_graph(
     unshared = [sorted(reached.tensors(loss_bits & heads), key=SHAPE) for loss_bits in reached.bits]
     stage_features = [views[slot] for slot in tasks.slots] if views else []
     use_shared = sharded or bool(tensors) or any(loss_bits & shared_bits for loss_bits in reached.bits)
-    nodes = [*reached.nodes, *before_features.nodes]
-    return LossGraph(
-        tasks, shared, unshared, tensors, stage_features, use_shared, compiled, nodes, sharded,
-        loss_weights=[1.0] * len(unshared),
-    )  # fmt: skip
+    nodes = [node for part in graphs for node in part.nodes]
+    return LossGraph(tasks, shared, unshared, tensors, stage_features, use_shared, compiled, nodes, sharded)
 
 
 def _find_shared(tasks: TaskLosses, reached: Reachability, of_features: list[Tensor] | None) -> dict[str, Tensor]:
@@ -240,16 +191,3 @@ def _check_independent(features: Sequence[Tensor]) -> None:
                 f"features[{index}] depends on another entry. Pass only the earliest tensors that the heads use, or "
                 "omit `features`."
             )
-
-
-def plain_gradient(leaf: Tensor, gradient: Tensor | None) -> Tensor | None:
-    """Return the gradient of a plain tensor or parameter as a plain, dense tensor.
-
-    If one leaf belongs to a subclass of Tensor, such as labelled collocation points, `torch.autograd.grad` returns the
-    gradients of all leaves in that subclass.
-    """
-    if gradient is None:
-        return None
-    if type(gradient) is not Tensor and type(leaf) in (Tensor, nn.Parameter):
-        gradient = gradient.as_subclass(Tensor)
-    return gradient if gradient.layout == torch.strided else gradient.to_dense()

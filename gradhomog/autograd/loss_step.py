@@ -133,13 +133,6 @@ class LossStep:
         return task_keys(slots, tuple(self.names[slot] for slot in slots) if self.names else ())
 
     @property
-    def reads_rows(self) -> bool:
-        """True if the step requires the rows themselves, not only norms, inner products or a weighted mean."""
-        pipe = self.options.pipe
-        drop = pipe.nonfinite == "drop" and not self.graph.scaled
-        return drop or self.options.per != "model" or pipe.debug or "jacobian" in pipe.requirements.statistics
-
-    @property
     def may_be_unused(self) -> bool:
         """True if the losses need not depend on the shared parameters, because others do, now or in earlier steps."""
         pipe = self.options.pipe

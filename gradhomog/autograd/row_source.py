@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gradhomog.autograd.backward_pass import Gradients
 from gradhomog.autograd.derivatives import Derivatives, FeatureDerivatives
 from gradhomog.autograd.lazy import LossRows, require_used
-from gradhomog.autograd.loss_graph import Gradients
 from gradhomog.autograd.loss_step import LossStep
 from gradhomog.errors import NonfiniteError
 from gradhomog.rows import DenseRows, Direction, Jacobian, all_finite
@@ -52,6 +52,13 @@ class RowSource(ABC):
     def head_gradients(self, factors: Mapping[int, float]) -> LeafGradients:
         """Return the gradients of parameters that are not shared, times the factor of their task, by slot."""
 
+    @property
+    def reads_rows(self) -> bool:
+        """True if the step requires the rows themselves, not only norms, inner products or a weighted mean."""
+        options, pipe = self._options, self._options.pipe
+        drop = pipe.nonfinite == "drop" and not self._derivatives.scaled
+        return drop or options.per != "model" or pipe.debug or "jacobian" in pipe.requirements.statistics
+
     def overflow(self) -> None:  # noqa: B027  most sources have nothing to exchange
         """Called instead of the rest if the rows overflow and a gradient scaler will skip the step."""
 
@@ -62,7 +69,7 @@ class OwnRows(RowSource):
     def make_step(self) -> Step:
         step, pipe = self._step, self._options.pipe
         features, feature_grads = self._derivatives.at_stages() if pipe.requirements.reads_features else ([], [])
-        with torch.set_grad_enabled(self._graph.create_graph):
+        with torch.set_grad_enabled(self._derivatives.create_graph):
             losses = torch.stack(self._graph.tasks.losses).double()
         return Step(
             step.keys, self._jacobian(), losses, features, feature_grads, step.targets, step.kernel_traces, pipe.steps
@@ -74,7 +81,7 @@ class OwnRows(RowSource):
         ranks = self._communicator.size > 1
         memory = "rows" if ranks else self._options.memory
         self._rows = LossRows(self._derivatives, memory, self._step.may_be_unused or ranks)
-        if self._step.reads_rows:
+        if self.reads_rows:
             self._rows.stored()
         return Jacobian(self._rows)
 
@@ -88,7 +95,7 @@ class OwnRows(RowSource):
             name: torch.zeros_like(self._graph.shared[name], requires_grad=False) if part is None else part
             for name, part in gradients.items()
         }
-        return finite_direction(found, self._graph.factor), unused
+        return finite_direction(found, self._derivatives.factor), unused
 
     def head_gradients(self, factors: Mapping[int, float]) -> LeafGradients:
         return [
@@ -107,7 +114,7 @@ def of_features(derivatives: Derivatives) -> FeatureDerivatives:
 def backpropagate(derivatives: Derivatives, direction: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
     """Backpropagate a homogenized gradient w.r.t. the features; the result has the factor of the gradient scaler."""
     graph, pairs = derivatives.graph, zip(direction.values(), derivatives.graph.features, strict=True)
-    grads: Gradients = [(graph.factor * grad).to(feature.dtype) for grad, feature in pairs]
+    grads: Gradients = [(derivatives.factor * grad).to(feature.dtype) for grad, feature in pairs]
     return dict(zip(graph.shared, of_features(derivatives).backpropagate(grads), strict=True))
 
 

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import final
 
 import torch
@@ -47,11 +46,35 @@ from gradhomog.rows import DenseRows, Direction, Jacobian, LazyRows, PerTaskRows
 from gradhomog.step.step import KernelTraces, Step, task_keys
 
 
-class ExchangedRows(RowSource):
+class RanksRows(RowSource):
+    """A source of rows on each of several ranks."""
+
+    _communicator: GroupCommunicator
+
+    def agree(self, count: int, tasks: object = None) -> list[int]:
+        """Exchange the number of tasks, and raise unless all ranks take the same step; see `Communicator.agree`."""
+        options, graph, ranks = self._options, self._graph, self._communicator.ranks
+        per_task = zip(graph.tasks.slots, graph.unshared_leaves, strict=True)
+        return self._communicator.agree(count, {
+            "calls": "step",
+            "options": {
+                "over": ranks.over, "local": ranks.local, "gather": ranks.gather,
+                "examples": "none" if ranks.examples is None else "numbers", "level": options.level,
+                "per": options.per, "compare_every": ranks.compare_every,
+                "heads": options.heads, "inspect": options.inspect, "scaler": self._derivatives.scaled,
+                "residuals": self._step.kernel_traces is not None, "targets": self._step.targets is not None,
+            },
+            "parameters": [(name, tuple(value.shape), value.dtype) for name, value in graph.shared.items()],
+            **pipeline_values(options.pipe),
+            "tasks": tasks,
+            "heads": [(slot, [tuple(leaf.shape) for leaf in leaves]) for slot, leaves in per_task if leaves],
+        })  # fmt: skip
+
+
+class ExchangedRows(RanksRows):
     """A source that sends rows or parts of them; after it, every rank takes the same step."""
 
     exchanged = "rows"
-    _communicator: GroupCommunicator
 
     def unused(self, used: Tensor) -> Collection[str]:
         """Return the names of the parameters that no loss depends on.
@@ -68,9 +91,11 @@ class BatchRows(ExchangedRows):
 
     def make_step(self) -> Step:
         step, graph, communicator = self._step, self._graph, self._communicator
-        agree(step, graph.tasks.tasks, (graph.tasks.tasks, step.names))
+        self.agree(graph.tasks.tasks, (graph.tasks.tasks, step.names))
         one_pass = self._derivatives.one_pass()
-        losses, self._totals, one_pass = mean_losses(graph, communicator, one_pass, replicas_to_compare(step))
+        losses, self._totals, one_pass = mean_losses(
+            self._derivatives, communicator, one_pass, replicas_to_compare(step)
+        )
         slots = tuple(self._totals)
         keys = task_keys(slots, tuple(step.names[slot] for slot in slots) if step.names else ())
         features, feature_grads, targets = list[Tensor](), list[Tensor](), None
@@ -85,7 +110,7 @@ class BatchRows(ExchangedRows):
     def _lazy_rows(self, one_pass: bool) -> Jacobian:
         groups = group_names(list(self._graph.shared), self._options.per).values()
         self._rows = ExchangedLossRows(self._derivatives, self._totals, one_pass, groups, self._communicator)
-        if self._step.reads_rows:
+        if self.reads_rows:
             self._rows.stored()
         return Jacobian(self._rows)
 
@@ -100,7 +125,7 @@ class BatchRows(ExchangedRows):
         parts = dict.fromkeys(self._totals, 0.0)
         failure: Exception | None = None
         try:
-            traces, weights = own(probes, generator).tolist(), self._graph.loss_weights
+            traces, weights = own(probes, generator).tolist(), self._derivatives.loss_weights
             for slot, weight, trace in zip(self._graph.tasks.slots, weights, traces, strict=True):
                 if weight > 0:
                     parts[slot] = weight * trace / self._totals[slot]
@@ -142,7 +167,7 @@ class BatchRows(ExchangedRows):
             return backpropagate(self._derivatives, own)
 
         total, used = sum_gradients(compute, self._graph.shared, self._communicator)
-        total = finite_direction(total, self._graph.factor)  # the same numbers on all ranks
+        total = finite_direction(total, self._derivatives.factor)  # the same numbers on all ranks
         return total, self.unused(used)
 
 
@@ -190,12 +215,12 @@ class ExchangedLossRows(LazyRows):
     def sum_in_one_pass(self, weights: Tensor, divisor: float) -> Direction | None:
         if not self._one_pass:
             return None
-        graph, slots = self._derivatives.graph, self._derivatives.graph.tasks.slots
+        slots = self._derivatives.graph.tasks.slots
         # Relative to the largest, because `weighted_sum` regards small weights as a loss of digits.
         largest = max(self._totals.values())
         by_slot = dict(zip(self._totals, weights.tolist(), strict=True))
         relative = [
-            by_slot[slot] * largest / self._totals[slot] if slot in by_slot and graph.counts(task) else 0.0
+            by_slot[slot] * largest / self._totals[slot] if slot in by_slot and self._derivatives.counts(task) else 0.0
             for task, slot in enumerate(slots)
         ]
 
@@ -206,8 +231,8 @@ class ExchangedLossRows(LazyRows):
             return dict(zip(self.like, total, strict=True)) if any(relative) else {}
 
         sums, self._used = sum_gradients(compute, self.like, self._communicator)
-        self.freed = not graph.retain_graph
-        scale = 1 / (divisor * graph.factor * largest)
+        self.freed = not self._derivatives.retain_graph
+        scale = 1 / (divisor * self._derivatives.factor * largest)
         return {name: part.mul_(scale) for name, part in sums.items()}
 
     def _partial_rows(self, used: set[str], failure: list[Exception]) -> Iterator[PartialRow | None]:
@@ -226,7 +251,7 @@ class ExchangedLossRows(LazyRows):
                     failure.append(error)
             used.update(name for name, gradient in row.items() if gradient is not None)
             if slot in self._totals:
-                yield (row, 1 / (self._totals[slot] * derivatives.graph.factor)) if row else None
+                yield (row, 1 / (self._totals[slot] * derivatives.factor)) if row else None
 
 
 class TaskRows(ExchangedRows):
@@ -247,7 +272,7 @@ class TaskRows(ExchangedRows):
             )
         rows = LossRows(self._derivatives, may_be_unused=True)
         own_rows = rows.stored()
-        counts = agree(step, len(tasks.slots), "with names" if step.names else "without names")
+        counts = self.agree(len(tasks.slots), "with names" if step.names else "without names")
         totals = communicator.all_gather_numbers([tasks.tasks])[:, 0]
         first_slot = float(totals[: communicator.rank].sum())
         padding = [0.0] * (max(counts) - len(tasks.slots))
@@ -296,12 +321,14 @@ class FullyShardedRows(ExchangedRows):
                 f"heads={options.heads!r}, nonfinite={options.pipe.nonfinite!r}."
             )
         replicas = count_replicas(graph.shared, communicator)
-        agree(step, len(graph.tasks.slots))
+        self.agree(len(graph.tasks.slots))
         losses = weigh_ranks(self._derivatives, communicator, replicas_to_compare(step))
         rows = self._derivatives.rows()
         self._used = torch.tensor([[any(part is not None for part in parts) for parts in rows.values()]])
         parts = {name: local_part(parameter) for name, parameter in graph.shared.items()}
-        sharded = sharded_rows(PerTaskRows(rows, parts, 1 / graph.factor), graph.shared, replicas, communicator)
+        sharded = sharded_rows(
+            PerTaskRows(rows, parts, 1 / self._derivatives.factor), graph.shared, replicas, communicator
+        )
         gathers = ranks.gather and options.pipe.requirements.readers["jacobian"]
         jacobian = Jacobian(DenseRows(sharded.materialize()) if gathers else sharded)
         return Step(step.keys, jacobian, losses)
@@ -315,17 +342,16 @@ class FullyShardedRows(ExchangedRows):
         return sum_heads(self._derivatives, scales, self._communicator)
 
 
-class LocalRows(OwnRows):
+class LocalRows(OwnRows, RanksRows):
     """The rows of this rank; directions and gradients of heads are averaged over the ranks."""
 
     exchanged = "directions"
-    _communicator: GroupCommunicator
     _agreed = False
 
     def to_parameters(self, direction: Direction) -> tuple[Direction, Collection[str]]:
         graph, communicator = self._graph, self._communicator
         self._agreed = True
-        if not all(agree(self._step, len(graph.tasks.slots))):  # the gradient scalers of all ranks skip the step
+        if not all(self.agree(len(graph.tasks.slots))):  # the gradient scalers of all ranks skip the step
             raise NonfiniteError("the rows of another rank overflow.")
         total = average(direction, direction, communicator)
         flags = flags_of_used(graph.shared, self._rows.unused)
@@ -339,27 +365,7 @@ class LocalRows(OwnRows):
 
     def overflow(self) -> None:
         if not self._agreed:
-            agree(self._step, 0)  # 0 tasks
-
-
-def agree(step: LossStep, count: int, tasks: object = None) -> list[int]:
-    """Exchange the number of tasks, and raise unless all ranks take the same step; see `Communicator.agree`."""
-    options, graph, ranks = step.options, step.graph, step.options.communicator.ranks
-    per_task = zip(graph.tasks.slots, graph.unshared_leaves, strict=True)
-    return options.communicator.agree(count, {
-        "calls": "step",
-        "options": {
-            "over": ranks.over, "local": ranks.local, "gather": ranks.gather,
-            "examples": "none" if ranks.examples is None else "numbers", "level": options.level,
-            "per": options.per, "compare_every": ranks.compare_every,
-            "heads": options.heads, "inspect": options.inspect, "scaler": graph.scaled,
-            "residuals": step.kernel_traces is not None, "targets": step.targets is not None,
-        },
-        "parameters": [(name, tuple(value.shape), value.dtype) for name, value in graph.shared.items()],
-        **pipeline_values(options.pipe),
-        "tasks": tasks,
-        "heads": [(slot, [tuple(leaf.shape) for leaf in leaves]) for slot, leaves in per_task if leaves],
-    })  # fmt: skip
+            self.agree(0)  # 0 tasks
 
 
 def replicas_to_compare(step: LossStep) -> dict[str, Tensor]:
@@ -421,7 +427,7 @@ def _unused(graph: LossGraph, used: Tensor) -> set[str]:
 
 
 def mean_losses(
-    graph: LossGraph, communicator: GroupCommunicator, one_pass: bool, compared: Mapping[str, Tensor]
+    derivatives: Derivatives, communicator: GroupCommunicator, one_pass: bool, compared: Mapping[str, Tensor]
 ) -> tuple[Tensor, dict[int, float], bool]:
     """Return means over ranks.
 
@@ -433,9 +439,9 @@ def mean_losses(
         The mean losses of the tasks that have examples on at least one rank; for each of these tasks, by slot, the
         number of examples on all ranks, by which sums are divided; `one_pass` of all ranks.
     """
-    tasks = graph.tasks
+    tasks = derivatives.graph.tasks
     own_counts, own_losses = [0.0] * tasks.tasks, [0.0] * tasks.tasks
-    for slot, weight, loss in zip(tasks.slots, graph.loss_weights, tasks.losses, strict=True):
+    for slot, weight, loss in zip(tasks.slots, derivatives.loss_weights, tasks.losses, strict=True):
         own_counts[slot], own_losses[slot] = weight, loss.item()
     counts, losses, passes = gather_numbers(communicator, compared, own_counts, own_losses, [one_pass])
     totals = {slot: total for slot, total in enumerate(counts.sum(0).tolist()) if total > 0}
@@ -454,13 +460,11 @@ def weigh_ranks(derivatives: Derivatives, communicator: GroupCommunicator, compa
     Raises:
         OptionError: `examples` is zero on all ranks for a task.
     """
-    graph = derivatives.graph
-    losses, totals, _ = mean_losses(graph, communicator, False, compared)
-    if len(totals) < len(graph.tasks.slots):
+    losses, totals, _ = mean_losses(derivatives, communicator, False, compared)
+    if len(totals) < len(derivatives.graph.tasks.slots):
         raise OptionError("`examples` must be positive for every task on at least one rank; omit the losses of others.")
-    pairs = zip(graph.loss_weights, totals.values(), strict=True)
-    weights = [communicator.size * examples / total for examples, total in pairs]
-    derivatives.graph = replace(graph, loss_weights=weights)
+    pairs = zip(derivatives.loss_weights, totals.values(), strict=True)
+    derivatives.loss_weights = [communicator.size * examples / total for examples, total in pairs]
     return losses
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -26,8 +25,9 @@ def loss_rows(losses: Losses, parameters: Parameters | None = None) -> tuple[dic
         OptionError: as in `gradhomog.backward`.
     """
     found = find_graph(losses, parameters, None)
-    heads: Sequence[Sequence[Tensor]] = [()] * len(found.tasks.losses)
-    rows = DirectDerivatives(replace(found, unshared_leaves=heads, retain_graph=True)).rows()
+    tasks = len(found.tasks.losses)
+    graph = replace(found, unshared_leaves=[()] * tasks)
+    rows = DirectDerivatives(graph, [1.0] * tasks, retain_graph=True).rows()
     unused = [name for name, gradients in rows.items() if all(gradient is None for gradient in gradients)]
     require_used(found.shared, unused)
     stacked = {
