@@ -20,7 +20,7 @@ from gradhomog.autograd.parameter_groups import Per, group_names
 from gradhomog.autograd.rows_over_ranks import weigh_ranks
 from gradhomog.errors import OptionError
 from gradhomog.ranks.communicator import GroupCommunicator, communicate
-from gradhomog.ranks.dtensors import is_dtensor
+from gradhomog.ranks.dtensors import any_dtensor
 from gradhomog.ranks.ranks import Ranks
 from gradhomog.step.pipelines import Pipeline
 from gradhomog.step.reports import StepReport
@@ -139,7 +139,7 @@ class Accumulation:
         heads = [sorted(one.gradients.values(), key=lambda pair: SHAPE(pair[0])) for one in sums]
         graph = LossGraph(
             tasks, self._shared, [[leaf for leaf, _ in pairs] for pairs in heads], use_shared=self._use_shared,
-            sharded=_is_sharded(self._shared),
+            sharded=any_dtensor(self._shared.values()),
         )  # fmt: skip
         derivatives = SummedDerivatives(
             graph, self._options.communicator.examples(slots), self._factor or 1.0, self._factor is not None,
@@ -189,17 +189,13 @@ def accumulated(
     communicator = communicate(group, "batch")
     with communicator.raise_together():
         shared = shared_parameters(parameters)
-        if communicator.size == 1 and _is_sharded(shared):
+        if communicator.size == 1 and any_dtensor(shared.values()):
             communicator = GroupCommunicator(communicator.ranks)  # gradients are DTensors also on one rank
         options = StepOptions(pipe, communicator, per=per, heads=heads, inspect=inspect)
         group_names(list(shared), per)  # raise its errors before computing gradients
         several = Accumulation(options, shared, scaler, domains)
         yield several
         several.finish()
-
-
-def _is_sharded(shared: Mapping[str, Tensor]) -> bool:
-    return any(map(is_dtensor, shared.values()))
 
 
 def _describe(tasks: TaskLosses) -> str:

@@ -134,21 +134,17 @@ def copy_shared_gradients(gradients: Gradients) -> None:
         if gradient is None or gradient.requires_grad:
             continue
         address = gradient.data_ptr()
-        if _use_count(gradient) > 1 or _references(gradients, index) > _REFERENCES or address in addresses:
+        if _use_count(gradient) > 1 or sys.getrefcount(gradients[index]) > _REFERENCES or address in addresses:
             gradients[index] = gradient.clone()
         elif address:  # 0 for a tensor without elements
             addresses.add(address)
-
-
-def _references(entries: Gradients, index: int) -> int:
-    return sys.getrefcount(entries[index])
 
 
 def _references_in_a_loop() -> int:
     """Return the number of references to a tensor that only a list and the loop variable hold."""
     entries: Gradients = [torch.zeros(())]
     for index, _ in enumerate(entries):
-        return _references(entries, index)
+        return sys.getrefcount(entries[index])
     raise AssertionError
 
 

@@ -86,7 +86,8 @@ def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
         NonfiniteError, OptionError, PluginRunError, NotDifferentiableError: nothing was written, no state assigned.
     """
     options, graph = step.options, step.graph
-    source = _row_source(step)(step, derivatives)
+    is_one = not isinstance(options.communicator, GroupCommunicator)
+    source = (OwnRows if is_one else _source_over_ranks(step))(step, derivatives)
     try:
         result, commit = homogenize_groups(
             options, source.make_step(), "raise" if derivatives.scaled else options.pipe.nonfinite
@@ -119,16 +120,14 @@ def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
     return ComputedStep(result, [*gradients, *source.head_gradients(factors)], commit)
 
 
-def _row_source(step: LossStep) -> type[RowSource]:
-    """Return the source of the rows: of this process or of all ranks, of which every one receives the same direction.
+def _source_over_ranks(step: LossStep) -> type[RowSource]:
+    """Return the source of the rows of several ranks, of which every one receives the same direction.
 
     Raises:
         OptionError: the homogenizer or the option that is not supported across ranks; `examples` is a list whose length
             is not the number of tasks.
     """
     options, tasks = step.options, step.graph.tasks.tasks
-    if not isinstance(options.communicator, GroupCommunicator):
-        return OwnRows
     ranks = options.communicator.ranks
     ranks.check_pipeline(options.pipe)
     if options.create_graph:

@@ -15,7 +15,7 @@ from gradhomog.autograd.inputs import Features, Heads, Level, Losses, Parameters
 from gradhomog.autograd.loss_step import LossStep, StepOptions, begin_step
 from gradhomog.autograd.parameter_groups import Per
 from gradhomog.errors import OptionError
-from gradhomog.ranks.communicator import Communicator, communicate
+from gradhomog.ranks.communicator import ONE_PROCESS, communicate
 from gradhomog.ranks.ranks import Ranks
 from gradhomog.step.pipelines import Pipeline
 from gradhomog.step.reports import StepReport
@@ -96,7 +96,7 @@ def loss(
     """
     graph = torch.is_grad_enabled()
     # Without gradients nothing is exchanged: one rank may evaluate alone, also without `group`.
-    communicator = communicate(group, "batch") if graph or group is not None else Communicator(Ranks())
+    communicator = communicate(group, "batch") if graph or group is not None else ONE_PROCESS
     with communicator.raise_together() if graph else nullcontext():
         options = StepOptions(pipe, communicator, level, per, heads, inspect, reduction=reduction)
         step = begin_step(options, losses, parameters, features, domains, targets, residuals, graph)

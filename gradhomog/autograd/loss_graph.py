@@ -22,7 +22,7 @@ from gradhomog.autograd.inputs import (
 from gradhomog.autograd.reachability import Reachability, bits_in_several, check_outputs_apart, compiled_functions
 from gradhomog.autograd.task_features import TaskFeatures
 from gradhomog.errors import OptionError
-from gradhomog.ranks.dtensors import is_dtensor, leaves_not_sharded
+from gradhomog.ranks.dtensors import any_dtensor, leaves_not_sharded
 
 SHAPE = operator.attrgetter("shape")
 """The order of a head's leaves. That in the graph can differ between ranks: `Linear` adds its bias in another place for
@@ -105,7 +105,7 @@ def find_graph(
         raise
     if not graph:
         return LossGraph(tasks, shared, [], tensors, [], False, [], [])
-    sharded = any(map(is_dtensor, shared.values()))
+    sharded = any_dtensor(shared.values())
     if sharded and tensors:
         raise OptionError("`features` must be omitted for parameters that are sharded by fully_shard.")
     reached = Reachability(tasks.losses, until=tensors, leaves=shared.values())

@@ -132,12 +132,6 @@ class LossStep:
         slots = self.graph.tasks.slots
         return task_keys(slots, tuple(self.names[slot] for slot in slots) if self.names else ())
 
-    @property
-    def may_be_unused(self) -> bool:
-        """True if the losses need not depend on the shared parameters, because others do, now or in earlier steps."""
-        pipe = self.options.pipe
-        return bool(pipe.requirements.choosing) and (self.graph.use_shared or pipe.steps > 0)
-
 
 def begin_step(
     options: StepOptions, losses: Losses, parameters: Parameters | None, features: Features | None,

@@ -22,6 +22,7 @@ class Reachability:
     Attributes:
         leaves: the leaves, in the order in which they were found.
         bits: for each tensor the leaves that it depends on, as bits (bit k is `leaves[k]`).
+        nodes: for each visited node, also those of leaves (`AccumulateGrad`), the leaves that it leads to, as bits.
         functions: the visited nodes of Python autograd functions (checkpoints, compiled functions), with the indices of
             the outputs through which they were reached.
     """
@@ -33,7 +34,7 @@ class Reachability:
         self.functions: dict[Any, set[int]] = {}
         self._bit: dict[int, int] = {}
         # A set of leaves is stored as the bits of an integer, so that a union is one bitwise operation.
-        self._found: dict[Any, int] = {}
+        self.nodes: dict[Any, int] = {}
         # A node may have several outputs: the key is the node and the index of the output.
         self._stops: dict[tuple[Any, int], int] = {}
         for tensor in until:
@@ -46,11 +47,6 @@ class Reachability:
                 self._stops[tensor.grad_fn, tensor.output_nr] = self._leaf(tensor)
         self.bits = [self._leaf_bits(tensor) for tensor in tensors]
 
-    @property
-    def nodes(self) -> list[Any]:
-        """The visited nodes, also those of leaves (`AccumulateGrad`)."""
-        return list(self._found)
-
     def _leaf_bits(self, tensor: Tensor) -> int:
         if tensor.grad_fn is None:
             return self._leaf(tensor) if tensor.requires_grad else 0
@@ -59,7 +55,7 @@ class Reachability:
 
     def leaf_bits_beyond(self, tensor: Tensor) -> int:
         """Return the leaves that a tensor depends on, as bits, even if the tensor is in `until`."""
-        found, stops = self._found, self._stops
+        found, stops = self.nodes, self._stops
         stack: list[Any] = [tensor.grad_fn]
         if isinstance(tensor.grad_fn, BackwardCFunction):
             self.functions.setdefault(tensor.grad_fn, set()).add(tensor.output_nr)

@@ -1,21 +1,32 @@
-"""The source of the rows of a step from losses: this process, or an exchange of ranks."""
+"""The rows of a step from losses: their source, which is this process or an exchange of ranks, and rows on first use.
+
+Norms and inner products can do without the rows, a weighted mean too.
+"""
 
 from __future__ import annotations
 
+import functools
+import logging
+import os
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
-from typing import Literal
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal, final
 
 import torch
 from torch import Tensor
 
 from gradhomog.autograd.backward_pass import Gradients
 from gradhomog.autograd.derivatives import Derivatives, FeatureDerivatives
-from gradhomog.autograd.lazy import LossRows, require_used
+from gradhomog.autograd.inputs import Memory
+from gradhomog.autograd.lockstep import Lockstep, check_direction
 from gradhomog.autograd.loss_step import LossStep
-from gradhomog.errors import NonfiniteError
-from gradhomog.rows import DenseRows, Direction, Jacobian, all_finite
+from gradhomog.errors import NonfiniteError, OptionError
+from gradhomog.rows import DenseRows, Direction, Jacobian, LazyRows, PerTaskRows, all_finite
+from gradhomog.rows.arithmetic import Product, squared_norms
 from gradhomog.step.step import Step
+
+_logger = logging.getLogger("gradhomog")
 
 LeafGradients = list[tuple[Tensor, Tensor]]
 """Leaves with the gradients to add to their `.grad`."""
@@ -78,9 +89,11 @@ class OwnRows(RowSource):
     def _jacobian(self) -> Jacobian:
         if self._options.level == "features":
             return Jacobian(DenseRows(of_features(self._derivatives).feature_rows()))
-        ranks = self._communicator.size > 1
-        memory = "rows" if ranks else self._options.memory
-        self._rows = LossRows(self._derivatives, memory, self._step.may_be_unused or ranks)
+        pipe, on_ranks = self._options.pipe, self._communicator.size > 1
+        # The losses need not depend on the shared parameters if others do, now or in earlier steps.
+        may_be_unused = bool(pipe.requirements.choosing) and (self._graph.use_shared or pipe.steps > 0)
+        memory = "rows" if on_ranks else self._options.memory
+        self._rows = LossRows(self._derivatives, memory, may_be_unused or on_ranks)
         if self.reads_rows:
             self._rows.stored()
         return Jacobian(self._rows)
@@ -130,3 +143,127 @@ def finite_direction(gradients: Mapping[str, Tensor], factor: float) -> Directio
             "is. Lower the learning rate. Nothing was changed."
         )
     return {name: gradient / factor for name, gradient in gradients.items()}
+
+
+@final
+class LossRows(LazyRows):
+    """The gradients of the losses, computed on demand.
+
+    Args:
+        derivatives: the derivatives of the losses.
+        memory: see `gradhomog.backward`.
+        may_be_unused: do not raise if no loss depends on any of the shared parameters.
+
+    Attributes:
+        unused: names of parameters that no loss depends on; available after the rows or their mean were computed.
+    """
+
+    def __init__(self, derivatives: Derivatives, memory: Memory = "rows", may_be_unused: bool = False) -> None:
+        self._derivatives, self._memory, self._may_be_unused = derivatives, memory, may_be_unused
+        self.like, self.tasks = derivatives.graph.shared, len(derivatives.graph.tasks.losses)
+        self.requires_grad = derivatives.create_graph
+        self.unused: frozenset[str] = frozenset()
+
+    def compute(self) -> PerTaskRows:
+        """Compute the rows by one backward pass per task."""
+        rows = self._derivatives.rows()
+        self._note_unused([name for name, gradients in rows.items() if all(part is None for part in gradients)])
+        return PerTaskRows(rows, self.like, 1 / self._derivatives.factor)
+
+    def products(self, product: Product, by_block: bool) -> Tensor:
+        if self._gramians is None:
+            return super().products(product, by_block)
+        zeros = torch.zeros(self.tasks, self.tasks, dtype=torch.float64)
+        blocks = torch.stack([self._gramians.get(name, zeros) for name in self.like])
+        if product is squared_norms:
+            blocks = blocks.diagonal(dim1=1, dim2=2)
+        return blocks if by_block else blocks.sum(0)
+
+    def finite_tasks(self) -> list[bool]:
+        if self._gramians is None:
+            return super().finite_tasks()
+        finite: list[bool] = self.products(squared_norms, by_block=False).isfinite().tolist()
+        # A square may have overflowed.
+        return finite if self.freed or all(finite) else super().finite_tasks()
+
+    def sum_in_one_pass(self, weights: Tensor, divisor: float) -> Direction | None:
+        total, factor = self._derivatives.weighted_sum(weights / divisor), self._derivatives.factor
+        if total is None:
+            return None
+        self.freed = not self._derivatives.retain_graph
+        self._note_unused([name for name, part in zip(self.like, total, strict=True) if part is None])
+        direction = {
+            name: torch.zeros_like(like, requires_grad=False) if part is None else part
+            for (name, like), part in zip(self.like.items(), total, strict=True)
+        }
+        if factor != 1:
+            direction = {name: part / factor for name, part in direction.items()}
+        if gramians := self.__dict__.get("_gramians"):
+            check_direction(direction, weights.detach() / divisor, gramians, self._eps)
+        return direction
+
+    @functools.cached_property
+    def _gramians(self) -> Mapping[str, Tensor] | None:
+        """The Gramian of each parameter that a loss depends on, computed without rows; None if there are rows."""
+        if self._memory == "rows" or self.freed or self.computed or self.requires_grad or self.tasks == 1:
+            return None
+        rows = self.tasks * sum(value.numel() * value.dtype.itemsize for value in self.like.values())
+        if self._memory == "auto" and rows <= _free_memory(next(iter(self.like.values())).device, rows) / 2:
+            return None
+        graph, starts = self._derivatives.graph, self._derivatives.starts()
+        if starts is None:
+            return None
+        known = bool(self._derivatives.unshared_gradients)
+        unshared = [()] * self.tasks if known else graph.unshared_leaves
+        lockstep = Lockstep([outputs for outputs, _ in starts], self.like, unshared)
+        if self._memory == "auto" and lockstep.peak > rows / 2:
+            return None
+        _log_peaks(self.tasks, rows >> 20, lockstep.peak >> 20)
+        self._eps = lockstep.eps
+        scale = 1 / self._derivatives.factor
+        gramians, heads = lockstep.gramians([grads for _, grads in starts], scale, graph.compiled)
+        if not known:
+            self._derivatives.unshared_gradients = heads
+        self._note_unused([name for name in self.like if name not in gramians])
+        return gramians
+
+    def _note_unused(self, names: Sequence[str]) -> None:
+        self.unused = frozenset(names)
+        if not self._may_be_unused:
+            require_used(self.like, self.unused)
+
+
+def require_used(shared: Mapping[str, Tensor], unused: Collection[str]) -> None:
+    """Raise if no loss depends on any of the shared parameters.
+
+    Raises:
+        OptionError.
+    """
+    if len(unused) == len(shared):
+        some = list(shared)
+        raise OptionError(
+            f"the losses must depend on the shared parameters; they depend on none of {', '.join(some[:4])}"
+            f"{', …' if len(some) > 4 else ''}. Either the graph is cut (detach, a copy of the model), or these are "
+            "parameters of another model."
+        )
+
+
+def _free_memory(device: torch.device, needed: int) -> int:
+    """Return the bytes that are free on a GPU, or else all of the machine; those of a GPU too if little is needed."""
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        if needed < total / 256:  # the driver's answer may take longer than a small step
+            return total
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if sys.platform == "win32":  # without sysconf
+        return sys.maxsize
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@functools.cache
+def _log_peaks(tasks: int, rows: int, lockstep: int) -> None:
+    _logger.info(
+        "the gradients of %d tasks take %d MiB; inner products are computed without them, in about %d MiB and one more "
+        "backward pass. Pass memory='rows' to keep the gradients.", tasks, rows, lockstep,
+    )  # fmt: skip

@@ -15,17 +15,18 @@ import torch
 from torch import Tensor
 
 from gradhomog.autograd.derivatives import Derivatives
-from gradhomog.autograd.lazy import LossRows, require_used
 from gradhomog.autograd.loss_graph import LossGraph
 from gradhomog.autograd.loss_step import LossStep
 from gradhomog.autograd.parameter_groups import group_names
 from gradhomog.autograd.row_source import (
     LeafGradients,
+    LossRows,
     OwnRows,
     RowSource,
     backpropagate,
     finite_direction,
     of_features,
+    require_used,
 )
 from gradhomog.errors import NonfiniteError, OptionError
 from gradhomog.ranks.communicator import GroupCommunicator

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from gradhomog.autograd.derivatives import DirectDerivatives
 from gradhomog.autograd.inputs import Losses, Parameters
-from gradhomog.autograd.lazy import require_used
 from gradhomog.autograd.loss_graph import LossGraph, find_graph
+from gradhomog.autograd.row_source import require_used
 
 
 def loss_rows(losses: Losses, parameters: Parameters | None = None) -> tuple[dict[str, Tensor], LossGraph]:

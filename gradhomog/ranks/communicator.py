@@ -225,6 +225,9 @@ class GroupCommunicator(Communicator):
         return [name for part in found for name in part]
 
 
+ONE_PROCESS = Communicator(Ranks())
+
+
 def communicate(group: Ranks | dist.ProcessGroup | None, over: Over) -> Communicator:
     """Return the communicator of a step.
 
@@ -234,20 +237,21 @@ def communicate(group: Ranks | dist.ProcessGroup | None, over: Over) -> Communic
         OptionError: this process is one of several ranks and `group` is None: each rank would compute another
             direction, and the replicas would diverge; or `group` has another type.
     """
+    if group is None:
+        if (size := ONE_PROCESS.ranks.size) > 1:
+            raise OptionError(
+                f"this process is one of {size} ranks, and each would compute another direction, so that the "
+                f"replicas would diverge. Nothing was written. Pass group=gradhomog.Ranks('{over}') to homogenize the "
+                "rows of all ranks."
+            )
+        return ONE_PROCESS
     ranks = group if isinstance(group, Ranks) else Ranks(over, group)
     if not isinstance(ranks.group, dist.ProcessGroup | None):
         raise OptionError(
             f"`group` must be a process group with this process, gradhomog.Ranks or None; got {group!r}. Processes "
             "that are not members of the group must not take its steps."
         )
-    size = ranks.size
-    if group is None and size > 1:
-        raise OptionError(
-            f"this process is one of {size} ranks, and each would compute another direction, so that the "
-            f"replicas would diverge. Nothing was written. Pass group=gradhomog.Ranks('{over}') to homogenize the rows "
-            "of all ranks."
-        )
-    return GroupCommunicator(ranks) if size > 1 else Communicator(ranks)
+    return GroupCommunicator(ranks) if ranks.size > 1 else Communicator(ranks)
 
 
 def _shorten(text: str) -> str:

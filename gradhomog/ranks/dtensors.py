@@ -20,17 +20,17 @@ LIST_PARAMETERS_BEFORE_FORWARD = (
 )
 
 
-def is_dtensor(tensor: Tensor) -> bool:
-    """True for any `DTensor`: the parameters of a fully sharded module are, but also those of tensor parallelism."""
+def any_dtensor(tensors: Iterable[Tensor]) -> bool:
+    """True if there is a `DTensor`: a parameter of a fully sharded module is, but also one of tensor parallelism."""
     # Not imported here, because that takes a second; a process that has DTensors has imported it.
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
+    return module is not None and any(isinstance(tensor, module.DTensor) for tensor in tensors)
 
 
 def local_part(tensor: Tensor) -> Tensor:
     """Return the elements of a DTensor that this rank stores; other tensors unchanged."""
     part: Any = tensor
-    found: Tensor = part.to_local() if is_dtensor(tensor) else tensor
+    found: Tensor = part.to_local() if any_dtensor([tensor]) else tensor
     return found
 
 
@@ -87,7 +87,7 @@ def count_replicas(parameters: Mapping[str, Tensor], communicator: GroupCommunic
     replicas: set[int] = set()
     members = dist.get_process_group_ranks(communicator.group or dist.group.WORLD)
     for name, parameter in parameters.items():
-        if not is_dtensor(parameter):
+        if not any_dtensor([parameter]):
             raise OptionError(
                 f"either all or none of `parameters` must be DTensors; {name!r} is not. Apply fully_shard to the whole "
                 f"model too, which shards the parameters that no inner module shards. {LIST_PARAMETERS_BEFORE_FORWARD}"
@@ -114,7 +114,7 @@ def split_whole_tensors(direction: Mapping[str, Tensor], parameters: Mapping[str
 
     found = dict(direction)
     for name, value in direction.items():
-        if not is_dtensor(value):
+        if not any_dtensor([value]):
             like: Any = parameters[name]
             found[name] = distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
     return found

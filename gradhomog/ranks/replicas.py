@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradhomog.errors import RankError
 from gradhomog.ranks.communicator import GroupCommunicator
-from gradhomog.ranks.dtensors import is_dtensor
+from gradhomog.ranks.dtensors import any_dtensor
 from gradhomog.ranks.ranks import Ranks, is_first_step
 from gradhomog.step.pipelines import Pipeline
 
@@ -28,7 +28,7 @@ def compares_in_full(pipe: Pipeline, ranks: Ranks) -> bool:
 
 def tensors_to_compare(pipe: Pipeline, ranks: Ranks, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return parameters, without those that are sharded, and the state of the pipeline, by a description."""
-    found = {f"parameter {name!r}": one for name, one in parameters.items() if one.is_leaf and not is_dtensor(one)}
+    found = {f"parameter {name!r}": one for name, one in parameters.items() if one.is_leaf and not any_dtensor([one])}
     return found if ranks.local else found | _states(pipe)
 
 
