@@ -33,6 +33,15 @@ COLLECTIVE = re.compile("sync_?batch_?norm|all_?reduce|all_?gather|reduce_?scatt
 """Names of autograd nodes whose backward passes have collective operations."""
 
 
+CHOICES = {
+    "level": get_args(Level),
+    "memory": get_args(Memory),
+    "heads": get_args(Heads),
+    "reduction": get_args(Reduction),
+}
+"""The values of options that are one of several texts."""
+
+
 @dataclass(frozen=True)
 class StepOptions:
     """The options of a step, as in `gradhomog.backward`; validated once.
@@ -62,11 +71,10 @@ class StepOptions:
                 f"`pipe` must be a pipeline; got {pipe!r}. Create it once before the loop: "
                 "pipe = gradhomog.pipeline('pcgrad')."
             )
-        for option, kind in (("level", Level), ("memory", Memory), ("heads", Heads), ("reduction", Reduction)):
-            value, (*first, last) = getattr(self, option), get_args(kind)
-            if value not in (*first, last):
-                allowed = f"{', '.join(map(repr, first))} or {last!r}"
-                raise OptionError(f"`{option}` must be {allowed}; got {value!r}.")
+        for option, allowed in CHOICES.items():
+            if (value := getattr(self, option)) not in allowed:
+                *first, last = map(repr, allowed)
+                raise OptionError(f"`{option}` must be {', '.join(first)} or {last}; got {value!r}.")
         if self.level == "features" and per != "model":
             raise OptionError(
                 f"`per` groups parameters, so it must be 'model' if level='features'; got per={per!r}. Remove `per` or "

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import get_gradient_edge
 
 from gradhomog.errors import OptionError
+
+AccumulateGrad: Any = type(get_gradient_edge(torch.zeros((), requires_grad=True)).node)
+"""The type of the node of a leaf."""
 
 
 class Reachability:
@@ -55,21 +60,24 @@ class Reachability:
 
     def leaf_bits_beyond(self, tensor: Tensor) -> int:
         """Return the leaves that a tensor depends on, as bits, even if the tensor is in `until`."""
-        found, stops = self.nodes, self._stops
-        stack: list[Any] = [tensor.grad_fn]
-        if isinstance(tensor.grad_fn, BackwardCFunction):
-            self.functions.setdefault(tensor.grad_fn, set()).add(tensor.output_nr)
+        found, stops, root = self.nodes, self._stops, tensor.grad_fn
+        assert root is not None
+        stack: list[tuple[Any, Any]] = [(root, root.next_functions)]
+        if isinstance(root, BackwardCFunction):
+            self.functions.setdefault(root, set()).add(tensor.output_nr)
         while stack:
-            node = stack[-1]
+            node, edges = stack[-1]
             bits, complete = 0, True
-            for edge in node.next_functions:
+            for edge in edges:
                 child = edge[0]
                 if child is None:
                     continue
-                child_bits = stops.get(edge)
+                child_bits = stops.get(edge) if stops else None
                 child_bits = found.get(child) if child_bits is None else child_bits
+                if child_bits is None and type(child) is AccumulateGrad:
+                    child_bits = found[child] = self._leaf(child.variable)
                 if child_bits is None:
-                    stack.append(child)
+                    stack.append((child, child.next_functions))
                     complete = False
                     continue
                 bits |= child_bits
@@ -77,12 +85,9 @@ class Reachability:
                     self.functions.setdefault(child, set()).add(edge[1])
             if not complete:
                 continue
-            # The node's name is checked, because a custom autograd function may also have an attribute `variable`.
-            if not node.next_functions and node.name().endswith("AccumulateGrad"):
-                bits = self._leaf(node.variable)
             found[node] = bits
             stack.pop()
-        return found[tensor.grad_fn]
+        return found[root]
 
     def tensors(self, bits: int) -> list[Tensor]:
         """Return the leaves of a set of bits."""
