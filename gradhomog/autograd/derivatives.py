@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -111,28 +112,26 @@ class Derivatives(ABC):
             for leaf, part in zip(inputs, found, strict=True)
         ]
 
-    def initial_gradient(self, task: int, share: Any = 1.0) -> Tensor:
-        """Return the gradient at which the pass of one task begins; `share`: a factor, a tensor if it has a graph."""
-        loss, scale = self.graph.tasks.losses[task], self.loss_weights[task] * self.factor * share
-        return scale if isinstance(scale, Tensor) else torch.full_like(loss, scale)
-
     def task_gradients(self, task: int, inputs: Sequence[Tensor], last: bool) -> tuple[Gradients, Gradients]:
         """Return the gradients of one task's loss w.r.t. some inputs and its leaves that are not shared.
 
         The last call frees the graph.
         """
-        leaves = [*inputs, *self.graph.unshared_leaves[task]]
-        found = self.gradients([self.graph.tasks.losses[task]], leaves, [self.initial_gradient(task)], last)
-        if not self.counts(task):
+        loss, leaves = self.graph.tasks.losses[task], [*inputs, *self.graph.unshared_leaves[task]]
+        start = torch.full_like(loss, self.factor * self.loss_weights[task])
+        found = self.gradients([loss], leaves, [start], last)
+        if not self.counts[task]:
             found = [None] * len(found)
         heads = found[len(inputs) :]
         del found[len(inputs) :]
         copy_shared_gradients(heads)
         return found, heads
 
-    def counts(self, task: int) -> bool:
+    @functools.cached_property
+    def counts(self) -> list[bool]:
         """False for a loss with a weight of 0 that is not finite, such as a mean over no labels: 0 · NaN is not 0."""
-        return self.loss_weights[task] != 0 or bool(self.graph.tasks.losses[task].isfinite())
+        pairs = zip(self.loss_weights, self.graph.tasks.losses, strict=True)
+        return [weight != 0 or bool(loss.isfinite()) for weight, loss in pairs]
 
 
 class DirectDerivatives(Derivatives):
@@ -147,7 +146,8 @@ class DirectDerivatives(Derivatives):
             yield row
 
     def starts(self) -> list[Start]:
-        return [([loss], [self.initial_gradient(task)]) for task, loss in enumerate(self.graph.tasks.losses)]
+        pairs = zip(self.graph.tasks.losses, self.loss_weights, strict=True)
+        return [([loss], [torch.full_like(loss, self.factor * weight)]) for loss, weight in pairs]
 
     def one_pass(self) -> bool:
         """False if two losses depend on one leaf that is not shared: its summed gradient cannot be split by task."""
@@ -176,7 +176,11 @@ class DirectDerivatives(Derivatives):
         shares: list[Any] = [factors[task] for task in active]
         if weights.requires_grad:  # keep the graph of the weights
             shares = [weights[task].to(loss) for task, loss in zip(active, losses, strict=True)]
-        output_grads = [self.initial_gradient(task, share) for task, share in zip(active, shares, strict=True)]
+        scales = [self.factor * self.loss_weights[task] * share for task, share in zip(active, shares, strict=True)]
+        output_grads = [
+            scale if isinstance(scale, Tensor) else torch.full_like(loss, scale)
+            for loss, scale in zip(losses, scales, strict=True)
+        ]
         leaves = [leaf for task in active if together[task] for leaf in graph.unshared_leaves[task]]
         found = self.gradients(losses, [*shared, *leaves], output_grads, True)
         copy_shared_gradients(found)
@@ -299,7 +303,8 @@ class FullyShardedDerivatives(Derivatives):
                 for leaf in leaves:
                     leaf.grad = None
                 retain = self.retain_graph or task < len(graph.tasks.losses) - 1
-                backward_pass([loss], None, [self.initial_gradient(task)], retain_graph=retain, compiled=graph.compiled)
+                start = torch.full_like(loss, self.factor * self.loss_weights[task])
+                backward_pass([loss], None, [start], retain_graph=retain, compiled=graph.compiled)
                 self.unshared_gradients.append([leaf.grad for leaf in graph.unshared_leaves[task]])
                 yield [None if parameter.grad is None else local_part(parameter.grad) for parameter in shared]
         finally:

@@ -24,6 +24,7 @@ from gradhomog.autograd.loss_step import LossStep
 from gradhomog.errors import NonfiniteError, OptionError
 from gradhomog.rows import DenseRows, Direction, Jacobian, LazyRows, PerTaskRows, all_finite
 from gradhomog.rows.arithmetic import Product, squared_norms
+from gradhomog.rows.storage import Rows
 from gradhomog.step.step import Step
 
 _logger = logging.getLogger("gradhomog")
@@ -82,21 +83,20 @@ class OwnRows(RowSource):
         features, feature_grads = self._derivatives.at_stages() if pipe.requirements.reads_features else ([], [])
         with torch.set_grad_enabled(self._derivatives.create_graph):
             losses = torch.stack(self._graph.tasks.losses).double()
-        return Step(
-            step.keys, self._jacobian(), losses, features, feature_grads, step.targets, step.kernel_traces, pipe.steps
-        )
-
-    def _jacobian(self) -> Jacobian:
+        rows: Rows
         if self._options.level == "features":
-            return Jacobian(DenseRows(of_features(self._derivatives).feature_rows()))
-        pipe, on_ranks = self._options.pipe, self._communicator.size > 1
-        # The losses need not depend on the shared parameters if others do, now or in earlier steps.
-        may_be_unused = bool(pipe.requirements.choosing) and (self._graph.use_shared or pipe.steps > 0)
-        memory = "rows" if on_ranks else self._options.memory
-        self._rows = LossRows(self._derivatives, memory, may_be_unused or on_ranks)
-        if self.reads_rows:
-            self._rows.stored()
-        return Jacobian(self._rows)
+            rows = DenseRows(of_features(self._derivatives).feature_rows())
+        else:
+            on_ranks = self._communicator.size > 1
+            # The losses need not depend on the shared parameters if others do, now or in earlier steps.
+            may_be_unused = bool(pipe.requirements.choosing) and (self._graph.use_shared or pipe.steps > 0)
+            memory = "rows" if on_ranks else self._options.memory
+            rows = self._rows = LossRows(self._derivatives, memory, may_be_unused or on_ranks)
+            if self.reads_rows:
+                rows.stored()
+        return Step(
+            step.keys, Jacobian(rows), losses, features, feature_grads, step.targets, step.kernel_traces, pipe.steps
+        )
 
     def to_parameters(self, direction: Direction) -> tuple[Direction, Collection[str]]:
         if self._options.level != "features":

@@ -221,7 +221,7 @@ class ExchangedLossRows(LazyRows):
         largest = max(self._totals.values())
         by_slot = dict(zip(self._totals, weights.tolist(), strict=True))
         relative = [
-            by_slot[slot] * largest / self._totals[slot] if slot in by_slot and self._derivatives.counts(task) else 0.0
+            by_slot[slot] * largest / self._totals[slot] if slot in by_slot and self._derivatives.counts[task] else 0.0
             for task, slot in enumerate(slots)
         ]
 

@@ -9,16 +9,14 @@ from torch import Tensor
 
 from gradhomog.autograd.inputs import Losses, Parameters
 from gradhomog.diagnosis.estimates import MIN_BATCHES
-from gradhomog.diagnosis.expected_gradients import expected_gradients
+from gradhomog.diagnosis.expected_gradients import expected_gradients, norm_ratios, step_alignment
 from gradhomog.diagnosis.loss_rows import loss_rows
 from gradhomog.diagnosis.noise import noise
-from gradhomog.diagnosis.norm_ratios import norm_ratios
 from gradhomog.diagnosis.recommend import recommend
 from gradhomog.diagnosis.result import DiagnosisResult
 from gradhomog.diagnosis.row_norms import row_norms
 from gradhomog.diagnosis.row_store import COLUMNS, RowStore
 from gradhomog.diagnosis.single_rows import single_rows
-from gradhomog.diagnosis.step_alignment import step_alignment
 from gradhomog.diagnosis.summed_loss import rows_are_accumulated, rows_are_dependent, rows_are_parallel, summed_labels
 from gradhomog.errors import OptionError
 from gradhomog.rows import Jacobian, as_jacobian

@@ -1,4 +1,4 @@
-"""Norms, cosines and distances of expected gradients, separated from the noise of single rows.
+"""Norms, cosines and ratios of expected gradients, and their alignment with the plain step, without the noise of rows.
 
 The cosine of two noisy rows is close to zero although their expectations may agree, because the norms of the rows are
 mostly noise. The estimates of this module use products of rows of different batches only, in which noise averages out.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradhomog.diagnosis.estimates import Estimate, jackknife
+from gradhomog.diagnosis.estimates import Estimate, TransformedEstimate, jackknife
 from gradhomog.diagnosis.labelled_gramian import LabelledGramian
 
 
@@ -151,3 +151,73 @@ def _below_zero(mean: Tensor, variance: Tensor) -> Tensor:
     # The variance of rows without noise is a difference of equal numbers, which rounding can make negative.
     probability: Tensor = torch.special.ndtr(-mean / variance.clamp_min(0).sqrt())
     return probability
+
+
+def norm_ratios(gramian: LabelledGramian) -> TransformedEstimate:
+    """Estimate ‖μ_k‖ / ‖μ_l‖ of the expected gradients `[K, K]`, in (0, ∞); the interval is that of the logarithm.
+
+    NaN unless the intervals of ‖μ_k‖² and ‖μ_l‖² are above zero.
+
+    Raises:
+        OptionError: there are fewer than three batches.
+
+    >>> rows = torch.tensor([[6.0, 0.0], [0.0, 2.0]]).repeat(4, 1, 1)  # without noise
+    >>> found = norm_ratios(LabelledGramian.of_rows(rows))
+    >>> print(f"{found.value[0, 1]:.2f} ({found.low[0, 1]:.2f} to {found.high[0, 1]:.2f})")
+    3.00 (3.00 to 3.00)
+    """
+    inner, without = gramian.inner_products
+    positive = jackknife(inner, without).diagonal().low > 0
+    logarithms = jackknife(_log_ratios(inner), _log_ratios(without)).where(positive[:, None] & positive)
+    return TransformedEstimate.of(logarithms, torch.exp)
+
+
+def _log_ratios(inner: Tensor) -> Tensor:
+    logarithms = inner.diagonal(dim1=-2, dim2=-1).log() / 2
+    return logarithms[..., :, None] - logarithms[..., None, :]
+
+
+@dataclass(frozen=True, eq=False)
+class StepAlignment:
+    """Expected gradients μ_k of K labels relative to the plain step: the negative of their mean μ̄ = Σ_k p_k μ_k.
+
+    p_k is the share of label k among the rows of a batch, on average over the measured batches; 1/K if every batch has
+    one row of each label. Intervals are for these shares.
+
+    Conflict of two tasks is harmless if the mean still decreases both losses: for two tasks of norms n₁ ≤ n₂ and cosine
+    c, the step increases the loss of the first if and only if n₁ < −c n₂.
+
+    Attributes:
+        products: ⟨μ_k, μ̄⟩ `[K]`; if negative, a small plain step increases the loss of task k. Unbiased.
+        cosines: ⟨μ_k, μ̄⟩ / (‖μ_k‖ ‖μ̄‖) `[K]`; NaN unless the intervals of both norms are above zero.
+    """
+
+    products: Estimate
+    cosines: Estimate
+
+
+def step_alignment(gramian: LabelledGramian) -> StepAlignment:
+    """Estimate the alignment from pairs of rows of different batches.
+
+    Raises:
+        OptionError: there are fewer than three batches.
+
+    >>> rows = torch.tensor([[1.0, 0.0], [-3.0, 4.0]]).repeat(3, 1, 1)  # norms 1 and 5, cosine −0.6: 1 < 0.6 · 5
+    >>> step_alignment(LabelledGramian.of_rows(rows)).products.value
+    tensor([-1., 11.], dtype=torch.float64)
+    """
+    inner, without = gramian.inner_products
+    counts = gramian.row_counts
+    shares = (counts / counts.sum(1, keepdim=True)).mean(0)
+    mean_square = jackknife(inner @ shares @ shares, without @ shares @ shares)
+    resolved = (jackknife(inner, without).diagonal().low > 0) & (mean_square.low > 0)
+    return StepAlignment(
+        products=jackknife(inner @ shares, without @ shares),
+        cosines=jackknife(_cosines_to_mean(inner, shares), _cosines_to_mean(without, shares)).where(resolved),
+    )
+
+
+def _cosines_to_mean(inner: Tensor, shares: Tensor) -> Tensor:
+    products = inner @ shares
+    found = squares(inner) * (products @ shares)[..., None]
+    return products / torch.where(found > 0, found, torch.nan).sqrt()

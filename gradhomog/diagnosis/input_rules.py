@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gradhomog.diagnosis.estimates import MIN_BATCHES
-from gradhomog.diagnosis.recommendation import Recommendation
-from gradhomog.diagnosis.result import DiagnosisResult
+from gradhomog.diagnosis.result import DiagnosisResult, Recommendation
 from gradhomog.diagnosis.rule_parts import join, zero_tasks
 
 

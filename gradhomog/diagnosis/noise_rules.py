@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from gradhomog.diagnosis.estimate_text import interval, number, ratio_range
-from gradhomog.diagnosis.recommendation import Recommendation
-from gradhomog.diagnosis.result import DiagnosisResult
+from gradhomog.diagnosis.result import DiagnosisResult, Recommendation
 from gradhomog.diagnosis.rule_parts import NEGLIGIBLE, join
 
 

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from gradhomog.diagnosis.estimate_text import number, ratio_range
-from gradhomog.diagnosis.recommendation import Recommendation
-from gradhomog.diagnosis.result import DiagnosisResult
+from gradhomog.diagnosis.result import DiagnosisResult, Recommendation
 from gradhomog.diagnosis.rule_parts import Pair, bonferroni, join, nonzero_pairs
 
 EQUAL_NORMS = 'reweight(beta=0, solver="fixed_point")'

@@ -6,8 +6,7 @@ from gradhomog.diagnosis.conflict_rules import conflict, harm
 from gradhomog.diagnosis.input_rules import accumulated_rows, mistakes, summed_loss
 from gradhomog.diagnosis.noise_rules import noise, shared_noise
 from gradhomog.diagnosis.norm_rules import heavy_tails, norms_are_similar, norms_differ
-from gradhomog.diagnosis.recommendation import Recommendation
-from gradhomog.diagnosis.result import DiagnosisResult
+from gradhomog.diagnosis.result import DiagnosisResult, Recommendation
 
 
 def recommend(found: DiagnosisResult) -> tuple[Recommendation, ...]:

@@ -13,12 +13,10 @@ from typing import Any, final
 from gradhomog.diagnosis import estimates
 from gradhomog.diagnosis.estimate_text import UNRESOLVED, interval, ratio_range, significant
 from gradhomog.diagnosis.estimates import TransformedEstimate
-from gradhomog.diagnosis.expected_gradients import ExpectedGradients
+from gradhomog.diagnosis.expected_gradients import ExpectedGradients, StepAlignment
 from gradhomog.diagnosis.noise import Noise
-from gradhomog.diagnosis.recommendation import Recommendation
 from gradhomog.diagnosis.row_norms import RowNorms
 from gradhomog.diagnosis.single_rows import SingleRows
-from gradhomog.diagnosis.step_alignment import StepAlignment
 from gradhomog.table import Table
 
 INVALID = frozenset({"accumulated_rows", "summed_loss", "total_as_task", "dependent_rows"})
@@ -40,6 +38,19 @@ SKETCH_NOTE = "sketched: rates of conflict are biased towards 50 % where cosines
 
 
 @final
+@dataclass(frozen=True)
+class Recommendation:
+    """A sentence of the recommendation, with the code of its rule.
+
+    Attributes:
+        methods: expressions of `gradhomog.pipeline` to compare with the plain mean, the first choice first.
+    """
+
+    code: str
+    text: str
+    methods: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class DiagnosisResult:
     """The result of `gradhomog.Diagnosis`: estimates about the rows of K tasks (or of tasks from K domains).

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from gradhomog.diagnosis.estimates import Estimate
+from gradhomog.diagnosis.expected_gradients import norm_ratios, step_alignment
 from gradhomog.diagnosis.labelled_gramian import LabelledGramian
 from gradhomog.diagnosis.noise import noise, noise_scale
-from gradhomog.diagnosis.norm_ratios import norm_ratios
-from gradhomog.diagnosis.step_alignment import step_alignment
 from tests.diagnosis.synthetic import draw, gramian, means
 
 PARAMS = 60
