@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -150,7 +151,9 @@ def _find_shared(tasks: TaskLosses, reached: Reachability, of_features: list[Ten
 
 
 def _check_not_flattened(graph: Reachability) -> None:
-    if any(getattr(leaf, "_is_flat_param", False) for leaf in graph.leaves):
+    # Not imported here, because that takes a second; a process that has such parameters has imported it.
+    module = sys.modules.get("torch.distributed.fsdp")
+    if module is not None and any(getattr(leaf, "_is_flat_param", False) for leaf in graph.leaves):
         raise OptionError(
             "FullyShardedDataParallel (FSDP1) is not supported: its hooks do not average the gradient of each task. "
             "Use torch.distributed.fsdp.fully_shard (FSDP2) or DistributedDataParallel; see docs/guide/ranks.md."
