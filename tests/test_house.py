@@ -212,9 +212,9 @@ def test_a_step_calls_few_functions(text: str, calls: int, files: int) -> None:
 
 BUDGETS = {
     "gradhomog": 385,
-    "gradhomog/autograd": 2221,
+    "gradhomog/autograd": 2220,
     "gradhomog/cli": 1175,
-    "gradhomog/diagnosis": 1283,
+    "gradhomog/diagnosis": 1270,
     "gradhomog/experiments": 11303,
     "gradhomog/learners": 771,
     "gradhomog/ranks": 499,

@@ -90,8 +90,13 @@ class Reachability:
         return found[root]
 
     def tensors(self, bits: int) -> list[Tensor]:
-        """Return the leaves of a set of bits."""
-        return [leaf for index, leaf in enumerate(self.leaves) if bits >> index & 1]
+        """Return the leaves of a set of bits, in order."""
+        found = []
+        while bits:
+            lowest = bits & -bits
+            found.append(self.leaves[lowest.bit_length() - 1])
+            bits ^= lowest
+        return found
 
     def bits_of(self, tensors: Iterable[Tensor]) -> int:
         """Return the bits of those tensors that are in `leaves`."""

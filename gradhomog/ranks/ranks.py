@@ -65,9 +65,9 @@ class Ranks:
             raise OptionError(f"`over` must be 'batch' or 'tasks'; got {self.over!r}.")
         if self.examples is not None and self.over == "tasks":
             raise OptionError("`examples` is for over='batch'; with over='tasks' every task is on one rank. Omit it.")
-        given = self.examples
+        given = 0 if self.examples is None else self.examples
         numbers = given if isinstance(given, list | tuple) else [given]
-        if given is not None and not all(map(_is_count, numbers)):
+        if not all(isinstance(number, int | float) and 0 <= number < float("inf") for number in numbers):
             raise OptionError(
                 "`examples` must be a finite number ≥ 0, or a list of them, one per task; got "
                 f"{given!r}. Convert tensors and arrays by `.tolist()`."
@@ -116,7 +116,3 @@ def pipeline_values(pipe: Pipeline) -> dict[str, object]:
 def is_first_step(pipe: Pipeline) -> bool:
     """True if no step was taken since the pipeline was created or its state was loaded."""
     return pipe.steps == pipe.resumed_at
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int | float) and 0 <= value < float("inf")

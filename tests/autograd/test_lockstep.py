@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import gradhomog
-from gradhomog.autograd import lazy
+from gradhomog.autograd import row_source
 from gradhomog.autograd.lockstep import Lockstep, check_direction
 from gradhomog.errors import NonfiniteError, OptionError
 
@@ -427,11 +427,11 @@ def test_low_memory_is_chosen_and_reported_if_rows_fill_half_of_the_free_memory(
     gradhomog.backward(expected.losses(), gradhomog.pipeline("mgda"), parameters=expected.encoder)
     assert not caplog.records
     size = 3 * sum(parameter.numel() * 8 for parameter in expected.shared.values())
-    assert lazy._free_memory(torch.device("cpu"), size) > 2**27  # of any machine that runs this
+    assert row_source._free_memory(torch.device("cpu"), size) > 2**27  # of any machine that runs this
     for free, reports in ((2 * size, 0), (2 * size - 2, 1)):
-        monkeypatch.setattr(lazy, "_free_memory", lambda device, needed, free=free: free)
+        monkeypatch.setattr(row_source, "_free_memory", lambda device, needed, free=free: free)
         net = Net("mlp")
-        lazy._log_peaks.cache_clear()
+        row_source._log_peaks.cache_clear()
         with caplog.at_level("INFO", logger="gradhomog"):
             gradhomog.backward(net.losses(), gradhomog.pipeline("mgda"), parameters=net.encoder)
         assert len(caplog.records) == reports
