@@ -82,6 +82,20 @@ class ReceivesReports:
         return dict(zip(self.report.names, self.report.weights.tolist(), strict=True))
 
 
+class SavesPipeline(ReceivesReports):
+    """A callback of Lightning whose state in checkpoints is that of its pipeline."""
+
+    pipe: Pipeline
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the pipeline, for Lightning's checkpoints."""
+        return self.pipe.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Replace the state of the pipeline by the state in a checkpoint."""
+        self.pipe.load_state_dict(state_dict)
+
+
 class ZeroLosses:
     """Losses of zero for tasks without labels on a rank, because ranks sum the gradients of their heads."""
 
@@ -147,11 +161,11 @@ def use_all_parameters(total: Tensor, model: Any) -> Tensor:
     if not isinstance(model, DistributedDataParallel) or model.find_unused_parameters or not total.requires_grad:
         return total
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    result: Tensor = _UseAllParameters.apply(total, *parameters)  # type: ignore[no-untyped-call]
+    result: Tensor = FunctionOfAll.apply(total, *parameters)  # type: ignore[no-untyped-call]
     return result
 
 
-class _UseAllParameters(torch.autograd.Function):
+class FunctionOfAll(torch.autograd.Function):
     """The identity on the first argument, as a function of all; the gradients of the others are undefined."""
 
     @staticmethod

@@ -37,12 +37,7 @@ class InnerOptimizer:
     """
 
     def __init__(self, make: Callable[[], GradientTransformation]) -> None:
-        self._make = make
-        self._shared: GradientTransformation | None = None
-        self.make_shared()
-
-    def make_shared(self) -> None:
-        transformation = self._make()
+        self._make, transformation = make, make()
         self.has_hidden_state = bool(closure_variable(transformation.update, "dampening"))
         self._shared = None if self.has_hidden_state else transformation
 
@@ -59,12 +54,8 @@ class InnerOptimizer:
             else transformation
         )
 
-    def __getstate__(self) -> dict[str, Any]:  # closures cannot be copied or pickled
-        return {"_make": self._make}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._make = state["_make"]
-        self.make_shared()
+    def __reduce__(self) -> Any:  # closures cannot be copied or pickled
+        return InnerOptimizer, (self._make,)
 
 
 def _update_at_constants(update: Callable[..., Any], gradients: Any, state: Any, *, params: Any, inplace: bool) -> Any:

@@ -195,14 +195,15 @@ def anneal_rate(outer: Any, done: int, steps: int, final: float) -> Iterator[Non
     before = [(group, group["lr"], "initial_lr" in group) for group in outer.param_groups]
     try:
         for group in outer.param_groups:
-            initial = float(group.setdefault("initial_lr", _copy_rate(group["lr"])))
+            rate = group["lr"]
+            initial = float(group.setdefault("initial_lr", rate.clone() if isinstance(rate, Tensor) else rate))
             if final > initial:
                 raise OptionError(
                     f"`final_outer_lr` must not exceed the outer optimizer's rate, {initial:g}; got {final:g}."
                 )
-            rate = cosine(initial, final, steps)(done)
+            annealed = cosine(initial, final, steps)(done)
             # A new tensor, so that the old one can be restored.
-            group["lr"] = torch.full_like(group["lr"], rate) if isinstance(group["lr"], Tensor) else rate
+            group["lr"] = torch.full_like(rate, annealed) if isinstance(rate, Tensor) else annealed
         yield
     except BaseException:
         for group, rate, annealing in before:
@@ -210,7 +211,3 @@ def anneal_rate(outer: Any, done: int, steps: int, final: float) -> Iterator[Non
             if not annealing:
                 group.pop("initial_lr", None)
         raise
-
-
-def _copy_rate(rate: float | Tensor) -> float | Tensor:
-    return rate.clone() if isinstance(rate, Tensor) else rate

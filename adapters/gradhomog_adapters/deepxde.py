@@ -13,7 +13,7 @@ from torch import Tensor
 
 import gradhomog
 from gradhomog import OptionError, Pipeline, warn_of_momentum
-from gradhomog_adapters._frameworks import ReceivesReports, check_pipeline
+from gradhomog_adapters._frameworks import FunctionOfAll, ReceivesReports, check_pipeline
 
 try:
     import deepxde
@@ -245,20 +245,9 @@ def _without_gradient(inputs: Any, parameters: Mapping[str, Tensor]) -> Any:
         return inputs  # the error about frozen parameters follows
     if isinstance(inputs, tuple):
         return tuple(_without_gradient(part, parameters) for part in inputs)
-    result: Tensor = _StopGradient.apply(torch.as_tensor(inputs), anchor)  # type: ignore[no-untyped-call]
+    # It requires grad because the anchor does, to which no gradient is passed on.
+    result: Tensor = FunctionOfAll.apply(torch.as_tensor(inputs).detach(), anchor)  # type: ignore[no-untyped-call]
     return result
-
-
-class _StopGradient(torch.autograd.Function):
-    """The identity, whose result requires grad because `anchor` does; the backward pass returns no gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
-        return None, None
 
 
 def _l1(net: Any) -> Tensor | float:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradhomog import OptionError, Pipeline, Ranks, StepReport, warn_of_momentum
-from gradhomog_adapters._frameworks import ReceivesReports, ZeroLosses, check_loss_options, require_pipeline
+from gradhomog_adapters._frameworks import SavesPipeline, ZeroLosses, check_loss_options, require_pipeline
 
 try:
     from lightning.pytorch import Callback
@@ -25,7 +25,7 @@ Metric = Literal["loss", "weight", "norm", "cosine", "min_cosine"]
 METRICS = get_args(Metric)
 
 
-class HomogenizedLoss(ReceivesReports, Callback):  # type: ignore[misc, unused-ignore]
+class HomogenizedLoss(SavesPipeline, Callback):  # type: ignore[misc, unused-ignore]
     """The sum of several losses with homogenized gradients, for `training_step`; also a callback of the trainer.
 
     value Σ_i L_i,  gradient θ.grad = f Σ_i (C J)_i  with J_i = ∂L_i/∂θ and f = 1/k for `accumulate_grad_batches=k`
@@ -187,14 +187,6 @@ class HomogenizedLoss(ReceivesReports, Callback):  # type: ignore[misc, unused-i
                 f"`training_step` of {type(pl_module).__name__} must call it and return its result, return "
                 "self.homogenized_loss(losses). For training without homogenizers remove it from the callbacks."
             )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the pipeline, for Lightning's checkpoints."""
-        return self.pipe.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Replace the state of the pipeline by the state in a checkpoint."""
-        self.pipe.load_state_dict(state_dict)
 
     def _receive(self, result: StepReport) -> None:
         super()._receive(result)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import gradhomog
 from gradhomog import OptionError, Pipeline, warn_of_momentum
-from gradhomog_adapters._frameworks import ReceivesReports, check_pipeline
+from gradhomog_adapters._frameworks import SavesPipeline, check_pipeline
 
 try:
     from lightning.pytorch import Callback
@@ -24,7 +24,7 @@ except ImportError as error:
 __all__ = ["HomogenizedWeighting"]
 
 
-class HomogenizedWeighting(ReceivesReports, BaseWeighting, Callback):  # type: ignore[misc]
+class HomogenizedWeighting(SavesPipeline, BaseWeighting, Callback):  # type: ignore[misc]
     """A weighting for PINA's solvers, whose loss has homogenized gradients: a scalar that Lightning differentiates.
 
     value Σ_i w_i L_i,  gradient θ.grad = Σ_i (C J)_i  with J_i = w_i ∂L_i/∂θ, condition i
@@ -120,14 +120,6 @@ class HomogenizedWeighting(ReceivesReports, BaseWeighting, Callback):  # type: i
     def last_saved_weights(self) -> dict[str, float]:
         """Return the factors of the conditions' gradients in the last step, by name; empty if rows were replaced."""
         return {name: weight * self.weights.get(name, 1) for name, weight in self._weights().items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the pipeline, for Lightning's checkpoints."""
-        return self.pipe.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Replace the state of the pipeline by the state in a checkpoint."""
-        self.pipe.load_state_dict(state_dict)
 
     def _sum(self, weighted_losses: Tensor) -> Tensor:
         """Return the sum of the losses, during training with homogenized gradients."""
