@@ -574,21 +574,25 @@ class _PassesAndKeepsItsGradient(torch.autograd.Function):
         return grad
 
 
+@pytest.mark.parametrize("memory", ["rows", "low"])
+@pytest.mark.parametrize("are_heads", [False, True])
 @pytest.mark.parametrize("name", ["none", "pcgrad"])
-def test_grad_shares_memory_neither_with_tensors_of_a_function_or_hook_nor_with_another_grad(name):
-    constant, stored = torch.tensor([1.0, 2.0]), []
-    first, second, third, fourth = (torch.zeros(2, requires_grad=True) for _ in range(4))
+def test_grad_shares_memory_neither_with_tensors_of_a_function_or_hook_nor_with_another_grad(name, are_heads, memory):
+    constant, shared, stored = torch.tensor([1.0, 2.0]), torch.ones(2, requires_grad=True), []
+    leaves = first, second, third, fourth = [torch.zeros(2, requires_grad=True) for _ in range(4)]
     fourth.register_hook(lambda grad: stored.append(grad))
     kept = _PassesAndKeepsItsGradient.kept
     kept.clear()
     changed = _PassesAndKeepsItsGradient.apply(first) + fourth
-    losses = [(changed * constant).sum(), ((second + third.view(1, 2)) * constant).sum()]
-    gradhomog.backward(losses, gradhomog.pipeline(name), parameters=[first, second, third, fourth])
+    losses = [(changed * constant * shared).sum(), ((second + third.view(1, 2)) * constant * shared).sum()]
+    parameters = [shared] if are_heads else leaves
+    gradhomog.backward(losses, gradhomog.pipeline(name), parameters=parameters, memory=memory)
     before = [grad.clone() for grad in (*kept, *stored)]
-    for leaf in (first, second, third, fourth):
-        assert leaf.grad.tolist() == [0.5, 1]
+    share = 1 if are_heads else 0.5
+    for leaf in leaves:
+        assert leaf.grad.tolist() == [share, 2 * share]
         leaf.grad.add_(1)
-        assert leaf.grad.tolist() == [1.5, 2]
+        assert leaf.grad.tolist() == [share + 1, 2 * share + 1]
     assert before
     assert all(map(torch.equal, (*kept, *stored), before))
 
