@@ -214,7 +214,7 @@ BUDGETS = {
     "gradhomog": 385,
     "gradhomog/autograd": 2220,
     "gradhomog/cli": 1175,
-    "gradhomog/diagnosis": 1270,
+    "gradhomog/diagnosis": 1260,
     "gradhomog/experiments": 11303,
     "gradhomog/learners": 771,
     "gradhomog/ranks": 499,
@@ -225,7 +225,7 @@ BUDGETS = {
     "gradhomog/step": 1188,
     "gradhomog/testing": 3469,
     "plugins": 4441,
-    "adapters": 3937,
+    "adapters": 3920,
     "tests": 41550,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
