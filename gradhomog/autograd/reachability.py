@@ -74,8 +74,6 @@ class Reachability:
                     continue
                 child_bits = stops.get(edge) if stops else None
                 child_bits = found.get(child) if child_bits is None else child_bits
-                if child_bits is None and type(child) is AccumulateGrad:
-                    child_bits = found[child] = self._leaf(child.variable)
                 if child_bits is None:
                     stack.append((child, child.next_functions))
                     complete = False
@@ -85,6 +83,8 @@ class Reachability:
                     self.functions.setdefault(child, set()).add(edge[1])
             if not complete:
                 continue
+            if type(node) is AccumulateGrad:
+                bits = self._leaf(node.variable)
             found[node] = bits
             stack.pop()
         return found[root]
