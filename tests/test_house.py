@@ -226,7 +226,7 @@ BUDGETS = {
     "gradhomog/testing": 3469,
     "plugins": 4441,
     "adapters": 3920,
-    "tests": 41550,
+    "tests": 41554,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

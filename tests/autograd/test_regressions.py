@@ -616,3 +616,9 @@ def test_numbers_of_examples_have_no_effect_in_one_process(examples):
         return net.weight.grad
 
     torch.testing.assert_close(gradient(gradhomog.Ranks("batch", examples=examples)), gradient(None))
+
+
+def test_discovered_parameters_have_one_order_on_which_their_names_and_random_draws_depend():
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 5))
+    step = gradhomog.backward(list(net(torch.ones(2, 3)).square().mean(0)), gradhomog.pipeline("none"))
+    assert [tuple(part.shape) for part in step.direction.values()] == [(5, 4), (4, 3), (4,), (5,)]
