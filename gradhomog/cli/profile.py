@@ -55,13 +55,10 @@ def run(args: argparse.Namespace) -> int:
     tables = [dataclasses.replace(table, notes=(*table.notes, *clock_notes(args))) for table in tables]
     if args.json:
         from gradhomog.experiments.execution.environment import machine, versions
-        from gradhomog.experiments.profiling.table import to_json
 
-        print_json({"versions": versions(), "machine": machine(), "tables": [to_json(table) for table in tables]})
+        print_json({"versions": versions(), "machine": machine(), "tables": [table.record() for table in tables]})
     else:
-        from gradhomog.experiments.profiling.table_text import render
-
-        print("\n\n".join(render(table) for table in tables))
+        print("\n\n".join(table.render() for table in tables))
     failed = [f"{label} failed: {message}" for table in tables for label, message in table.failures.items()]
     for line in failed:
         print(line, file=sys.stderr)

@@ -17,9 +17,8 @@ from gradhomog.diagnosis.result import DiagnosisResult
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.execution.threads import threads
-from gradhomog.experiments.profiling import table, table_text
+from gradhomog.experiments.profiling.overhead import trainable_overheads
 from gradhomog.experiments.profiling.table import Table
-from gradhomog.experiments.profiling.trainable_overhead import trainable_overheads
 from gradhomog.experiments.report import figures
 from gradhomog.experiments.report.figures.diagnosis import diagnosis as diagnosis_figure
 from gradhomog.experiments.results import atomic_files
@@ -62,14 +61,14 @@ class RunDiagnosis:
         """Return the diagnosis as text."""
         title = f"{self.learner} after {self.step} of {self.steps} steps, without homogenizers, seed {self.seed}"
         parts = [title, self.result.table(self.run_file)]
-        return "\n".join([*parts, *([] if self.overhead is None else ["", table_text.render(self.overhead)])])
+        return "\n".join([*parts, *([] if self.overhead is None else ["", self.overhead.render()])])
 
     def record(self) -> dict[str, Any]:
         """Return the diagnosis for JSON."""
         return {
             "learner": self.learner, "seed": self.seed, "step": self.step, "steps": self.steps,
             "diagnosis": self.result.record(),
-            "overhead": None if self.overhead is None else table.to_json(self.overhead),
+            "overhead": None if self.overhead is None else self.overhead.record(),
         }  # fmt: skip
 
     def write(self, folder: Path) -> None:

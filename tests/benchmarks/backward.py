@@ -2,38 +2,161 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import sys
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import gcd
+from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
+from torchjd import autojac
 
 import gradhomog
-from gradhomog.experiments.profiling.table_text import INTERVAL_NOTE, MEMORY_NOTE
-from gradhomog.experiments.profiling.timing import Workload
-from tests.benchmarks import backward_peers
-from tests.benchmarks.backward_inputs import FORMS, Batch, Network, Setting
-from tests.benchmarks.backward_peers import BY_HAND, SUMMED
+from gradhomog.experiments import models
+from gradhomog.experiments.profiling.harness import CPU, Comparison
+from tests.benchmarks import combine
 from tests.benchmarks.benchmark import Benchmark
-from tests.benchmarks.case import Case
-from tests.benchmarks.command import main
 
 SHAPES = (*((tasks, 64, 256) for tasks in (2, 4, 8)), *((tasks, 3, 32, 32) for tasks in (2, 4, 8)))
-
 EXPRESSIONS = ("none", "pcgrad", "mgda", "upgrad")
+BY_HAND, SUMMED = "by hand", "sum(losses).backward()"
 LEVEL = 'level="features"'
+VECTORS, IMAGES = 64, 25
+"""Batch sizes."""
+FEATURES = 128
+"""Number of outputs of the mlp."""
+GROUPS = 8
+"""Number of groups of group normalization, if it divides the number of filters."""
+
+# -- inputs --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs `[batch, ...]`, the same for all tasks, and targets `[tasks, batch, 1]`."""
+
+    inputs: Tensor
+    targets: Tensor
+
+
+class Network(nn.Module):
+    """An encoder, and a linear head with one output for each task."""
+
+    def __init__(self, encoder: nn.Module, features: int, tasks: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.heads = nn.ModuleList(nn.Linear(features, 1) for _ in range(tasks))
+
+    def losses(self, features: Tensor, batch: Batch, chosen: Collection[int] | None = None) -> list[Tensor | None]:
+        """The losses of the chosen tasks, by default of all; None for the others."""
+        pairs = enumerate(zip(self.heads, batch.targets, strict=True))
+        return [
+            functional.mse_loss(head(features), target) if chosen is None or task in chosen else None
+            for task, (head, target) in pairs
+        ]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A network with a head per task, and its batches; drawn in float32, so that all dtypes have the same numbers.
+
+    Attributes:
+        encoder: creates an encoder with this number of `features`.
+        inputs: shape of the inputs of a batch.
+    """
+
+    title: str
+    tasks: int
+    encoder: Callable[[], nn.Module]
+    features: int
+    inputs: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    device: torch.device = CPU
+
+    def network(self) -> Network:
+        """A new network with the same parameters in every call."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return Network(self.encoder(), self.features, self.tasks).to(self.device, self.dtype)
+
+    def batch(self, number: int) -> Batch:
+        """The batch of a round."""
+        random = torch.Generator().manual_seed(number)
+        shapes = self.inputs, (self.tasks, self.inputs[0], 1)
+        return Batch(*(torch.randn(shape, generator=random).to(self.device, self.dtype) for shape in shapes))
+
+
+def mlp(tasks: int, inputs: int, hidden: int) -> Setting:
+    return Setting(
+        f"mlp {inputs}-{hidden}-{hidden}-{FEATURES}, {tasks} heads, {VECTORS} vectors", tasks,
+        lambda: nn.Sequential(*models.build("mlp", (inputs,), FEATURES, hidden)), FEATURES, (VECTORS, inputs),
+    )  # fmt: skip
+
+
+def conv4(tasks: int, channels: int, pixels: int, filters: int) -> Setting:
+    def encoder() -> nn.Module:
+        """Group normalization instead of batch normalization, whose running statistics change in every step."""
+        layers = models.build("conv4", image, 1, filters)[0].children()
+        groups = gcd(GROUPS, filters)
+        return nn.Sequential(
+            *(nn.GroupNorm(groups, filters) if isinstance(layer, nn.BatchNorm2d) else layer for layer in layers)
+        )
+
+    image = (channels, pixels, pixels)
+    title = f"conv4 with group normalization, {filters} filters, {tasks} heads, {IMAGES} images {image}"
+    return Setting(title, tasks, encoder, filters * (pixels // 16) ** 2, (IMAGES, *image))
+
+
+FORMS = {"tasks x inputs x hidden (mlp)": mlp, "tasks x channels x pixels x filters (conv4)": conv4}
+
+# -- implementations -----------------------------------------------------------------------------------------------
+
+Backward = Callable[[Sequence[Tensor], Tensor, nn.Module], None]
+"""Writes `.grad` from the losses, the features that they depend on, and the encoder of these features."""
+
+
+def by_hand(losses: Sequence[Tensor], features: Tensor, encoder: nn.Module) -> None:
+    """One backward pass per loss: the usual computation of task gradients."""
+    for index, loss in enumerate(losses):
+        (loss / len(losses)).backward(retain_graph=index < len(losses) - 1)
+
+
+def summed(losses: Sequence[Tensor], features: Tensor, encoder: nn.Module) -> None:
+    """One backward pass of the sum of losses, without task gradients."""
+    sum(losses[1:], losses[0]).backward()
+
+
+def homogenized(text: str, variant: str = "") -> Backward:
+    """Return a call of `gradhomog.backward` with a new pipeline; `variant` is empty, `features` or `LEVEL`."""
+    pipe = gradhomog.pipeline(text)
+    level: Literal["parameters", "features"] = "features" if variant == LEVEL else "parameters"
+
+    def backward(losses: Sequence[Tensor], features: Tensor, encoder: nn.Module) -> None:
+        gradhomog.backward(losses, pipe, parameters=encoder, features=features if variant else None, level=level)
+
+    return backward
+
+
+def torchjd(name: str, chunk: int | None) -> Backward:
+    """`mtl_backward` and `jac_to_grad` of TorchJD with an aggregator; batched for `chunk` None, its default."""
+    aggregator = combine.aggregator(name, 1)
+
+    def backward(losses: Sequence[Tensor], features: Tensor, encoder: nn.Module) -> None:
+        autojac.mtl_backward(losses, features=features, parallel_chunk_size=chunk)
+        autojac.jac_to_grad(encoder.parameters(), aggregator)
+
+    return backward
 
 
 class Step:
-    """Forward pass, losses, and gradients in `.grad`; without an optimizer, so that parameters are constant.
+    """Forward pass, losses, and gradients in `.grad`; without an optimizer, so that parameters are constant."""
 
-    Attributes:
-        mean: True if the gradient of the encoder is the mean of the task gradients, up to a factor.
-    """
-
-    def __init__(self, backward: backward_peers.Backward, network: Network, *, mean: bool) -> None:
-        self.backward, self.network, self.mean = backward, network, mean
+    def __init__(self, backward: Backward, network: Network) -> None:
+        self.backward, self.network = backward, network
 
     def __call__(self, batch: Batch) -> None:
         self.network.zero_grad()
@@ -41,88 +164,64 @@ class Step:
         self.backward(self.network.losses(features, batch), features, self.network.encoder)
 
 
-def homogenized(text: str, variant: str) -> backward_peers.Backward:
-    """Return a call of `gradhomog.backward` with a new pipeline; `variant` is empty, `features` or `LEVEL`."""
-    pipe = gradhomog.pipeline(text)
-    level: Literal["parameters", "features"] = "features" if variant == LEVEL else "parameters"
-
-    def backward(losses: Sequence[Tensor], features: Tensor, encoder: torch.nn.Module) -> None:
-        gradhomog.backward(losses, pipe, parameters=encoder, features=features if variant else None, level=level)
-
-    return backward
-
-
-def workloads(texts: Sequence[str], setting: Setting) -> dict[str, Workload]:
-    """The workloads by label.
-
-    Raises:
-        GradhomogError: an expression of `texts` is invalid.
-    """
-    found: dict[str, Workload] = {
-        BY_HAND: Step(backward_peers.by_hand, setting.network(), mean=True),
-        SUMMED: Step(backward_peers.summed, setting.network(), mean=True),
-    }
+def steps(texts: Sequence[str], setting: Setting) -> dict[str, Step]:
+    """The steps by label, each with its own network."""
+    found = {BY_HAND: by_hand, SUMMED: summed}
     for text in texts or EXPRESSIONS:
         # The mean is the same at the level of features. For other methods, features without `level` have no effect.
-        for variant in ("", "features" if text == "none" else LEVEL):
-            label = ", ".join(filter(None, (f"backward {text}", variant)))
-            found[label] = Step(homogenized(text, variant), setting.network(), mean=text == "none")
+        variant = "features" if text == "none" else LEVEL
+        found |= {f"backward {text}": homogenized(text), f"backward {text}, {variant}": homogenized(text, variant)}
     for name in ("Mean", "UPGrad"):
-        for label, backward in backward_peers.torchjd(name).items():
-            found[label] = Step(backward, setting.network(), mean=name == "Mean")
-    return found
+        found |= {f"torchjd {name}": torchjd(name, None), f"torchjd {name}, chunk 1": torchjd(name, 1)}
+    return {label: Step(backward, setting.network()) for label, backward in found.items()}
 
 
-class Cosine:
-    """Cosine between the `.grad` of the encoder after a workload and that of the loop by hand in float64, for means."""
+MEANS = (
+    BY_HAND, SUMMED, "backward none", "backward none, features", "torchjd Mean", "torchjd Mean, chunk 1",
+)  # fmt: skip
+"""Steps whose gradient of the encoder is the mean of the task gradients, up to a factor."""
 
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-        self._exact: Tensor | None = None
 
-    def __call__(self, workload: Any) -> float | None:
-        if not workload.mean:
+def gradient(network: nn.Module) -> Tensor:
+    """`.grad` of all parameters, `[params]` in float64."""
+    return torch.cat([p.grad.double().flatten() for p in network.parameters() if p.grad is not None])
+
+
+def cosine_to(exact: Callable[[], nn.Module], networks: Mapping[str, nn.Module]) -> Callable[[str], float | None]:
+    """The cosine between `.grad` of a network and that of `exact()`, by label; None for labels without a network."""
+    expected = functools.cache(lambda: gradient(exact()))
+
+    def cosine(label: str) -> float | None:
+        if label not in networks:
             return None
-        if self._exact is None:
-            exact = Setting(self.setting.shape, torch.float64)
-            step = Step(backward_peers.by_hand, exact.network(), mean=True)
-            step(exact.batch(0))
-            self._exact = gradient(step)
-        return float(torch.cosine_similarity(gradient(workload), self._exact, dim=0))
+        return float(torch.cosine_similarity(gradient(networks[label]), expected(), dim=0))
+
+    return cosine
 
 
-def gradient(step: Step) -> Tensor:
-    """`.grad` of the encoder, `[params]` in float64."""
-    grads = [parameter.grad for parameter in step.network.encoder.parameters()]
-    return torch.cat([grad.double().flatten() for grad in grads if grad is not None])
+def exact_gradient(setting: Setting) -> nn.Module:
+    """The encoder after a step by hand in float64, on the first batch."""
+    double = dataclasses.replace(setting, dtype=torch.float64)
+    step = Step(by_hand, double.network())
+    step(double.batch(0))
+    return step.network.encoder
 
 
-def case(texts: Sequence[str], shape: Sequence[int]) -> Case:
-    """All workloads on a network and batches of `shape`, one of `FORMS`."""
-    setting = Setting(shape)
-    return Case(
-        workloads(texts, setting),
-        setting.batch,
-        (BY_HAND, SUMMED),
-        f"one step: {setting.title}",
+def compare(texts: Sequence[str], setting: Setting) -> Comparison:
+    made = steps(texts, setting)
+    encoders = {label: made[label].network.encoder for label in MEANS if label in made}
+    return Comparison(
+        f"one step: {setting.title}", made, setting.batch, (BY_HAND, SUMMED),
         (
             "A step: forward, one loss per linear head, gradients into .grad; no optimizer.",
             f"{BY_HAND}: one backward pass per loss, each adds 1/N of the gradient. chunk 1: parallel_chunk_size=1.",
-            "All took steps in turn on the same batches; the first round is a warm-up.",
-            "to …: median over rounds of (its time / time of the other in the same round).",
-            INTERVAL_NOTE,
-            f"{MEMORY_NOTE}; for others than {BY_HAND}, the difference.",
             f"cosine: between the mean gradient of the encoder and that of {BY_HAND} in float64, on the first batch.",
         ),
-        min_rounds=2,
-        shared_budget=True,
-        paired=True,
-        cosine=Cosine(setting),
-    )
+        cosine=cosine_to(functools.partial(exact_gradient, setting), encoders),
+    )  # fmt: skip
 
 
-BENCHMARK = Benchmark("backward", "homogenizer", FORMS, SHAPES, case)
-
+BENCHMARK = Benchmark("backward", FORMS, SHAPES, compare)
 
 if __name__ == "__main__":
-    sys.exit(main(BENCHMARK, __doc__))
+    sys.exit(BENCHMARK.main(__doc__))

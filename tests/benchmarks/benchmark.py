@@ -1,38 +1,62 @@
-"""A benchmark: compare implementations of one operation, including other libraries, on inputs of several shapes."""
+"""A benchmark: implementations of one operation, including other libraries, on inputs of several shapes.
+
+Its command is `python -m tests.benchmarks.NAME`, from the root of the repository.
+"""
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import shlex
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any
 
-from gradhomog.errors import OptionError
+from gradhomog.cli._output import print_json
+from gradhomog.cli._timing_options import RoundsBar, add_timing_options, clock, clock_notes
+from gradhomog.errors import GradhomogError, OptionError
+from gradhomog.experiments.execution.environment import machine, versions
 from gradhomog.experiments.execution.threads import threads
-from gradhomog.experiments.profiling.timing import Progress
-from tests.benchmarks.case import Case, Clock
-from tests.benchmarks.comparison import Comparison
+from gradhomog.experiments.profiling.harness import Clock, Comparison, Progress
+from gradhomog.experiments.profiling.table import INTERVAL_NOTE, MEMORY_NOTE, Table
 
 Shape = Sequence[int]
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """The workloads of an operation for each shape of its inputs.
+    """The implementations of an operation for each shape of its inputs.
 
     Attributes:
         name: name of its module in `tests/benchmarks`.
-        kind: kind of the plugins that it times.
-        forms: meanings of a shape, such as `tasks x queries x features`; each form has a different number of sizes.
+        forms: creates the inputs from the sizes of a shape, by their meanings, such as `tasks x queries x features`;
+            each form has a different number of sizes.
         shapes: the default shapes.
-        case: creates the case of a shape, for expressions of homogenizers or learners; empty for the default list.
+        compare: the comparison on such inputs, for expressions of homogenizers or learners; empty for the default list.
+        kind: kind of the plugins that it times: homogenizer or learner.
     """
 
     name: str
-    kind: Literal["homogenizer", "learner"]
-    forms: tuple[str, ...]
-    shapes: tuple[Shape, ...]
-    case: Callable[[Sequence[str], Shape], Case]
+    forms: Mapping[str, Callable[..., Any]]
+    shapes: Sequence[Shape]
+    compare: Callable[[Sequence[str], Any], Comparison]
+    kind: str = "homogenizer"
+
+    def inputs(self, shape: Shape) -> Any:
+        """The inputs of a shape.
+
+        Raises:
+            OptionError: the shape matches none of the forms.
+        """
+        by_length = {form.count(" x ") + 1: create for form, create in self.forms.items()}
+        if len(shape) not in by_length or min(shape) < 1:
+            raise OptionError(
+                f"`--shape` must be {' or '.join(self.forms)}, each at least 1; got {'x'.join(map(str, shape))}."
+            )
+        return by_length[len(shape)](*shape)
 
     def __call__(
         self,
@@ -44,21 +68,89 @@ class Benchmark:
         thread_count: int = 1,
         clock: Clock = time.perf_counter,
         progress: Progress = lambda done, total: None,
-    ) -> list[Comparison]:
-        """One comparison per shape. All cases are created first, then timed, each with an equal share of `seconds`.
+    ) -> list[Table]:
+        """One table per shape. All comparisons are created first, then timed, each with an equal share of `seconds`.
 
         Raises:
             GradhomogError: an expression is invalid, or a shape matches none of the forms.
         """
-        selected = list(shapes or self.shapes)
-        lengths = {form.count(" x ") + 1 for form in self.forms}
-        for shape in selected:
-            if len(shape) not in lengths or min(shape) < 1:
-                raise OptionError(
-                    f"`--shape` must be {' or '.join(self.forms)}, each at least 1; got {'x'.join(map(str, shape))}."
-                )
         with threads(thread_count):
-            cases = [self.case(expressions, shape) for shape in selected]
-            share = seconds / len(selected)
-            # Inputs may need most of the memory, so each case is deleted after it is timed.
-            return [cases.pop(0).compare(rounds, share, thread_count, clock, progress) for _ in selected]
+            comparisons = [self.compare(expressions, self.inputs(shape)) for shape in shapes or self.shapes]
+            share, tables = seconds / len(comparisons), []
+            while comparisons:  # inputs may need most of the memory, so each comparison is deleted after it is timed
+                comparison = comparisons.pop(0)
+                title = f"{comparison.title}, {thread_count} thread{'s' if thread_count > 1 else ''}"
+                notes = (*comparison.notes, *common_notes(comparison))
+                labelled = dataclasses.replace(comparison, title=title, notes=notes)
+                tables.append(labelled.measure(rounds, share, clock, progress))
+                del comparison, labelled
+            return tables
+
+    def main(self, description: str | None, arguments: Sequence[str] | None = None) -> int:
+        """Run the command, print tables as Markdown; the exit code is 1 for failures, 2 for invalid input."""
+        program = f"python -m tests.benchmarks.{self.name}"
+        words = list(sys.argv[1:] if arguments is None else arguments)
+        args = self._parser(program, description).parse_args(words)
+        try:
+            with RoundsBar() as progress:
+                tables = self(
+                    args.expressions, args.shapes, rounds=args.rounds, seconds=args.seconds,
+                    thread_count=args.threads or 1, clock=clock(args), progress=progress,
+                )  # fmt: skip
+        except GradhomogError as error:
+            print(f"{program}: {error}", file=sys.stderr)
+            return 2
+        tables = [dataclasses.replace(table, notes=(*table.notes, *clock_notes(args))) for table in tables]
+        text = "\n\n".join(table.markdown() for table in tables)
+        if args.out is not None:
+            environment = ", ".join(f"{name} {version}" for name, version in versions().items() if version)
+            command = f"```console\n$ {program} {shlex.join(words)}\n```"
+            args.out.write_text(f"{command}\n\n{environment}.\n\n{text}\n", encoding="utf-8")
+        if args.json:
+            found = [table.record() for table in tables]
+            print_json({"benchmark": self.name, "versions": versions(), "machine": machine(), "tables": found})
+        else:
+            print(text)
+        return 1 if any(table.failures for table in tables) else 0
+
+    def _parser(self, program: str, description: str | None) -> argparse.ArgumentParser:
+        command = argparse.ArgumentParser(prog=program, description=description, allow_abbrev=False)
+        command.add_argument(
+            f"--{self.kind}", action="append", default=[], metavar=self.kind.upper(), dest="expressions",
+            help="time this one instead of the default list; may be repeated",
+        )  # fmt: skip
+        command.add_argument(
+            "--shape", action="append", default=[], type=_parse_shape, metavar="AxB", dest="shapes",
+            help=f"shape of the inputs: {' or '.join(self.forms)}; may be repeated",
+        )  # fmt: skip
+        command.add_argument("--out", type=_parse_file, metavar="FILE", help="also write the tables to this file")
+        add_timing_options(command)
+        return command
+
+
+def common_notes(comparison: Comparison) -> tuple[str, ...]:
+    """How all benchmarks are timed, for the notes of a table."""
+    budget = "" if comparison.shared_budget else " All have an equal share of the time, so slow ones have fewer rounds."
+    reference = comparison.references[0]
+    return (
+        f"All took turns on the same inputs; the first round is a warm-up unless it is the only round.{budget}",
+        "to …: median over rounds of (its time / time of the other in the same round).",
+        INTERVAL_NOTE,
+        *((f"{MEMORY_NOTE}; for others than {reference}, the difference.",) if comparison.with_memory else ()),
+    )
+
+
+def _parse_shape(text: str) -> tuple[int, ...]:
+    """`4x75x64` as numbers."""
+    try:
+        return tuple(int(part) for part in text.lower().split("x"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be integers separated by x; got {text!r}") from None
+
+
+def _parse_file(text: str) -> Path:
+    """The path of an output file, validated before the benchmark, which may take minutes."""
+    path = Path(text)
+    if not text.strip() or path.is_dir() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"must be a file in an existing folder; got {text!r}")
+    return path

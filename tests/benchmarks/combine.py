@@ -3,126 +3,155 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
+import torchjd.aggregation
 from torch import Tensor
 
 import gradhomog
-from gradhomog.experiments.profiling.table_text import INTERVAL_NOTE, MEMORY_NOTE
-from gradhomog.experiments.profiling.timing import Workload
+from gradhomog.errors import PluginRunError
+from gradhomog.experiments.profiling.harness import Comparison, Workload
 from gradhomog.registry import expression
 from gradhomog.rows import arithmetic
-from tests.benchmarks import combine_peers
 from tests.benchmarks.benchmark import Benchmark
-from tests.benchmarks.case import Case
-from tests.benchmarks.combine_inputs import Gradients, Source
-from tests.benchmarks.command import main
 
 SHAPES = tuple((tasks, params) for params in (100_000, 1_000_000) for tasks in (2, 4, 8, 16))
 """10⁷ parameters require `--shape`: with 16 tasks the inputs take 1.3 GB, and some peers twice that in addition."""
 
-EXPRESSIONS = (
-    "none", "pcgrad", "gradvac", "mgda", "upgrad", "dualproj", "cagrad", "imtl_g", "nash_mtl", "fairgrad",
-    "aligned_mtl", "config", "graddrop", "gradnorm",
-)  # fmt: skip
+TORCHJD: Mapping[str, str] = {
+    "none": "Mean", "pcgrad": "PCGrad", "gradvac": "GradVac", "mgda": "MGDA", "upgrad": "UPGrad",
+    "dualproj": "DualProj", "cagrad": "CAGrad", "imtl_g": "IMTLG", "nash_mtl": "NashMTL", "fairgrad": "FairGrad",
+    "aligned_mtl": "AlignedMTL", "config": "ConFIG", "graddrop": "GradDrop", "excess_mtl": "ExcessMTL",
+}  # fmt: skip
+"""The class of TorchJD that implements the same method, by the name of the homogenizer."""
+
+EXPRESSIONS = (*(name for name in TORCHJD if name != "excess_mtl"), "gradnorm")
 
 FLOOR, SECOND_FLOOR, READ, PLAIN = "floor", "floor again", "weights @ J", "J @ J.T, weights @ J"
 NORMS, NORMS_READ = "norms", "norms, weights @ J"
 
 
-class Step:
-    """One complete step of a pipeline."""
+@dataclass(frozen=True)
+class Batch:
+    """Gradients `[tasks, params]` and losses `[tasks]` of a step."""
 
-    def __init__(self, text: str) -> None:
-        self.pipe = gradhomog.pipeline(text)
+    rows: Tensor
+    losses: Tensor
 
-    def __call__(self, given: Gradients) -> Tensor:
-        direction = self.pipe.combine(given.rows, losses=given.losses)
-        assert isinstance(direction, Tensor)
+
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients of each round: normal random numbers that are drawn once, multiplied by a new matrix in each round.
+
+    J = (I + M/√tasks) Z, with Z drawn once and a normal random M in each round: rows of different norms that agree and
+    conflict, in a fraction of the time of drawing J. J overwrites the J of the previous round. Memory: Z and J,
+    allocated in the first round.
+    """
+
+    tasks: int
+    params: int
+
+    @cached_property
+    def _noise_and_buffer(self) -> tuple[Tensor, Tensor]:
+        noise = torch.randn(self.tasks, self.params, generator=torch.Generator().manual_seed(0))
+        return noise, torch.empty_like(noise)
+
+    def batch(self, number: int) -> Batch:
+        noise, mixed = self._noise_and_buffer
+        random = torch.Generator().manual_seed(number + 1)
+        mixing = torch.eye(self.tasks) + torch.randn(self.tasks, self.tasks, generator=random) / self.tasks**0.5
+        torch.mm(mixing, noise, out=mixed)
+        return Batch(mixed, 0.5 + torch.rand(self.tasks, generator=random))
+
+
+def aggregator(name: str, tasks: int) -> Any:
+    """A new aggregator of TorchJD, constructed as its users do."""
+    # TorchJD has no defaults for these; values of the authors' scripts (Liu et al. 2021, Ban and Ji 2024).
+    required: dict[str, dict[str, Any]] = {
+        "CAGrad": {"c": 0.4}, "FairGrad": {"alpha": 2.0}, "NashMTL": {"n_tasks": tasks},
+    }  # fmt: skip
+    return getattr(torchjd.aggregation, name)(**required.get(name, {}))
+
+
+def peer(name: str, tasks: int) -> Workload:
+    """One call of an aggregator of TorchJD on the matrix."""
+    aggregate = aggregator(name, tasks)
+
+    def call(batch: Batch) -> Tensor:
+        try:
+            direction: Tensor = aggregate(batch.rows)
+        except Exception as cause:  # errors of its solver; the other workloads continue
+            raise PluginRunError(f"TorchJD's {name} raised {type(cause).__name__}: {cause}") from cause
         return direction
 
+    def without_warnings(batch: Batch) -> Tensor:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return call(batch)
 
-class MinimalStep:
+    return without_warnings if name == "NashMTL" else call  # its solver warns; ignoring takes microseconds
+
+
+def homogenized(text: str) -> Workload:
+    """One complete step of a pipeline."""
+    pipe = gradhomog.pipeline(text)
+    return lambda batch: pipe.combine(batch.rows, losses=batch.losses)
+
+
+def minimal_steps(tasks: int) -> dict[str, Callable[[Batch], Any]]:
     """The minimal operations of a step: a statistic of the rows, and their weighted mean with fixed weights."""
-
-    def __init__(self, tasks: int) -> None:
-        self.weights = torch.full((tasks,), 1 / tasks)
-
-    def floor(self, given: Gradients) -> tuple[Tensor, Tensor]:
-        return arithmetic.gramian(given.rows), self.read(given)
-
-    def plain(self, given: Gradients) -> tuple[Tensor, Tensor]:
-        return given.rows @ given.rows.T, self.read(given)
-
-    def read(self, given: Gradients) -> Tensor:
-        return self.weights @ given.rows
-
-    def norms(self, given: Gradients) -> Tensor:
-        return arithmetic.squared_norms(given.rows)
-
-    def norms_read(self, given: Gradients) -> tuple[Tensor, Tensor]:
-        return self.norms(given), self.read(given)
+    weights = torch.full((tasks,), 1 / tasks)
+    return {
+        FLOOR: lambda batch: (arithmetic.gramian(batch.rows), weights @ batch.rows),
+        PLAIN: lambda batch: (batch.rows @ batch.rows.T, weights @ batch.rows),
+        READ: lambda batch: weights @ batch.rows,
+        NORMS: lambda batch: arithmetic.squared_norms(batch.rows),
+        NORMS_READ: lambda batch: (arithmetic.squared_norms(batch.rows), weights @ batch.rows),
+    }
 
 
 def workloads(texts: Sequence[str], tasks: int) -> tuple[dict[str, Workload], dict[str, str]]:
-    """The workloads by label, and the label of the peer of each workload that has a peer.
-
-    Raises:
-        GradhomogError: an expression of `texts` is invalid.
-    """
-    minimal = MinimalStep(tasks)
+    """The workloads by label, and the label of the peer of each workload that has a peer."""
+    minimal = minimal_steps(tasks)
     # Other workloads are between the two floors, so that neither benefits from the processor's cache.
-    found: dict[str, Workload] = {
-        FLOOR: minimal.floor, PLAIN: minimal.plain, READ: minimal.read, SECOND_FLOOR: minimal.floor,
-    }  # fmt: skip
+    found: dict[str, Workload] = {label: minimal[label] for label in (FLOOR, PLAIN, READ)}
+    found[SECOND_FLOOR] = minimal[FLOOR]
     peers: dict[str, str] = {}
     for text in texts or EXPRESSIONS:
-        found[text] = Step(text)
-        name = only_member(text)
+        found[text] = homogenized(text)
+        members = expression.parse(text)
+        name = "none" if not members else members[0][0] if len(members) == 1 else ""
         if name == "gradnorm":
-            found.update({NORMS: minimal.norms, NORMS_READ: minimal.norms_read})
+            found |= {label: minimal[label] for label in (NORMS, NORMS_READ)}
             peers[text] = NORMS_READ
-        elif name in combine_peers.NAMES:
-            peers[text] = f"torchjd {combine_peers.NAMES[name]}"
-            found.setdefault(peers[text], combine_peers.peer(combine_peers.NAMES[name], tasks))
+        elif name in TORCHJD:
+            peers[text] = f"torchjd {TORCHJD[name]}"
+            found.setdefault(peers[text], peer(TORCHJD[name], tasks))
     return found, peers
 
 
-def only_member(text: str) -> str:
-    """The name of the homogenizer of an expression; `none` for an empty pipeline, an empty string for several."""
-    members = expression.parse(text)
-    return "none" if not members else members[0][0] if len(members) == 1 else ""
-
-
-def case(texts: Sequence[str], shape: Sequence[int]) -> Case:
-    """All workloads on gradients of `shape`, tasks x params."""
-    tasks, params = shape
-    made, peers = workloads(texts, tasks)
-    return Case(
-        made,
-        Source(tasks, params),
-        (FLOOR,),
-        f"one step on J, the gradients of {tasks} task{'s' if tasks > 1 else ''} by {params:,} parameters",
+def compare(texts: Sequence[str], gradients: Gradients) -> Comparison:
+    made, peers = workloads(texts, gradients.tasks)
+    return Comparison(
+        f"one step on J, the gradients of {gradients.tasks} tasks by {gradients.params:,} parameters",
+        made, gradients.batch, (FLOOR,),
         (
             f"{FLOOR}: the fastest known computation of the Gramian of J, and weights @ J with fixed weights.",
             f"{SECOND_FLOOR}: the same operations; the distance of its ratio from × 1.00 is the measurement error.",
-            f"to {FLOOR}, over {FLOOR}: median over rounds of the ratio and of the difference in the same round.",
+            f"over {FLOOR}: median over rounds of the difference in the same round.",
             f"to peer: ratio to the aggregator of TorchJD (for gradnorm, to {NORMS_READ}), in rounds that have both.",
-            INTERVAL_NOTE,
-            "All have an equal share of the time, so slow ones have fewer rounds. Each round has another J; the first "
-            "round is a warm-up.",
-            f"{MEMORY_NOTE}; {FLOOR} needs one gradient; for others, the difference.",
+            f"memory: {FLOOR} allocates one gradient, the direction.",
         ),
-        min_rounds=2,  # the first step of some homogenizers allocates state
-        paired=True,
-        difference=True,
-        peers=peers,
-    )
+        shared_budget=False, difference=True, peers=peers,
+    )  # fmt: skip
 
 
-BENCHMARK = Benchmark("combine", "homogenizer", ("tasks x params",), SHAPES, case)
-
+BENCHMARK = Benchmark("combine", {"tasks x params": Gradients}, SHAPES, compare)
 
 if __name__ == "__main__":
-    sys.exit(main(BENCHMARK, __doc__))
+    sys.exit(BENCHMARK.main(__doc__))

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
+import higher
 import torch
+import torchopt
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from gradhomog import OptionError
-from gradhomog.experiments.profiling.table_text import INTERVAL_NOTE, MEMORY_NOTE
-from gradhomog.experiments.profiling.timing import Workload
+from gradhomog.experiments import models
+from gradhomog.experiments.profiling.harness import Comparison, Workload
 from gradhomog.learners.learner import Learner
-from gradhomog.learners.tasks import TaskBatch
+from gradhomog.learners.scoring import default_loss
+from gradhomog.learners.tasks import Task, TaskBatch
 from gradhomog.registry import expression, installed, options
-from tests.benchmarks import maml_peers
+from tests.benchmarks.backward import cosine_to
 from tests.benchmarks.benchmark import Benchmark
-from tests.benchmarks.case import Case
-from tests.benchmarks.command import main
-from tests.benchmarks.maml_inputs import FORMS, Setting, to_channels_last
-from tests.benchmarks.maml_peers import BY_HAND, HIGHER, META_SGD, PEERS, Peer
 
 SHAPES = ((25, 40), (4, 1, 28, 64))
 """25 sinusoids with the network of Finn et al. 2017, and conv4 on 28 px. At 84 px a step takes up to a minute."""
+
+WAYS, SHOTS, QUERIES = 5, 5, 15
+POINTS = 10
+"""Number of points of a sinusoid, in the support set and in the query set each."""
+STEPS, RATE = 5, 0.01
+"""Number of inner steps, and their learning rate."""
 
 EVERYWHERE = ("maml", "maml(recompute=true)", "maml(first_order=true)")
 FOR_SINUSOIDS = ('maml(engine="loop")', "maml(compile=true)")
@@ -32,10 +41,171 @@ VECTORIZED = 'maml(engine="vmap")'
 LARGEST_AT_ONCE = 4 * 28 * 28 * 64
 """Maximum of tasks · pixels · filters for workloads that keep the graphs of all tasks: summed losses and `VECTORIZED`,
 which took 14 GB for 4 tasks at 84 px with 32 filters."""
+CHANNELS_LAST, ROWS = "maml, channels last", "maml, rows only"
 
-REFERENCES = (BY_HAND, META_SGD, HIGHER)
-CHANNELS_LAST = "maml, channels last"
-ROWS = "maml, rows only"
+# -- inputs --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Tasks, and the network that is adapted to them; drawn in float32, so that all dtypes have the same numbers.
+
+    Attributes:
+        modules: creates the encoder and the head.
+        draw: draws the support set and the query set: inputs and targets.
+        size: tasks · pixels · filters; 0 for networks without images.
+    """
+
+    title: str
+    modules: Callable[[], tuple[nn.Module, nn.Module]]
+    draw: Callable[[torch.Generator], list[Tensor]]
+    size: int = 0
+    dtype: torch.dtype = torch.float32
+
+    def network(self) -> nn.Sequential:
+        """Encoder and head, with the same parameters in every call."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            encoder, head = self.modules()
+        return nn.Sequential(OrderedDict(encoder=encoder, head=head)).to(self.dtype).train()
+
+    def batch(self, number: int) -> TaskBatch:
+        """The tasks of a round."""
+        drawn = self.draw(torch.Generator().manual_seed(number))
+        return TaskBatch(*(part.to(self.dtype) if part.is_floating_point() else part for part in drawn))
+
+
+def images(tasks: int, channels: int, pixels: int, filters: int) -> Setting:
+    """Few-shot images: a pattern per class plus noise of the same scale (time does not depend on the pixels)."""
+    image = (channels, pixels, pixels)
+
+    def draw(random: torch.Generator) -> list[Tensor]:
+        classes = torch.randn(tasks, WAYS, 1, *image, generator=random)
+        found = []
+        for each in (SHOTS, QUERIES):
+            noisy = classes + torch.randn(tasks, WAYS, each, *image, generator=random)
+            targets = torch.arange(WAYS).repeat_interleave(each).expand(tasks, -1).contiguous()
+            found += [noisy.flatten(1, 2), targets]
+        return found
+
+    title = (
+        f"conv4, {filters} filters, inputs {image}, {tasks} tasks with {WAYS} ways, {SHOTS} shots, {QUERIES} queries"
+    )
+    return Setting(title, lambda: models.build("conv4", image, WAYS, filters), draw, tasks * pixels**2 * filters)
+
+
+def sinusoids(tasks: int, width: int) -> Setting:
+    """Regression as in Finn et al. 2017: 10 points, amplitude 0.1 to 5."""
+
+    def draw(random: torch.Generator) -> list[Tensor]:
+        amplitudes = 0.1 + 4.9 * torch.rand(tasks, 1, 1, generator=random)
+        phases = torch.pi * torch.rand(tasks, 1, 1, generator=random)
+        found = []
+        for _ in ("support", "query"):
+            x = 10 * torch.rand(tasks, POINTS, 1, generator=random) - 5
+            found += [x, amplitudes * torch.sin(x - phases)]
+        return found
+
+    title = f"mlp, two layers of {width}, {tasks} sinusoids with {POINTS} points"
+    return Setting(title, lambda: models.build("mlp", (1,), 1, width), draw)
+
+
+def to_channels_last(batch: TaskBatch) -> TaskBatch:
+    """The same images in the memory format `torch.channels_last`."""
+
+    def convert(x: Tensor) -> Tensor:
+        return x.flatten(0, 1).contiguous(memory_format=torch.channels_last).view(x.shape)
+
+    return TaskBatch(convert(batch.support_x), batch.support_y, convert(batch.query_x), batch.query_y)
+
+
+# -- implementations -----------------------------------------------------------------------------------------------
+
+Accumulate = Callable[[nn.Module, TaskBatch], None]
+"""Adds the gradient of the tasks' mean query loss to `.grad` of a network's parameters."""
+
+
+class Peer:
+    """One meta-step: the gradient as computed by a peer, then Adam.
+
+    The learning rate is 0, so that parameters are constant; the cost of Adam does not depend on it.
+    """
+
+    def __init__(self, accumulate: Accumulate, network: nn.Module) -> None:
+        self.accumulate, self.network = accumulate, network
+        self.outer = torch.optim.Adam(network.parameters(), lr=0.0)
+
+    def __call__(self, batch: TaskBatch) -> None:
+        self.outer.zero_grad()
+        self.accumulate(self.network, batch)
+        self.outer.step()
+
+
+def by_hand(network: nn.Module, batch: TaskBatch, *, first_order: bool = False) -> None:
+    """A loop over tasks that frees the graph of each task; the reference."""
+    parameters = dict(network.named_parameters())
+    for task in batch:
+        adapted = _adapt(network, parameters, task, first_order)
+        loss = _query_loss(network, adapted, task)
+        gradients = torch.autograd.grad(loss, [*(adapted if first_order else parameters).values()])
+        for parameter, gradient in zip(parameters.values(), gradients, strict=True):
+            share = gradient / len(batch)
+            parameter.grad = share if parameter.grad is None else parameter.grad.add_(share)
+
+
+def summed(network: nn.Module, batch: TaskBatch) -> None:
+    """As in tutorials: one `backward` of the mean query loss, which keeps the graphs of all tasks in memory."""
+    parameters = dict(network.named_parameters())
+    losses = [_query_loss(network, _adapt(network, parameters, task, False), task) for task in batch]
+    torch.stack(losses).mean().backward()
+
+
+def _adapt(network: nn.Module, start: dict[str, nn.Parameter], task: Task, first_order: bool) -> dict[str, Tensor]:
+    adapted: dict[str, Tensor] = dict(start)
+    for _ in range(STEPS):
+        loss = default_loss(functional_call(network, adapted, (task.support_x,)), task.support_y)
+        gradients = torch.autograd.grad(loss, [*adapted.values()], create_graph=not first_order)
+        adapted = {name: p - RATE * gradient for (name, p), gradient in zip(adapted.items(), gradients, strict=True)}
+        if first_order:
+            adapted = {name: p.detach().requires_grad_() for name, p in adapted.items()}
+    return adapted
+
+
+def _query_loss(network: nn.Module, parameters: dict[str, Tensor], task: Task) -> Tensor:
+    return default_loss(functional_call(network, parameters, (task.query_x,)), task.query_y)
+
+
+def with_meta_sgd(network: nn.Module, batch: TaskBatch) -> None:
+    """As in TorchOpt's tutorial, with `detach_buffers`: otherwise tasks share the buffers of batch normalization."""
+    inner = torchopt.MetaSGD(network, lr=RATE)
+    start = torchopt.extract_state_dict(network, by="reference", detach_buffers=True)
+    fresh = torchopt.extract_state_dict(inner, by="reference")
+    for task in batch:
+        for _ in range(STEPS):
+            inner.step(default_loss(network(task.support_x), task.support_y))
+        (default_loss(network(task.query_x), task.query_y) / len(batch)).backward()
+        torchopt.recover_state_dict(network, start)
+        torchopt.recover_state_dict(inner, fresh)
+
+
+def with_higher(network: nn.Module, batch: TaskBatch) -> None:
+    """As in the examples of `higher`."""
+    inner = torch.optim.SGD(network.parameters(), lr=RATE)
+    for task in batch:
+        with higher.innerloop_ctx(network, inner, copy_initial_weights=False) as (adapted, descent):
+            for _ in range(STEPS):
+                descent.step(default_loss(adapted(task.support_x), task.support_y))
+            (default_loss(adapted(task.query_x), task.query_y) / len(batch)).backward()
+
+
+BY_HAND, AT_ONCE, META_SGD, HIGHER = (
+    "hand-written loop", "hand-written, losses summed", "TorchOpt MetaSGD", "higher",
+)  # fmt: skip
+FIRST_ORDER = "hand-written, first order"
+PEERS: dict[str, Accumulate] = {
+    BY_HAND: by_hand, AT_ONCE: summed, META_SGD: with_meta_sgd, HIGHER: with_higher,
+    FIRST_ORDER: partial(by_hand, first_order=True),
+}  # fmt: skip
 
 
 class MetaStep:
@@ -48,7 +218,7 @@ class MetaStep:
     def __init__(self, text: str, network: nn.Sequential, *, channels_last: bool = False) -> None:
         selector, own = expression.parse_one(text)
         _, spec = installed().load("learners", selector)
-        common = {"inner_steps": maml_peers.STEPS, "inner_lr": maml_peers.RATE}
+        common = {"inner_steps": STEPS, "inner_lr": RATE}
         accepted = {name: value for name, value in common.items() if name in options.option_parameters(spec)}
         self.channels_last = channels_last
         self.network = network.to(memory_format=torch.channels_last) if channels_last else network
@@ -60,33 +230,24 @@ class MetaStep:
         self.learner.step(to_channels_last(batch) if self.channels_last else batch, self.outer)
 
 
-def workloads(texts: Sequence[str], setting: Setting) -> tuple[dict[str, Workload], list[str]]:
-    """The workloads by label, and notes about omitted workloads."""
-    at_once = not setting.images or _size(setting) <= LARGEST_AT_ONCE
-    found, notes = dict[str, Workload](), list[str]()
-    for label, accumulate in PEERS.items():
-        if at_once or accumulate is not maml_peers.summed:
-            found[label] = Peer(accumulate, setting.network())
-    if not at_once:
-        notes.append("Workloads that keep the graphs of all tasks are omitted: for these images they need gigabytes.")
-    defaults = [*EVERYWHERE, *(FOR_IMAGES if setting.images else FOR_SINUSOIDS), *([VECTORIZED] if at_once else [])]
+def steps(texts: Sequence[str], setting: Setting) -> tuple[dict[str, Peer | MetaStep], list[str]]:
+    """The steps by label, and notes about omitted steps."""
+    at_once = setting.size <= LARGEST_AT_ONCE
+    made: dict[str, Peer | MetaStep] = {
+        label: Peer(accumulate, setting.network()) for label, accumulate in PEERS.items() if at_once or label != AT_ONCE
+    }
+    large = "Workloads that keep the graphs of all tasks are omitted: for these images they need gigabytes."
+    notes = [] if at_once else [large]
+    defaults = [*EVERYWHERE, *(FOR_IMAGES if setting.size else FOR_SINUSOIDS), *([VECTORIZED] if at_once else [])]
     for text in texts or defaults:
         step = MetaStep(text, setting.network())
         if "compile" in text and (reason := _compile_error(step, setting.batch(0))):
             notes.append(f"{text} is omitted: {reason}")
-            continue
-        found[text] = step
-    if not texts:
-        plain = MetaStep("maml", setting.network())
-        found[ROWS] = plain.learner.rows
-        if setting.images:
-            found[CHANNELS_LAST] = MetaStep("maml", setting.network(), channels_last=True)
-    return found, notes
-
-
-def _size(setting: Setting) -> int:
-    tasks, _, size, width = setting.shape
-    return tasks * size * size * width
+        else:
+            made[text] = step
+    if setting.size and not texts:
+        made[CHANNELS_LAST] = MetaStep("maml", setting.network(), channels_last=True)
+    return made, notes
 
 
 def _compile_error(step: MetaStep, batch: TaskBatch) -> str | None:
@@ -98,55 +259,32 @@ def _compile_error(step: MetaStep, batch: TaskBatch) -> str | None:
     return None
 
 
-class Cosine:
-    """Cosine between `.grad` after a workload and the gradient of the hand-written loop in float64, on one batch."""
-
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-        self._exact: Tensor | None = None
-
-    def __call__(self, workload: Any) -> float | None:
-        if not isinstance(workload, (Peer, MetaStep)):
-            return None
-        if self._exact is None:
-            exact = Setting(self.setting.shape, torch.float64)
-            network = exact.network()
-            maml_peers.by_hand(network, exact.batch(0))
-            self._exact = gradient(network)
-        return float(torch.cosine_similarity(gradient(workload.network), self._exact, dim=0))
+def exact_gradient(setting: Setting) -> nn.Module:
+    """The network after the hand-written loop in float64, on the first batch."""
+    double = dataclasses.replace(setting, dtype=torch.float64)
+    network = double.network()
+    by_hand(network, double.batch(0))
+    return network
 
 
-def gradient(network: nn.Module) -> Tensor:
-    """`.grad` of all parameters, `[params]` in float64."""
-    return torch.cat([p.grad.double().flatten() for p in network.parameters() if p.grad is not None])
-
-
-def case(texts: Sequence[str], shape: Sequence[int]) -> Case:
-    """All workloads on a network and tasks of `shape`, one of `FORMS`."""
-    setting = Setting(shape)
-    made, notes = workloads(texts, setting)
-    return Case(
-        made,
-        setting.batch,
-        REFERENCES,
-        f"one meta-step of MAML, {maml_peers.STEPS} inner steps: {setting.title}",
+def compare(texts: Sequence[str], setting: Setting) -> Comparison:
+    made, notes = steps(texts, setting)
+    rows: dict[str, Workload] = {} if texts else {ROWS: MetaStep("maml", setting.network()).learner.rows}
+    networks = {label: step.network for label, step in made.items()}
+    return Comparison(
+        f"one meta-step of MAML, {STEPS} inner steps: {setting.title}",
+        {**made, **rows}, setting.batch, (BY_HAND, META_SGD, HIGHER),
         (
             "A meta-step: the gradient of the mean query loss, of second order unless the label differs, and Adam.",
-            "All took steps in turn on the same batches; the first round is a warm-up unless it is the only round.",
-            "to …: median over rounds of (its time / time of the other in the same round).",
-            INTERVAL_NOTE,
-            f"{MEMORY_NOTE}; for others than {BY_HAND}, the difference.",
             "cosine: between its gradient and that of the hand-written loop in float64, on the first batch.",
             *notes,
         ),
-        shared_budget=True,
-        paired=True,
-        cosine=Cosine(setting),
-    )
+        min_rounds=1, cosine=cosine_to(partial(exact_gradient, setting), networks),
+    )  # fmt: skip
 
 
-BENCHMARK = Benchmark("maml", "learner", FORMS, SHAPES, case)
-
+FORMS = {"tasks x channels x pixels x filters (conv4)": images, "tasks x hidden units (sinusoids)": sinusoids}
+BENCHMARK = Benchmark("maml", FORMS, SHAPES, compare, kind="learner")
 
 if __name__ == "__main__":
-    sys.exit(main(BENCHMARK, __doc__))
+    sys.exit(BENCHMARK.main(__doc__))

@@ -6,32 +6,56 @@ import sys
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor, nn
 
 import gradhomog
-from gradhomog.experiments.profiling.overhead import synchronizer
-from gradhomog.experiments.profiling.table_text import INTERVAL_NOTE
-from gradhomog.experiments.profiling.timing import Workload
-from tests.benchmarks import backward_peers
-from tests.benchmarks.backward import Step, homogenized
-from tests.benchmarks.backward_inputs import Batch
-from tests.benchmarks.backward_peers import BY_HAND, SUMMED
+from gradhomog.experiments import models
+from gradhomog.experiments.profiling.harness import Comparison
+from tests.benchmarks.backward import BY_HAND, IMAGES, SUMMED, Setting, Step, by_hand, homogenized, summed
 from tests.benchmarks.benchmark import Benchmark
-from tests.benchmarks.case import Case
-from tests.benchmarks.command import main
-from tests.benchmarks.overhead_inputs import DEVICE, FORMS, Setting
 
 SHAPES = tuple((tasks, *sizes) for sizes in ((3, 84, 64), (84,), (8, 1024)) for tasks in (4, 16))
+SEQUENCES, TOKENS = 8, 128
+"""Batch size, and the length of a sequence."""
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-class Synchronized:
-    """A step, until the device has finished it."""
+class Transformer(nn.Module):
+    """Encoder layers without dropout; features are the means over the tokens."""
 
-    def __init__(self, step: Step) -> None:
-        self._step, self._wait = step, synchronizer(DEVICE)
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(
+            width, max(1, width // 64), 4 * width, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
 
-    def __call__(self, batch: Batch) -> None:
-        self._step(batch)
-        self._wait()
+    def forward(self, tokens: Tensor) -> Tensor:
+        found: Tensor = self.layers(tokens).mean(1)
+        return found
+
+
+def transformer(tasks: int, layers: int, width: int) -> Setting:
+    inputs = (SEQUENCES, TOKENS, width)
+    title = f"transformer, {layers} layers of width {width}, {tasks} heads, {SEQUENCES} times {TOKENS} tokens"
+    return Setting(title, tasks, lambda: Transformer(layers, width), width, inputs, device=DEVICE)
+
+
+def resnet10(tasks: int, pixels: int) -> Setting:
+    return _images("resnet10", tasks, (3, pixels, pixels), 64)
+
+
+def conv4(tasks: int, channels: int, pixels: int, filters: int) -> Setting:
+    return _images("conv4", tasks, (channels, pixels, pixels), filters)
+
+
+def _images(name: str, tasks: int, image: tuple[int, ...], width: int) -> Setting:
+    with torch.device("meta"):  # without memory
+        _, head = models.build(name, image, 1, width)
+    assert isinstance(head, nn.Linear)
+    title = f"{name}, {width} filters, {tasks} heads, {IMAGES} images {image}"
+    encoder = lambda: models.build(name, image, 1, width)[0]  # noqa: E731
+    return Setting(title, tasks, encoder, head.in_features, (IMAGES, *image), device=DEVICE)
 
 
 def acts_on_rows(name: str) -> bool:
@@ -41,42 +65,29 @@ def acts_on_rows(name: str) -> bool:
     return not needs & {"features", "kernel_traces", "targets"} and not pipe.requirements.attaching
 
 
-def workloads(texts: Sequence[str], setting: Setting) -> dict[str, Workload]:
-    """The workloads by label; all use one network, whose parameters do not change.
-
-    Raises:
-        GradhomogError: an expression of `texts` is invalid.
-    """
-    network = setting.network()
-    steps = {SUMMED: backward_peers.summed, BY_HAND: backward_peers.by_hand}
-    default = ["none", *filter(acts_on_rows, gradhomog.available())]
-    steps.update((text, homogenized(text, "")) for text in texts or default)
-    return {label: Synchronized(Step(backward, network, mean=False)) for label, backward in steps.items()}
-
-
-def case(texts: Sequence[str], shape: Sequence[int]) -> Case:
-    """All workloads on a network and batches of `shape`, one of `FORMS`."""
-    setting = Setting(shape)
-    return Case(
-        workloads(texts, setting),
-        setting.batch,
-        (SUMMED, BY_HAND),
-        f"one step: {setting.title}",
+def compare(texts: Sequence[str], setting: Setting) -> Comparison:
+    network = setting.network()  # of all steps; its parameters do not change
+    steps = {SUMMED: summed, BY_HAND: by_hand}
+    steps |= {text: homogenized(text) for text in texts or ["none", *filter(acts_on_rows, gradhomog.available())]}
+    millions = sum(parameter.numel() for parameter in network.encoder.parameters()) / 1e6
+    device = torch.cuda.get_device_name(DEVICE) if DEVICE.type == "cuda" else "CPU"
+    return Comparison(
+        f"one step: {setting.title}, {millions:.3g} million shared parameters, {device}",
+        {label: Step(backward, network) for label, backward in steps.items()}, setting.batch, (SUMMED, BY_HAND),
         (
             "A step: forward, the losses of linear heads, gradients into .grad; no optimizer. float32.",
             f"PyTorch {torch.__version__}. Times include the end of all work on the device.",
-            "All took steps in turn on the same batches; the first round is a warm-up.",
-            INTERVAL_NOTE,
         ),
-        min_rounds=2,
-        shared_budget=True,
-        paired=True,
-        with_memory=False,
-    )
+        device=DEVICE, with_memory=False,
+    )  # fmt: skip
 
 
-BENCHMARK = Benchmark("overhead", "homogenizer", FORMS, SHAPES, case)
-
+FORMS = {
+    "tasks x pixels (resnet10)": resnet10,
+    "tasks x layers x width (transformer)": transformer,
+    "tasks x channels x pixels x filters (conv4)": conv4,
+}
+BENCHMARK = Benchmark("overhead", FORMS, SHAPES, compare)
 
 if __name__ == "__main__":
-    sys.exit(main(BENCHMARK, __doc__))
+    sys.exit(BENCHMARK.main(__doc__))

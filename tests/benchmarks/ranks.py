@@ -6,8 +6,7 @@ import multiprocessing
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from functools import partial
-from multiprocessing.connection import Connection
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradhomog
 from gradhomog import Ranks
-from gradhomog.experiments.profiling.table_text import INTERVAL_NOTE
-from tests.benchmarks.backward_inputs import FORMS, Batch, Network, Setting
-from tests.benchmarks.backward_peers import by_hand
+from gradhomog.experiments.profiling.harness import Comparison
+from tests.benchmarks import backward
+from tests.benchmarks.backward import Backward, Batch, Network, Setting, Step, by_hand
 from tests.benchmarks.benchmark import Benchmark
-from tests.benchmarks.case import Case
-from tests.benchmarks.command import main
 
 RANKS = 2
 PLAIN, ALONE = "DistributedDataParallel", "by hand, nothing sent"
 SHAPES = (*((tasks, 64, 1000) for tasks in (2, 4, 8)), *((tasks, 3, 32, 32) for tasks in (2, 4)))
 EXPRESSIONS = ("none", "pcgrad", "upgrad")
-
-Step = Callable[[Batch], None]
+RANKS_OPTIONS = {"batch": Ranks("batch"), "local": Ranks(local=True)}
 
 
 class WithLosses(nn.Module):
@@ -44,113 +40,100 @@ class WithLosses(nn.Module):
         return torch.stack(self.network.losses(self.network.encoder(batch.inputs), batch)).mean()
 
 
-def steps(texts: Sequence[str], setting: Setting) -> dict[str, Step]:
+def steps(texts: Sequence[str], setting: Setting) -> dict[str, Callable[[Batch], None]]:
     """The steps of one rank by label; each writes `.grad`, and has a network of its own."""
-    wrapped, alone = DistributedDataParallel(WithLosses(setting.network())), setting.network()
+    wrapped = DistributedDataParallel(WithLosses(setting.network()))
 
     def plain(batch: Batch) -> None:
         wrapped.zero_grad()
         wrapped(batch).backward()
 
-    def not_sent(batch: Batch) -> None:
-        alone.zero_grad()
-        features = alone.encoder(batch.inputs)
-        by_hand(alone.losses(features, batch), features, alone.encoder)
-
-    found: dict[str, Step] = {PLAIN: plain, ALONE: not_sent}
+    found = {PLAIN: plain, ALONE: Step(by_hand, setting.network())}
     for text in texts:
-        for label, ranks in (("batch", Ranks("batch")), ("local", Ranks(local=True))):
-            found[f"{text}, {label}"] = partial(exchanged, setting.network(), gradhomog.pipeline(text), ranks)
+        for label, ranks in RANKS_OPTIONS.items():
+            found[f"{text}, {label}"] = Step(exchanged(gradhomog.pipeline(text), ranks), setting.network())
     return found
 
 
-def exchanged(network: Network, pipe: gradhomog.Pipeline, ranks: Ranks, batch: Batch) -> None:
+def exchanged(pipe: gradhomog.Pipeline, ranks: Ranks) -> Backward:
     """Write the homogenized gradients of all ranks."""
-    network.zero_grad()
-    losses = network.losses(network.encoder(batch.inputs), batch)
-    gradhomog.backward(losses, pipe, parameters=network.encoder, group=ranks)
+    return lambda losses, features, encoder: gradhomog.backward(losses, pipe, parameters=encoder, group=ranks)
 
 
-def serve(connection: Connection, rank: int, store: str, shape: Sequence[int], texts: Sequence[str]) -> None:
-    """Take the steps that the other end of the connection requests, as one rank, until it is closed."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
-    setting = Setting(shape)
-    own, batch = steps(texts, setting), setting.batch(0)
-    while True:
-        try:
-            request: int | str = connection.recv()
-        except EOFError:
-            dist.destroy_process_group()
-            return
+class Rank:
+    """One process of the group, with its steps and its batch."""
+
+    def __init__(self, rank: int, store: str, shape: Sequence[int], texts: Sequence[str]) -> None:
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
+        self.rank, self.setting = rank, backward.BENCHMARK.inputs(shape)
+        self.steps, self.batch = steps(texts, self.setting), self.setting.batch(0)
+
+    def act(self, request: int | str) -> None:
+        """Create the batch of a round (a number), or take a step (a label)."""
         if isinstance(request, int):
-            batch = setting.batch(RANKS * request + rank)
+            self.batch = self.setting.batch(RANKS * request + self.rank)
         else:
-            own[request](batch)
-        connection.send("done")
+            self.steps[request](self.batch)
+
+
+_own: Rank
+"""In a process of the group, its rank."""
+
+
+def _start(*arguments: Any) -> None:
+    global _own
+    _own = Rank(*arguments)
+
+
+def _act(request: int | str) -> None:
+    _own.act(request)
 
 
 class Processes:
-    """Processes that take a step at the same time; started at the first request."""
+    """One process per rank, which act at the same time; started at the first request."""
 
     def __init__(self, shape: Sequence[int], texts: Sequence[str]) -> None:
-        self._shape, self._texts = tuple(shape), tuple(texts)
-        self._connections: list[Any] = []
-
-    def request(self, what: int | str) -> int | str:
-        """Create the batches of a round (a number), or take a step (a label), and wait for all ranks."""
-        if not self._connections:
-            self._start()
-        for connection in self._connections:
-            connection.send(what)
-        for connection in self._connections:
-            connection.recv()
-        return what
-
-    def step(self, label: str, number: int) -> None:
-        """Take a step on the batches of round `number`, which were created before."""
-        self.request(label)
-
-    def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
         store = str(Path(tempfile.mkdtemp()) / "store")
-        for rank in range(RANKS):
-            ours, theirs = context.Pipe()
-            arguments = (theirs, rank, store, self._shape, self._texts)
-            context.Process(target=serve, args=arguments, daemon=True).start()
-            theirs.close()
-            self._connections.append(ours)
+        context = multiprocessing.get_context("spawn")
+        self._ranks = [
+            ProcessPoolExecutor(1, context, _start, (rank, store, tuple(shape), tuple(texts))) for rank in range(RANKS)
+        ]
+
+    def request(self, what: int | str) -> None:
+        """Create the batches of a round (a number), or take a step (a label), and wait for all ranks."""
+        for future in [rank.submit(_act, what) for rank in self._ranks]:
+            future.result()
+
+    def step(self, label: str) -> Callable[[object], None]:
+        return lambda batch: self.request(label)
 
 
-def case(texts: Sequence[str], shape: Sequence[int]) -> Case:
-    """All steps on networks and batches of `shape`, one of `FORMS`."""
+def compare(texts: Sequence[str], shape: Sequence[int]) -> Comparison:
     texts = texts or EXPRESSIONS
     for text in texts:
         gradhomog.pipeline(text)  # raises for an invalid expression, before processes start
     processes = Processes(shape, texts)
-    labels = [PLAIN, ALONE, *(f"{text}, {label}" for text in texts for label in ("batch", "local"))]
-    return Case(
-        {label: partial(processes.step, label) for label in labels},
-        processes.request,
-        (PLAIN,),
-        f"one step on {RANKS} ranks: {Setting(shape).title} per rank",
+    labels = [PLAIN, ALONE, *(f"{text}, {label}" for text in texts for label in RANKS_OPTIONS)]
+    return Comparison(
+        f"one step on {RANKS} ranks: {backward.BENCHMARK.inputs(shape).title} per rank",
+        {label: processes.step(label) for label in labels}, processes.request, (PLAIN,),
         (
             "A step: forward, one loss per linear head, gradients of all ranks into .grad; no optimizer.",
             f"{PLAIN}: one backward pass of the mean loss. {ALONE}: one backward pass per loss on each rank.",
             'batch: Ranks("batch"), rows are exchanged. local: Ranks(local=True), directions are averaged.',
             f"{RANKS} processes with one thread each, connected by gloo on the loopback interface.",
-            "All took steps in turn on the same batches; the first round is a warm-up.",
-            INTERVAL_NOTE,
         ),
-        min_rounds=2,
-        shared_budget=True,
-        paired=True,
         with_memory=False,
-    )
+    )  # fmt: skip
 
 
-BENCHMARK = Benchmark("ranks", "homogenizer", FORMS, SHAPES, case)
+def _shape(*sizes: int) -> tuple[int, ...]:
+    """The shape itself: each process creates its own network and batches."""
+    return sizes
 
+
+BENCHMARK = Benchmark("ranks", dict.fromkeys(backward.FORMS, _shape), SHAPES, compare)
 
 if __name__ == "__main__":
-    sys.exit(main(BENCHMARK, __doc__))
+    sys.exit(BENCHMARK.main(__doc__))

@@ -1,29 +1,45 @@
-"""Benchmark of self-information drop-out on one convolution: homogenizers, the published form, and `unfold`."""
+"""Benchmark of self-information drop-out on one convolution: homogenizers, the published form, and `unfold`.
+
+Both peers compute, for each position p of a convolution's output, the kernel sum
+S(p) = Σ_δ exp(−‖patch(p) − patch(p + δ)‖² / 2h²m) over all shifts δ in [−radius, radius]², with the mean squared
+distance m over the batch and h = 1.
+"""
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import gradhomog
 from gradhomog import TaskKey
-from gradhomog.experiments.profiling.table_text import INTERVAL_NOTE, MEMORY_NOTE
-from gradhomog.experiments.profiling.timing import Workload
+from gradhomog.experiments.profiling.harness import Comparison
 from tests.benchmarks.benchmark import Benchmark
-from tests.benchmarks.case import Case
-from tests.benchmarks.command import main
-from tests.benchmarks.self_information_peers import concatenated_differences, drop, unfolded_patches
 
 SHAPES = ((75, 64, 42, 42),)
 """The second convolution of conv4 at 84 px, on the queries of a 5-way episode with 15 queries."""
 
 EXPRESSIONS = ("isi(layers=1)", "isi(layers=1, neighbours=9)")
-RADIUS = 3
-FILTERS = 64
+RADIUS, FILTERS = 3, 64
 CONVOLUTION, PUBLISHED, UNFOLD = "convolution", "published form", "unfold form"
+
+
+@dataclass(frozen=True)
+class Images:
+    """Random activations, the same in all rounds."""
+
+    images: int
+    channels: int
+    height: int
+    width: int
+
+    def batch(self, number: int) -> Tensor:
+        return torch.randn(*vars(self).values(), generator=torch.Generator().manual_seed(0))
 
 
 class Attached:
@@ -40,52 +56,86 @@ class Attached:
         return outputs
 
 
-class Peer:
-    """The convolution, then kernel sums computed by a peer and a Bernoulli mask: the same operation as `Attached`."""
+def concatenated_differences(x: Tensor, radius: int, kernel: int, padding: int) -> Tensor:
+    """S, `[n, height, width]`, in the form of the code published with InfoDrop (Shi et al. 2020, few_shot/backbone.py).
 
-    def __init__(self, sums: Callable[[Tensor, int, int, int], Tensor], convolution: nn.Module) -> None:
-        self.sums, self.convolution = sums, convolution
-        self.random = torch.Generator().manual_seed(0)
+    The differences between the padded input `[n, channels, height, width]` and each of its shifts are concatenated,
+    squared, and summed over channels; then follow a convolution with ones (sum over the patch), exp, and the sum over
+    shifts.
 
-    def __call__(self, x: Tensor) -> Tensor:
+    Deviations from that code: 1. all shifts are used instead of nine random shifts; 2. differences are squared in place
+    and intermediate tensors freed instead of keeping three copies, so this form needs less memory.
+    """
+    center, *shifted = _shifts(x, radius, padding)
+    differences = torch.cat([center - other for other in shifted], dim=1)
+    shape = (len(x), len(shifted), *center.shape[-2:])
+    squares = differences.square_().view(-1, *center.shape[1:]).sum(dim=1).view(shape)
+    del differences
+    distances = functional.conv2d(squares, x.new_ones(len(shifted), 1, kernel, kernel), groups=len(shifted))
+    return torch.exp(-distances / distances.mean() / 2).sum(dim=1)
+
+
+def unfolded_patches(x: Tensor, radius: int, kernel: int, padding: int) -> Tensor:
+    """S, `[n, height, width]`, from patches extracted by `unfold`: the distances of all patches for each shift."""
+    center, *shifted = _shifts(x, radius, padding)
+    patches = functional.unfold(center, kernel)
+    distances = torch.stack(
+        [(patches - functional.unfold(other, kernel)).square_().sum(dim=1) for other in shifted], dim=1
+    )
+    height, width = (size - kernel + 1 for size in center.shape[-2:])
+    return torch.exp(-distances / distances.mean() / 2).sum(dim=1).view(len(x), height, width)
+
+
+def _shifts(x: Tensor, radius: int, padding: int) -> list[Tensor]:
+    """The input padded for patches, and all of its shifts (views of the zero-padded input)."""
+    height, width = (size + 2 * padding for size in x.shape[-2:])
+    padded = functional.pad(x, (radius + padding,) * 4)
+    shifts = [(radius, radius), *itertools.product(range(2 * radius + 1), repeat=2)]
+    return [padded[:, :, i : i + height, j : j + width] for i, j in shifts]
+
+
+def drop(outputs: Tensor, sums: Tensor, rate: float, temperature: float, random: torch.Generator) -> Tensor:
+    """Outputs `[n, channels, height, width]`, dropped (set to 0) independently per position and channel.
+
+    The drop probability is 1 − (1 − rate)^(positions · p), with the softmax p over positions of (log S) / temperature.
+    """
+    share = (sums.log() / temperature).flatten(1).softmax(dim=1).view_as(sums)
+    probability = 1 - (1 - rate) ** (share * sums[0].numel())
+    return outputs * (torch.rand(outputs.shape, generator=random) >= probability[:, None])
+
+
+def peer(sums: Callable[[Tensor, int, int, int], Tensor], convolution: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The convolution, then kernel sums and a Bernoulli mask: the same operation as `Attached`."""
+    random = torch.Generator().manual_seed(0)
+
+    def call(x: Tensor) -> Tensor:
         with torch.no_grad():
-            sums = self.sums(x, RADIUS, 3, 1)
-        return drop(self.convolution(x), sums, 0.1, 0.5, self.random)
+            found = sums(x, RADIUS, 3, 1)
+        return drop(convolution(x), found, 0.1, 0.5, random)
+
+    return call
 
 
-def workloads(texts: Sequence[str], shape: Sequence[int]) -> dict[str, Workload]:
-    """The workloads by label."""
-    convolution = nn.Conv2d(shape[1], FILTERS, 3, padding=1)
-    return {
-        CONVOLUTION: convolution,
-        **{text: Attached(text, convolution) for text in texts},
-        PUBLISHED: Peer(concatenated_differences, convolution),
-        UNFOLD: Peer(unfolded_patches, convolution),
-    }
-
-
-def case(texts: Sequence[str], shape: Sequence[int]) -> Case:
-    """All workloads on inputs of `shape`, images x channels x height x width."""
-    x = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
-    return Case(
-        workloads(texts or EXPRESSIONS, shape),
-        lambda number: x,
-        (CONVOLUTION, PUBLISHED, UNFOLD),
-        f"self-information on inputs {'x'.join(map(str, shape))}",
+def compare(texts: Sequence[str], images: Images) -> Comparison:
+    convolution = nn.Conv2d(images.channels, FILTERS, 3, padding=1)
+    return Comparison(
+        f"self-information on inputs {'x'.join(map(str, vars(images).values()))}",
+        {
+            CONVOLUTION: convolution,
+            **{text: Attached(text, convolution) for text in texts or EXPRESSIONS},
+            PUBLISHED: peer(concatenated_differences, convolution),
+            UNFOLD: peer(unfolded_patches, convolution),
+        },
+        images.batch, (CONVOLUTION, PUBLISHED, UNFOLD),
         (
             f"{CONVOLUTION}: forward pass of a 3×3 convolution with {FILTERS} filters. Others: the same with a map of "
             f"self-information (for the peers, from {(2 * RADIUS + 1) ** 2} neighbours) and a new mask.",
-            "to …: median over rounds of its time / median time of the other.",
-            INTERVAL_NOTE,
-            "All have an equal share of the time, so slow ones have fewer rounds. The first round is a warm-up unless "
-            "it is the only round.",
-            f"{MEMORY_NOTE}; for others than {CONVOLUTION}, the difference.",
         ),
-    )
+        shared_budget=False,
+    )  # fmt: skip
 
 
-BENCHMARK = Benchmark("self_information", "homogenizer", ("images x channels x height x width",), SHAPES, case)
-
+BENCHMARK = Benchmark("self_information", {"images x channels x height x width": Images}, SHAPES, compare)
 
 if __name__ == "__main__":
-    sys.exit(main(BENCHMARK, __doc__))
+    sys.exit(BENCHMARK.main(__doc__))

@@ -5,18 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from torch.nn import functional
-
 import gradhomog
-from gradhomog.experiments.profiling.table_text import INTERVAL_NOTE, MEMORY_NOTE
-from gradhomog.experiments.profiling.timing import Workload
-from tests.benchmarks import backward_peers
-from tests.benchmarks.backward import Step, homogenized
-from tests.benchmarks.backward_inputs import FORMS, Batch, Network, Setting
-from tests.benchmarks.backward_peers import SUMMED
+from gradhomog.experiments.profiling.harness import Comparison, Workload
+from tests.benchmarks.backward import FORMS, SUMMED, Batch, Network, Setting, Step, homogenized, summed
 from tests.benchmarks.benchmark import Benchmark
-from tests.benchmarks.case import Case
-from tests.benchmarks.command import main
 
 SHAPES = tuple((tasks, *sizes) for sizes in ((3, 50), (64, 1000)) for tasks in (2, 4, 16))
 
@@ -28,13 +20,10 @@ class TrackedStep:
         self.pipe, self.network = gradhomog.pipeline(text), network
 
     def __call__(self, batch: Batch) -> None:
-        network = self.network
-        network.zero_grad()
-        features = network.encoder(batch.inputs)
-        chosen = self.pipe.choose(len(network.heads))
-        pairs = enumerate(zip(network.heads, batch.targets, strict=True))
-        losses = [functional.mse_loss(head(features), y) if task in chosen else None for task, (head, y) in pairs]
-        gradhomog.backward(losses, self.pipe, parameters=network.encoder)
+        self.network.zero_grad()
+        features = self.network.encoder(batch.inputs)
+        losses = self.network.losses(features, batch, self.pipe.choose(len(self.network.heads)))
+        gradhomog.backward(losses, self.pipe, parameters=self.network.encoder)
 
 
 def expressions(tasks: int) -> tuple[str, ...]:
@@ -43,44 +32,23 @@ def expressions(tasks: int) -> tuple[str, ...]:
     return ("none", "upgrad", "tracked", *every, f'tracked(every={4 * tasks}, dtype="bfloat16")')
 
 
-def workloads(texts: Sequence[str], setting: Setting) -> dict[str, Workload]:
-    """The workloads by label.
-
-    Raises:
-        GradhomogError: an expression of `texts` is invalid.
-    """
-    found: dict[str, Workload] = {SUMMED: Step(backward_peers.summed, setting.network(), mean=True)}
-    for text in texts or expressions(setting.shape[0]):
+def compare(texts: Sequence[str], setting: Setting) -> Comparison:
+    steps: dict[str, Workload] = {SUMMED: Step(summed, setting.network())}
+    for text in texts or expressions(setting.tasks):
         if "tracked" in text:
-            found[text] = TrackedStep(text, setting.network())
+            steps[text] = TrackedStep(text, setting.network())
         else:
-            found[f"backward {text}"] = Step(homogenized(text, ""), setting.network(), mean=text == "none")
-    return found
-
-
-def case(texts: Sequence[str], shape: Sequence[int]) -> Case:
-    """All workloads on a network and batches of `shape`, one of `FORMS`."""
-    setting = Setting(shape)
-    return Case(
-        workloads(texts, setting),
-        setting.batch,
-        (SUMMED,),
-        f"one step: {setting.title}",
+            steps[f"backward {text}"] = Step(homogenized(text), setting.network())
+    return Comparison(
+        f"one step: {setting.title}", steps, setting.batch, (SUMMED,),
         (
             "A step: forward, the losses of linear heads, gradients into .grad; no optimizer.",
             "tracked: the loss and the backward pass of one task per step, chosen by Pipeline.choose.",
-            "All took steps in turn on the same batches; the first round is a warm-up.",
-            INTERVAL_NOTE,
-            f"{MEMORY_NOTE}; for others than {SUMMED}, the difference.",
         ),
-        min_rounds=2,
-        shared_budget=True,
-        paired=True,
-    )
+    )  # fmt: skip
 
 
-BENCHMARK = Benchmark("tracked", "homogenizer", FORMS, SHAPES, case)
-
+BENCHMARK = Benchmark("tracked", FORMS, SHAPES, compare)
 
 if __name__ == "__main__":
-    sys.exit(main(BENCHMARK, __doc__))
+    sys.exit(BENCHMARK.main(__doc__))

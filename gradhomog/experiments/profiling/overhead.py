@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,13 +12,11 @@ from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.data.splits import Streams, streams
 from gradhomog.experiments.execution import plan
 from gradhomog.experiments.execution.threads import threads
-from gradhomog.experiments.profiling import memory, table
-from gradhomog.experiments.profiling.table import Table
-from gradhomog.experiments.profiling.table_text import INTERVAL_NOTE, MEMORY_NOTE
-from gradhomog.experiments.profiling.timing import Progress, Workload, interleave
-from gradhomog.experiments.results.plan import PLAIN, Run
+from gradhomog.experiments.profiling.harness import Clock, Comparison, Progress, Workload
+from gradhomog.experiments.profiling.table import INTERVAL_NOTE, MEMORY_NOTE, Table
+from gradhomog.experiments.results.plan import PLAIN, SINGLE, Run
 from gradhomog.experiments.training.meta_learning import make_learner
-from gradhomog.learners.learner import Learner
+from gradhomog.experiments.training.trainer import make_optimizer, make_trainable
 
 SECOND_PLAIN = "plain again"
 """Label of a second plain learner: the distance of its ratio from 1 is the error of the measurement."""
@@ -31,16 +27,8 @@ WARM_UP = 2
 MIN_ROUNDS = 3
 """The fewest rounds whose median is not changed by one outlier; intervals require six."""
 
-
-@dataclass(frozen=True)
-class Stepper:
-    """A learner with its outer optimizer; steppers share no parameters."""
-
-    learner: Learner
-    outer: torch.optim.Optimizer
-
-    def __call__(self, batch: Any) -> object:
-        return self.learner.step(batch, self.outer)
+STEP_ROUNDS = 50
+"""Most rounds of training steps; the time budget ends earlier on all but the smallest problems."""
 
 
 def pipelines(config: Config, learner: str) -> dict[str, str]:
@@ -54,7 +42,7 @@ def step_overheads(
     *,
     rounds: int,
     seconds: float,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Clock = time.perf_counter,
     progress: Progress = lambda done, total: None,
 ) -> list[Table]:
     """One table per learner: time and memory of `learner.step` with each pipeline, as ratios to plain.
@@ -65,72 +53,75 @@ def step_overheads(
     Raises:
         GradhomogError: names, options, data or device are invalid, or the plain learner fails.
     """
-    seed = config.seed_list[0]
-    source = streams(config, seed)
-    steppers_by_learner = {learner: _make_steppers(config, learner, source) for learner in config.learners}
-    share = seconds / len(steppers_by_learner)
+    source = streams(config, config.seed_list[0])
+    comparisons = [_compare_steps(config, learner, source) for learner in config.learners]
     with threads(config.threads):
-        return [
-            _table(config, learner, steppers, source, rounds, share, clock, progress)
-            for learner, steppers in steppers_by_learner.items()
-        ]
+        return [each.measure(rounds, seconds / len(comparisons), clock, progress) for each in comparisons]
 
 
-def _make_steppers(config: Config, learner: str, source: Streams) -> dict[str, Stepper]:
-    """A new learner with its optimizer for each pipeline, by label."""
-    steppers = {}
-    for label, text in pipelines(config, learner).items():
-        instance = make_learner(config, Run(learner, text, config.seed_list[0]), source)
-        steppers[label] = Stepper(instance, torch.optim.Adam(instance.parameters(), lr=config.train.outer_lr))
-    return steppers
-
-
-def _table(
-    config: Config,
-    learner: str,
-    steppers: dict[str, Stepper],
-    source: Streams,
-    rounds: int,
-    seconds: float,
-    clock: Callable[[], float],
-    progress: Progress,
+def trainable_overheads(
+    config: Config, learner: str, seconds: float, progress: Progress = lambda done, total: None
 ) -> Table:
-    device = next(iter(steppers.values())).learner.parameters()[0].device
-    workloads: dict[str, Workload] = {**steppers}
-    timings = interleave(
-        workloads,
-        lambda number: source.train.batch(number).to(device),
-        reference=PLAIN, rounds=rounds, seconds=seconds, min_rounds=WARM_UP + MIN_ROUNDS, shared_budget=True,
-        warm_up=WARM_UP, clock=clock, synchronize=synchronizer(device), progress=progress,
+    """The time of whole training steps of a learner or a multi-task problem with each pipeline, as ratios to plain.
+
+    Unlike `step_overheads`, a step includes the computation of its batch, and memory is not measured.
+
+    Raises:
+        GradhomogError: names, options, data or device are invalid.
+    """
+    steppers: dict[str, Workload] = {}
+    for label, text in pipelines(config, learner).items():
+        if text != SINGLE:
+            run = Run(learner, text, config.seed_list[0])
+            trainable = make_trainable(config.for_run(learner, text, run.seed), run)
+            optimizer = make_optimizer(config, trainable)
+            steppers[label] = functools.partial(trainable.step, optimizer=optimizer, inspect=False)
+    notes = (INTERVAL_NOTE, f"{SECOND_PLAIN}: the distance of its ratio from × 1.00 is the measurement error.")
+    comparison = Comparison(
+        "one training step", steppers, lambda number: number, (PLAIN,), notes,
+        min_rounds=1 + MIN_ROUNDS, device=torch.device(config.device), with_memory=False,
     )  # fmt: skip
-    peaks, states = {}, {}
-    if device.type == "cpu":
-        batch = source.train.batch(WARM_UP + rounds)
-        for label, stepper in steppers.items():
-            if label not in timings.failures:
-                peaks[label] = memory.peak_bytes(functools.partial(stepper, batch))
-                states[label] = memory.tensor_bytes(stepper.learner.homogenizers.state_dict())
+    with threads(config.threads):
+        return comparison.measure(STEP_ROUNDS, seconds, progress=progress)
+
+
+class Stepper:
+    """A new learner with its outer optimizer; steppers share no parameters."""
+
+    def __init__(self, config: Config, learner: str, text: str, source: Streams) -> None:
+        self.learner = make_learner(config, Run(learner, text, config.seed_list[0]), source)
+        self.outer = torch.optim.Adam(self.learner.parameters(), lr=config.train.outer_lr)
+
+    def __call__(self, batch: Any) -> object:
+        return self.learner.step(batch, self.outer)
+
+    def state(self) -> object:
+        """The state of its homogenizers."""
+        return self.learner.homogenizers.state_dict()
+
+
+def make_steppers(config: Config, learner: str, source: Streams) -> dict[str, Stepper]:
+    """A stepper for each pipeline, by label."""
+    return {label: Stepper(config, learner, text, source) for label, text in pipelines(config, learner).items()}
+
+
+def _compare_steps(config: Config, learner: str, source: Streams) -> Comparison:
+    steppers = make_steppers(config, learner, source)
+    device = steppers[PLAIN].learner.parameters()[0].device
     network = f"{config.network.name}, width {config.network.width}, inputs {source.input_shape}"
-    title = f"one meta-step of {learner}: {network}, {config.episodes.tasks} tasks"
+    memory_notes = (
+        f"{MEMORY_NOTE},", "and the state of the homogenizers; for methods other than plain, the difference.",
+    )  # fmt: skip
     notes = (
         f"Methods took steps alternately on the same batches, on {device}, with {config.threads} thread"
         f"{'s' if config.threads > 1 else ''}; {WARM_UP} warm-up rounds are not included.",
         "to plain: median over rounds of (time of the method / time of plain in the same round).",
         INTERVAL_NOTE,
         f"{SECOND_PLAIN}: a second plain learner; the distance of its ratio from × 1.00 is the measurement error.",
-        *(
-            [f"{MEMORY_NOTE},", "and the state of the homogenizers; for methods other than plain, the difference."]
-            if peaks
-            else []
-        ),
+        *(memory_notes if device.type == "cpu" else ()),
     )
-    return Table(
-        title, PLAIN, table.make_timing_rows(timings, PLAIN, peaks=peaks, states=states), notes, timings.failures
-    )
-
-
-def synchronizer(device: torch.device) -> Callable[[], None]:
-    """A function that waits for asynchronous operations on a CUDA device; it does nothing for other devices."""
-    if device.type == "cuda":
-        return functools.partial(torch.cuda.synchronize, device)
-    return lambda: None
+    return Comparison(
+        f"one meta-step of {learner}: {network}, {config.episodes.tasks} tasks",
+        steppers, lambda number: source.train.batch(number).to(device), (PLAIN,), notes,
+        warm_up=WARM_UP, min_rounds=WARM_UP + MIN_ROUNDS, device=device, state=Stepper.state,
+    )  # fmt: skip

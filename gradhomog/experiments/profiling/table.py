@@ -1,14 +1,20 @@
-"""The table of a timing: one row per workload, with its time, its ratio to a reference and its memory."""
+"""The table of a timing: one row per workload, as text, as Markdown and as plain data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from gradhomog.experiments.profiling.quantiles import Quantiles
-from gradhomog.experiments.profiling.timing import Timings
+from gradhomog.experiments.report.formatting import NOTHING
+from gradhomog.text_table import align_columns
+
+INTERVAL_NOTE = (
+    "95 %: confidence interval of the median to its left, by order statistics; n/a for fewer than six rounds."
+)
+MEMORY_NOTE = "memory: peak of the CPU tensors that one additional call allocates, without scratch memory of libraries"
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,35 @@ class TimingRow:
 
 
 @dataclass(frozen=True)
+class Column:
+    """An additional column.
+
+    Attributes:
+        values: values by label of a row; the cells of rows without a value are `–`.
+        text: converts a value to text.
+    """
+
+    title: str
+    values: Mapping[str, Quantiles | float]
+    text: Callable[[Any], str]
+
+
+def ratios(title: str, values: Mapping[str, Quantiles]) -> Column:
+    """A column of medians of ratios."""
+    return Column(title, values, ratio_cell)
+
+
+def differences(title: str, values: Mapping[str, Quantiles]) -> Column:
+    """A column of medians of differences in seconds, printed in milliseconds: `+0.12 ms`."""
+    return Column(title, values, lambda value: f"{signed(value.median * 1e3)} ms")
+
+
+def cosines(values: Mapping[str, float]) -> Column:
+    """A column of cosines with six decimals."""
+    return Column("cosine", values, lambda value: f"{value:.6f}")
+
+
+@dataclass(frozen=True)
 class Table:
     """Workloads that were timed alternately.
 
@@ -37,6 +72,7 @@ class Table:
         reference: label of the workload that the others are compared with.
         notes: lines that explain the numbers.
         failures: the message of each workload that failed, by label.
+        columns: additional columns, after the ratio to the reference.
     """
 
     title: str
@@ -44,6 +80,7 @@ class Table:
     rows: tuple[TimingRow, ...]
     notes: tuple[str, ...]
     failures: dict[str, str] = field(default_factory=dict)
+    columns: tuple[Column, ...] = ()
 
     def added_bytes(self, row: TimingRow) -> int | None:
         """Memory in addition to that of the reference, including the state; None if not measured."""
@@ -52,49 +89,107 @@ class Table:
             return None
         return row.peak_bytes + row.state_bytes - base.peak_bytes - base.state_bytes
 
+    def cells(self) -> list[list[str]]:
+        """The texts of the cells: the header, and one list per row."""
+        with_memory = any(row.peak_bytes is not None for row in self.rows)
+        titles = [f"to {self.reference}", "95 %", *(column.title for column in self.columns)]
+        lines = [["method", "time", *titles, *(["memory"] if with_memory else []), "rounds"]]
+        for row in self.rows:
+            is_reference = row.label == self.reference
+            ratio = [NOTHING, NOTHING] if is_reference else [ratio_cell(row.ratio), interval_cell(row.ratio)]
+            additional = [
+                column.text(column.values[row.label]) if row.label in column.values else NOTHING
+                for column in self.columns
+            ]
+            used = [self._memory(row)] if with_memory else []
+            lines.append([row.label, time_text(row.seconds.median), *ratio, *additional, *used, str(row.seconds.n)])
+        return lines
 
-def make_timing_rows(
-    timings: Timings,
-    reference: str,
-    *,
-    peaks: Mapping[str, int] = MappingProxyType({}),
-    states: Mapping[str, int] = MappingProxyType({}),
-) -> tuple[TimingRow, ...]:
-    """One row per workload that did not fail, with ratios within rounds.
+    def render(self) -> str:
+        """The table as aligned text, followed by its notes and failures."""
+        return "\n".join([self.title, "", *align_columns(self.cells()), "", *self.notes, *self._failed()])
 
-    Args:
-        peaks: peak memory in bytes, by label.
-        states: size of the homogenizers' state in bytes, by label.
-    """
-    return tuple(
-        TimingRow(
-            label,
-            Quantiles.of([*timings.measured_seconds(label).values()]),
-            Quantiles.of(timings.ratios(label, reference)),
-            peaks.get(label),
-            states.get(label, 0),
+    def markdown(self) -> str:
+        """A Markdown section with title, table, notes and failures."""
+        lines = self.cells()
+        widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
+        header, *rows = (
+            f"| {' | '.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))} |" for line in lines
         )
-        for label, seconds in timings.seconds.items()
-        if seconds and label not in timings.failures
-    )
+        rule = f"| {' | '.join('-' * width for width in widths)} |"
+        notes = [f"- {note}" for note in (*self.notes, *self._failed())]
+        return "\n".join([f"## {self.title}", "", header, rule, *rows, "", *notes])
+
+    def record(self) -> dict[str, Any]:
+        """The table as plain data for JSON, in seconds, ratios and bytes; rows have the values of all columns."""
+        return {
+            "title": self.title,
+            "reference": self.reference,
+            "rows": [
+                {
+                    "label": row.label,
+                    "seconds": row.seconds.record(),
+                    "ratio": row.ratio.record(),
+                    "peak_bytes": row.peak_bytes,
+                    "state_bytes": row.state_bytes,
+                    "added_bytes": self.added_bytes(row),
+                    **{column.title: _plain(column.values.get(row.label)) for column in self.columns},
+                }
+                for row in self.rows
+            ],
+            "failures": self.failures,
+            "notes": list(self.notes),
+        }
+
+    def _failed(self) -> list[str]:
+        return [f"Failed: {label}: {message}" for label, message in self.failures.items()]
+
+    def _memory(self, row: TimingRow) -> str:
+        """Memory as text: the total for the reference, the difference to it for other rows."""
+        if row.peak_bytes is None:
+            return NOTHING
+        if row.label == self.reference:
+            return f"{three_digits((row.peak_bytes + row.state_bytes) / 1e6)} MB"
+        added = self.added_bytes(row)
+        return NOTHING if added is None else f"{signed(added / 1e6)} MB"
 
 
-def to_json(table: Table) -> dict[str, Any]:
-    """Return the table as a dict for JSON, in seconds, ratios and bytes."""
-    return {
-        "title": table.title,
-        "reference": table.reference,
-        "rows": [
-            {
-                "label": row.label,
-                "seconds": row.seconds.record(),
-                "ratio": row.ratio.record(),
-                "peak_bytes": row.peak_bytes,
-                "state_bytes": row.state_bytes,
-                "added_bytes": table.added_bytes(row),
-            }
-            for row in table.rows
-        ],
-        "failures": table.failures,
-        "notes": list(table.notes),
-    }
+def ratio_cell(ratio: Quantiles) -> str:
+    """The median: `× 1.04`, or a fraction if it is small: `1/52`."""
+    median = ratio_text(ratio.median)
+    return median if "/" in median else f"× {median}"
+
+
+def interval_cell(ratio: Quantiles) -> str:
+    """The interval of the median: `1.02 – 1.06`; `n/a` without an interval."""
+    return "n/a" if math.isnan(ratio.low) else f"{ratio_text(ratio.low)} – {ratio_text(ratio.high)}"
+
+
+def ratio_text(value: float) -> str:
+    """A ratio as text: `1.04`, `29.3`, or a fraction if it is small: `1/52`."""
+    if value < 0.25:
+        return f"1/{1 / value:.3g}" if value > 0.001 else f"1/{1 / value:,.0f}"
+    return f"{value:.2f}" if value < 10 else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def time_text(seconds: float) -> str:
+    """A time with three digits, in seconds, milliseconds, microseconds or nanoseconds."""
+    for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
+        if seconds * factor >= 1:
+            return f"{three_digits(seconds * factor)} {unit}"
+    return f"{seconds * 1e9:.0f} ns"
+
+
+def signed(value: float) -> str:
+    """As `three_digits`, with a sign: `+0.00`, `-1.25`."""
+    text = three_digits(abs(value))
+    return f"{'-' if value < 0 and float(text.replace(',', '')) else '+'}{text}"
+
+
+def three_digits(value: float) -> str:
+    """A number with three significant digits and at most two decimals, without an exponent."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _plain(value: Quantiles | float | None) -> Any:
+    return value.record() if isinstance(value, Quantiles) else value

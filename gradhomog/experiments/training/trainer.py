@@ -14,12 +14,12 @@ from gradhomog.experiments import problems
 from gradhomog.experiments.config import pins
 from gradhomog.experiments.config.schema import Config, Train
 from gradhomog.experiments.execution.environment import machine, versions
+from gradhomog.experiments.profiling.training_time import HomogenizerTimer
 from gradhomog.experiments.results import checksums
 from gradhomog.experiments.results.events import VERSION, Count, EventLog, Seconds, json_compatible
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.results.run_dir import BEST, RunDir
 from gradhomog.experiments.training.best_states import BestState, BestStates
-from gradhomog.experiments.training.homogenizer_timer import HomogenizerTimer
 from gradhomog.experiments.training.meta_learning import MetaLearning
 from gradhomog.experiments.training.snapshot import Snapshot, restore_snapshot, take_snapshot
 from gradhomog.experiments.training.trainable import Trainable

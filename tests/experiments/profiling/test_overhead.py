@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gradhomog.experiments.profiling.timing import round_order
 
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.data.splits import streams
 from gradhomog.experiments.profiling import overhead
-from gradhomog.experiments.profiling.timing import round_order
 from gradhomog.learners.tasks import TaskBatch
 from tests.experiments.conftest import SMALL
 

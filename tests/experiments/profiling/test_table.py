@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from gradhomog.experiments.profiling.timing import Timings
 
 from gradhomog.experiments.profiling import table, table_text
-from gradhomog.experiments.profiling.timing import Timings
 
 
 @pytest.mark.parametrize(

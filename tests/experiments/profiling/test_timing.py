@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
+from gradhomog.experiments.profiling.timing import Timings, interleave, round_order
 
 from gradhomog.errors import GradhomogError, PluginRunError
 from gradhomog.experiments.execution.threads import threads
-from gradhomog.experiments.profiling.timing import Timings, interleave, round_order
 
 
 class Recorder:

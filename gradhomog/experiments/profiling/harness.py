@@ -1,0 +1,220 @@
+"""Time workloads alternately on the same inputs, measure their memory, and compare them with a reference.
+
+The only timing harness: `gradhomog profile` compares pipelines with the plain learner, `gradhomog diagnose` training
+steps, and `tests/benchmarks` operations with other libraries. Load of the machine affects all workloads of a round.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gradhomog.errors import GradhomogError
+from gradhomog.experiments.profiling import memory
+from gradhomog.experiments.profiling.quantiles import Quantiles
+from gradhomog.experiments.profiling.table import Column, Table, TimingRow, cosines, differences, ratios
+
+Workload = Callable[[Any], object]
+"""A function that is timed; called with the input of a round, its result is ignored."""
+
+CPU = torch.device("cpu")
+
+Clock = Callable[[], float]
+
+Progress = Callable[[int, int], None]
+"""Called after every round with the number of finished rounds and the maximum number of rounds."""
+
+
+@dataclass
+class Timings:
+    """Seconds by workload and round.
+
+    Attributes:
+        warm_up: number of warm-up rounds; they are used only for a workload without later rounds.
+        seconds: seconds, by label and round.
+        failures: message of the error after which a workload was not called again, by label.
+    """
+
+    warm_up: int
+    seconds: dict[str, dict[int, float]]
+    failures: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def finished(self) -> list[str]:
+        """Labels of workloads that were timed and did not fail."""
+        return [label for label, by_round in self.seconds.items() if by_round and label not in self.failures]
+
+    def measured_seconds(self, label: str) -> dict[int, float]:
+        """The seconds of a workload by round, without warm-up rounds; with them if it has no later rounds."""
+        by_round = self.seconds[label]
+        return {number: seconds for number, seconds in by_round.items() if number >= self.warm_up} or by_round
+
+    def pairs(self, label: str, reference: str) -> list[tuple[float, float]]:
+        """The measured seconds of a workload and of the reference, for each round that has both."""
+        others = self.measured_seconds(reference)
+        own = self.measured_seconds(label)
+        return [(seconds, others[number]) for number, seconds in own.items() if number in others]
+
+    def ratio(self, label: str, reference: str) -> Quantiles:
+        """The seconds of a workload divided by those of the reference, over the rounds of `pairs`."""
+        return Quantiles.of([seconds / other for seconds, other in self.pairs(label, reference)])
+
+    def difference(self, label: str, reference: str) -> Quantiles:
+        """The seconds of a workload minus those of the reference, over the rounds of `pairs`."""
+        return Quantiles.of([seconds - other for seconds, other in self.pairs(label, reference)])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Workloads on the same inputs, and how they are timed and compared.
+
+    Attributes:
+        workloads: functions to time, by label.
+        inputs: creates the input of round 0, 1, 2, …; not timed.
+        references: labels of the workloads that the others are compared with; memory is compared with the first, whose
+            error is raised if it fails.
+        notes: lines that explain the numbers, in the order of the table.
+        warm_up: number of warm-up rounds.
+        min_rounds: number of rounds, including warm-up, that every workload is called regardless of the budget. At
+            least one more than `warm_up`, unless the budget is shared.
+        shared_budget: if True, all workloads stop when the budget is spent, so all have the same rounds. Otherwise each
+            has an equal share of the budget, so a slow workload has fewer rounds.
+        device: the clock is read when the device has finished; memory is measured on the CPU only.
+        with_memory: if True, every workload is called once more, with the input of round 0, to measure its peak memory.
+        state: returns the state of a workload, whose tensors are added to its memory.
+        difference: if True, a column has the difference to the first reference in seconds.
+        peers: the label of an additional workload to compare with, by label.
+        cosine: computes, after the call for memory, the cosine between the gradient of a workload and the exact
+            gradient, by label; None if the workload has no such cosine.
+    """
+
+    title: str
+    workloads: Mapping[str, Workload]
+    inputs: Callable[[int], Any]
+    references: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    warm_up: int = 1
+    min_rounds: int = 2
+    shared_budget: bool = True
+    device: torch.device = CPU
+    with_memory: bool = True
+    state: Callable[[Any], object] = lambda workload: None
+    difference: bool = False
+    peers: Mapping[str, str] = field(default_factory=dict)
+    cosine: Callable[[str], float | None] = lambda label: None
+
+    def measure(
+        self,
+        rounds: int,
+        seconds: float,
+        clock: Clock = time.perf_counter,
+        progress: Progress = lambda done, total: None,
+    ) -> Table:
+        """Time the workloads, then measure their memory.
+
+        Args:
+            rounds: the maximum number of rounds after the warm-up.
+            seconds: time budget.
+
+        Raises:
+            GradhomogError: the error of the first reference. The message of the error of another workload is in
+                `Table.failures`.
+        """
+        timings = self.time(rounds, seconds, clock, progress)
+        peaks, states, cosine_values = {}, {}, {}
+        if self.with_memory and self.device.type == "cpu":
+            first_input = self.inputs(0)
+            for label in timings.finished:
+                workload = self.workloads[label]
+                peaks[label] = memory.peak_bytes(functools.partial(workload, first_input))
+                states[label] = memory.tensor_bytes(self.state(workload))
+                if (cosine := self.cosine(label)) is not None:
+                    cosine_values[label] = cosine
+        reference = self.references[0]
+        rows = tuple(
+            TimingRow(
+                label,
+                Quantiles.of([*timings.measured_seconds(label).values()]),
+                timings.ratio(label, reference),
+                peaks.get(label),
+                states.get(label, 0),
+            )
+            for label in timings.finished
+        )
+        columns = tuple(column for column in (*self._columns(timings), cosines(cosine_values)) if column.values)
+        return Table(self.title, reference, rows, self.notes, timings.failures, columns)
+
+    def time(self, rounds: int, seconds: float, clock: Clock, progress: Progress) -> Timings:
+        """Call every workload once per round, all on the same input, in the order of `round_order`."""
+        timings = Timings(self.warm_up, {label: {} for label in self.workloads})
+        spent = dict.fromkeys(self.workloads, 0.0)
+        started = clock()
+
+        def within_share(label: str, number: int) -> bool:
+            last = timings.seconds[label].get(number - 1)  # None if it was not called in the last round; it has stopped
+            return last is not None and spent[label] + last <= seconds / len(self.workloads)
+
+        for number in range(self.warm_up + rounds):
+            within_budget = clock() - started < seconds
+            selected = [
+                label
+                for label in round_order(list(self.workloads), number)
+                if label not in timings.failures
+                and (number < self.min_rounds or (within_budget if self.shared_budget else within_share(label, number)))
+            ]
+            if not selected:
+                break
+            round_input = self.inputs(number)
+            for label in selected:
+                self._synchronize()
+                start = clock()
+                try:
+                    self.workloads[label](round_input)
+                except GradhomogError as error:
+                    if label == self.references[0]:
+                        raise
+                    timings.failures[label] = str(error)
+                    continue
+                self._synchronize()
+                timings.seconds[label][number] = elapsed = clock() - start
+                spent[label] += elapsed
+            progress(number + 1, self.warm_up + rounds)
+        return timings
+
+    def _columns(self, timings: Timings) -> list[Column]:
+        """Ratios to further references, differences, and ratios to peers."""
+        (first, *others), finished = self.references, timings.finished
+        columns = [
+            ratios(f"to {other}", {label: timings.ratio(label, other) for label in finished if label != other})
+            for other in others
+            if other in finished
+        ]
+        if self.difference:
+            over_first = {label: timings.difference(label, first) for label in finished if label != first}
+            columns.append(differences(f"over {first}", over_first))
+        to_peer = {
+            label: timings.ratio(label, peer)
+            for label, peer in self.peers.items()
+            if label in finished and peer in finished
+        }
+        return [*columns, ratios("to peer", to_peer)]
+
+    def _synchronize(self) -> None:
+        """Wait for asynchronous operations on a CUDA device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def round_order(labels: Sequence[str], number: int) -> list[str]:
+    """The order of workloads in a round: rotated by one position every second round, and reversed in odd rounds.
+
+    Over 2 · len(labels) rounds every workload is in every position twice, and a linear drift over two rounds cancels.
+    """
+    start = (number // 2) % len(labels)
+    rotated = [*labels[start:], *labels[:start]]
+    return rotated[::-1] if number % 2 else rotated
