@@ -37,11 +37,6 @@ def clock(args: argparse.Namespace) -> Callable[[], float]:
     return time.process_time if args.processor_time else time.perf_counter
 
 
-def clock_notes(args: argparse.Namespace) -> tuple[str, ...]:
-    """A note for the table if the clock measures processor time."""
-    return ("Times are processor time of this process; waiting is not included.",) if args.processor_time else ()
-
-
 class RoundsBar:
     """A progress bar on standard error, one per table; disabled if standard error is not a terminal."""
 

@@ -10,14 +10,13 @@ Close other programs first: a constant load cancels in the ratios, a varying loa
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import sys
 from typing import Any
 
 from gradhomog.cli._output import print_json
 from gradhomog.cli._run_options import add_run_file
-from gradhomog.cli._timing_options import RoundsBar, add_timing_options, clock, clock_notes
+from gradhomog.cli._timing_options import RoundsBar, add_timing_options, clock
 
 
 def add(commands: Any) -> None:
@@ -52,7 +51,6 @@ def run(args: argparse.Namespace) -> int:
         tables = step_overheads(
             config, rounds=args.rounds, seconds=args.seconds, clock=clock(args), progress=progress
         )  # fmt: skip
-    tables = [dataclasses.replace(table, notes=(*table.notes, *clock_notes(args))) for table in tables]
     if args.json:
         from gradhomog.experiments.execution.environment import machine, versions
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -51,13 +51,10 @@ class Network(nn.Module):
         self.encoder = encoder
         self.heads = nn.ModuleList(nn.Linear(features, 1) for _ in range(tasks))
 
-    def losses(self, features: Tensor, batch: Batch, chosen: Collection[int] | None = None) -> list[Tensor | None]:
-        """The losses of the chosen tasks, by default of all; None for the others."""
+    def losses(self, features: Tensor, batch: Batch, chosen: Collection[int]) -> list[Any]:
+        """The losses of the chosen tasks; None for the others."""
         pairs = enumerate(zip(self.heads, batch.targets, strict=True))
-        return [
-            functional.mse_loss(head(features), target) if chosen is None or task in chosen else None
-            for task, (head, target) in pairs
-        ]
+        return [functional.mse_loss(head(features), y) if task in chosen else None for task, (head, y) in pairs]
 
 
 @dataclass(frozen=True)
@@ -130,13 +127,13 @@ def summed(losses: Sequence[Tensor], features: Tensor, encoder: nn.Module) -> No
     sum(losses[1:], losses[0]).backward()
 
 
-def homogenized(text: str, variant: str = "") -> Backward:
-    """Return a call of `gradhomog.backward` with a new pipeline; `variant` is empty, `features` or `LEVEL`."""
-    pipe = gradhomog.pipeline(text)
+def homogenized(pipe: gradhomog.Pipeline, variant: str = "", **options: Any) -> Backward:
+    """Return a call of `gradhomog.backward`; `variant` is empty, `features` or `LEVEL`."""
     level: Literal["parameters", "features"] = "features" if variant == LEVEL else "parameters"
 
     def backward(losses: Sequence[Tensor], features: Tensor, encoder: nn.Module) -> None:
-        gradhomog.backward(losses, pipe, parameters=encoder, features=features if variant else None, level=level)
+        used = features if variant else None
+        gradhomog.backward(losses, pipe, parameters=encoder, features=used, level=level, **options)
 
     return backward
 
@@ -153,15 +150,19 @@ def torchjd(name: str, chunk: int | None) -> Backward:
 
 
 class Step:
-    """Forward pass, losses, and gradients in `.grad`; without an optimizer, so that parameters are constant."""
+    """Forward pass, losses, and gradients in `.grad`; without an optimizer, so that parameters are constant.
 
-    def __init__(self, backward: Backward, network: Network) -> None:
-        self.backward, self.network = backward, network
+    `choose` returns the tasks of a step from their number, by default all.
+    """
+
+    def __init__(self, backward: Backward, network: Network, choose: Callable[[int], Collection[int]] = range) -> None:
+        self.backward, self.network, self.choose = backward, network, choose
 
     def __call__(self, batch: Batch) -> None:
         self.network.zero_grad()
         features = self.network.encoder(batch.inputs)
-        self.backward(self.network.losses(features, batch), features, self.network.encoder)
+        losses = self.network.losses(features, batch, self.choose(len(self.network.heads)))
+        self.backward(losses, features, self.network.encoder)
 
 
 def steps(texts: Sequence[str], setting: Setting) -> dict[str, Step]:
@@ -170,7 +171,8 @@ def steps(texts: Sequence[str], setting: Setting) -> dict[str, Step]:
     for text in texts or EXPRESSIONS:
         # The mean is the same at the level of features. For other methods, features without `level` have no effect.
         variant = "features" if text == "none" else LEVEL
-        found |= {f"backward {text}": homogenized(text), f"backward {text}, {variant}": homogenized(text, variant)}
+        for label, used in ((f"backward {text}", ""), (f"backward {text}, {variant}", variant)):
+            found[label] = homogenized(gradhomog.pipeline(text), used)
     for name in ("Mean", "UPGrad"):
         found |= {f"torchjd {name}": torchjd(name, None), f"torchjd {name}, chunk 1": torchjd(name, 1)}
     return {label: Step(backward, setting.network()) for label, backward in found.items()}
@@ -183,8 +185,10 @@ MEANS = (
 
 
 def gradient(network: nn.Module) -> Tensor:
-    """`.grad` of all parameters, `[params]` in float64."""
-    return torch.cat([p.grad.double().flatten() for p in network.parameters() if p.grad is not None])
+    """`.grad` of all parameters, `[params]` in float64; zeros for parameters without it."""
+    return torch.cat(
+        [(torch.zeros_like(p) if p.grad is None else p.grad).double().ravel() for p in network.parameters()]
+    )
 
 
 def cosine_to(exact: Callable[[], nn.Module], networks: Mapping[str, nn.Module]) -> Callable[[str], float | None]:

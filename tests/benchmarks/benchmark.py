@@ -6,22 +6,19 @@ Its command is `python -m tests.benchmarks.NAME`, from the root of the repositor
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import shlex
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gradhomog.cli._output import print_json
-from gradhomog.cli._timing_options import RoundsBar, add_timing_options, clock, clock_notes
+from gradhomog.cli._timing_options import RoundsBar, add_timing_options, clock
 from gradhomog.errors import GradhomogError, OptionError
 from gradhomog.experiments.execution.environment import machine, versions
-from gradhomog.experiments.execution.threads import threads
-from gradhomog.experiments.profiling.harness import Clock, Comparison, Progress
-from gradhomog.experiments.profiling.table import INTERVAL_NOTE, MEMORY_NOTE, Table
+from gradhomog.experiments.profiling.harness import Comparison, measure_all
+from gradhomog.experiments.profiling.table import Table
 
 Shape = Sequence[int]
 
@@ -58,33 +55,17 @@ class Benchmark:
             )
         return by_length[len(shape)](*shape)
 
-    def __call__(
-        self,
-        expressions: Sequence[str] = (),
-        shapes: Sequence[Shape] = (),
-        *,
-        rounds: int,
-        seconds: float,
-        thread_count: int = 1,
-        clock: Clock = time.perf_counter,
-        progress: Progress = lambda done, total: None,
-    ) -> list[Table]:
-        """One table per shape. All comparisons are created first, then timed, each with an equal share of `seconds`.
+    def __call__(self, expressions: Sequence[str] = (), shapes: Sequence[Shape] = (), **budget: Any) -> list[Table]:
+        """One table per shape; all comparisons are created before one is timed.
+
+        Args:
+            budget: arguments of `measure_all`.
 
         Raises:
             GradhomogError: an expression is invalid, or a shape matches none of the forms.
         """
-        with threads(thread_count):
-            comparisons = [self.compare(expressions, self.inputs(shape)) for shape in shapes or self.shapes]
-            share, tables = seconds / len(comparisons), []
-            while comparisons:  # inputs may need most of the memory, so each comparison is deleted after it is timed
-                comparison = comparisons.pop(0)
-                title = f"{comparison.title}, {thread_count} thread{'s' if thread_count > 1 else ''}"
-                notes = (*comparison.notes, *common_notes(comparison))
-                labelled = dataclasses.replace(comparison, title=title, notes=notes)
-                tables.append(labelled.measure(rounds, share, clock, progress))
-                del comparison, labelled
-            return tables
+        comparisons = [self.compare(expressions, self.inputs(shape)) for shape in shapes or self.shapes]
+        return measure_all(comparisons, **budget)
 
     def main(self, description: str | None, arguments: Sequence[str] | None = None) -> int:
         """Run the command, print tables as Markdown; the exit code is 1 for failures, 2 for invalid input."""
@@ -100,7 +81,6 @@ class Benchmark:
         except GradhomogError as error:
             print(f"{program}: {error}", file=sys.stderr)
             return 2
-        tables = [dataclasses.replace(table, notes=(*table.notes, *clock_notes(args))) for table in tables]
         text = "\n\n".join(table.markdown() for table in tables)
         if args.out is not None:
             environment = ", ".join(f"{name} {version}" for name, version in versions().items() if version)
@@ -126,18 +106,6 @@ class Benchmark:
         command.add_argument("--out", type=_parse_file, metavar="FILE", help="also write the tables to this file")
         add_timing_options(command)
         return command
-
-
-def common_notes(comparison: Comparison) -> tuple[str, ...]:
-    """How all benchmarks are timed, for the notes of a table."""
-    budget = "" if comparison.shared_budget else " All have an equal share of the time, so slow ones have fewer rounds."
-    reference = comparison.references[0]
-    return (
-        f"All took turns on the same inputs; the first round is a warm-up unless it is the only round.{budget}",
-        "to …: median over rounds of (its time / time of the other in the same round).",
-        INTERVAL_NOTE,
-        *((f"{MEMORY_NOTE}; for others than {reference}, the difference.",) if comparison.with_memory else ()),
-    )
 
 
 def _parse_shape(text: str) -> tuple[int, ...]:

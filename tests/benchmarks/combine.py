@@ -145,7 +145,6 @@ def compare(texts: Sequence[str], gradients: Gradients) -> Comparison:
             f"{SECOND_FLOOR}: the same operations; the distance of its ratio from × 1.00 is the measurement error.",
             f"over {FLOOR}: median over rounds of the difference in the same round.",
             f"to peer: ratio to the aggregator of TorchJD (for gradnorm, to {NORMS_READ}), in rounds that have both.",
-            f"memory: {FLOOR} allocates one gradient, the direction.",
         ),
         shared_budget=False, difference=True, peers=peers,
     )  # fmt: skip

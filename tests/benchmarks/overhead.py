@@ -68,7 +68,8 @@ def acts_on_rows(name: str) -> bool:
 def compare(texts: Sequence[str], setting: Setting) -> Comparison:
     network = setting.network()  # of all steps; its parameters do not change
     steps = {SUMMED: summed, BY_HAND: by_hand}
-    steps |= {text: homogenized(text) for text in texts or ["none", *filter(acts_on_rows, gradhomog.available())]}
+    for text in texts or ["none", *filter(acts_on_rows, gradhomog.available())]:
+        steps[text] = homogenized(gradhomog.pipeline(text))
     millions = sum(parameter.numel() for parameter in network.encoder.parameters()) / 1e6
     device = torch.cuda.get_device_name(DEVICE) if DEVICE.type == "cuda" else "CPU"
     return Comparison(

@@ -19,7 +19,7 @@ import gradhomog
 from gradhomog import Ranks
 from gradhomog.experiments.profiling.harness import Comparison
 from tests.benchmarks import backward
-from tests.benchmarks.backward import Backward, Batch, Network, Setting, Step, by_hand
+from tests.benchmarks.backward import Batch, Network, Setting, Step, by_hand, homogenized
 from tests.benchmarks.benchmark import Benchmark
 
 RANKS = 2
@@ -37,7 +37,8 @@ class WithLosses(nn.Module):
         self.network = network
 
     def forward(self, batch: Batch) -> Tensor:
-        return torch.stack(self.network.losses(self.network.encoder(batch.inputs), batch)).mean()
+        features = self.network.encoder(batch.inputs)
+        return torch.stack(self.network.losses(features, batch, range(len(batch.targets)))).mean()
 
 
 def steps(texts: Sequence[str], setting: Setting) -> dict[str, Callable[[Batch], None]]:
@@ -51,13 +52,8 @@ def steps(texts: Sequence[str], setting: Setting) -> dict[str, Callable[[Batch],
     found = {PLAIN: plain, ALONE: Step(by_hand, setting.network())}
     for text in texts:
         for label, ranks in RANKS_OPTIONS.items():
-            found[f"{text}, {label}"] = Step(exchanged(gradhomog.pipeline(text), ranks), setting.network())
+            found[f"{text}, {label}"] = Step(homogenized(gradhomog.pipeline(text), group=ranks), setting.network())
     return found
-
-
-def exchanged(pipe: gradhomog.Pipeline, ranks: Ranks) -> Backward:
-    """Write the homogenized gradients of all ranks."""
-    return lambda losses, features, encoder: gradhomog.backward(losses, pipe, parameters=encoder, group=ranks)
 
 
 class Rank:
@@ -68,13 +64,6 @@ class Rank:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
         self.rank, self.setting = rank, backward.BENCHMARK.inputs(shape)
         self.steps, self.batch = steps(texts, self.setting), self.setting.batch(0)
-
-    def act(self, request: int | str) -> None:
-        """Create the batch of a round (a number), or take a step (a label)."""
-        if isinstance(request, int):
-            self.batch = self.setting.batch(RANKS * request + self.rank)
-        else:
-            self.steps[request](self.batch)
 
 
 _own: Rank
@@ -87,37 +76,29 @@ def _start(*arguments: Any) -> None:
 
 
 def _act(request: int | str) -> None:
-    _own.act(request)
-
-
-class Processes:
-    """One process per rank, which act at the same time; started at the first request."""
-
-    def __init__(self, shape: Sequence[int], texts: Sequence[str]) -> None:
-        store = str(Path(tempfile.mkdtemp()) / "store")
-        context = multiprocessing.get_context("spawn")
-        self._ranks = [
-            ProcessPoolExecutor(1, context, _start, (rank, store, tuple(shape), tuple(texts))) for rank in range(RANKS)
-        ]
-
-    def request(self, what: int | str) -> None:
-        """Create the batches of a round (a number), or take a step (a label), and wait for all ranks."""
-        for future in [rank.submit(_act, what) for rank in self._ranks]:
-            future.result()
-
-    def step(self, label: str) -> Callable[[object], None]:
-        return lambda batch: self.request(label)
+    """In a process of the group, create the batch of a round (a number), or take a step (a label)."""
+    if isinstance(request, int):
+        _own.batch = _own.setting.batch(RANKS * request + _own.rank)
+    else:
+        _own.steps[request](_own.batch)
 
 
 def compare(texts: Sequence[str], shape: Sequence[int]) -> Comparison:
     texts = texts or EXPRESSIONS
     for text in texts:
         gradhomog.pipeline(text)  # raises for an invalid expression, before processes start
-    processes = Processes(shape, texts)
+    store, context = str(Path(tempfile.mkdtemp()) / "store"), multiprocessing.get_context("spawn")
+    # The processes act at the same time; each is started at its first request.
+    processes = [ProcessPoolExecutor(1, context, _start, (rank, store, shape, texts)) for rank in range(RANKS)]
+
+    def act(request: int | str) -> None:
+        for future in [process.submit(_act, request) for process in processes]:
+            future.result()
+
     labels = [PLAIN, ALONE, *(f"{text}, {label}" for text in texts for label in RANKS_OPTIONS)]
     return Comparison(
         f"one step on {RANKS} ranks: {backward.BENCHMARK.inputs(shape).title} per rank",
-        {label: processes.step(label) for label in labels}, processes.request, (PLAIN,),
+        {label: lambda batch, label=label: act(label) for label in labels}, act, (PLAIN,),
         (
             "A step: forward, one loss per linear head, gradients of all ranks into .grad; no optimizer.",
             f"{PLAIN}: one backward pass of the mean loss. {ALONE}: one backward pass per loss on each rank.",

@@ -43,7 +43,7 @@ class Images:
 
 
 class Attached:
-    """The convolution in an encoder that a pipeline is attached to; each call draws new masks."""
+    """The convolution in an encoder that a pipeline is attached to; each call draws its masks."""
 
     def __init__(self, text: str, convolution: nn.Module) -> None:
         self.pipe = gradhomog.pipeline(text)

@@ -7,23 +7,10 @@ from collections.abc import Sequence
 
 import gradhomog
 from gradhomog.experiments.profiling.harness import Comparison, Workload
-from tests.benchmarks.backward import FORMS, SUMMED, Batch, Network, Setting, Step, homogenized, summed
+from tests.benchmarks.backward import FORMS, SUMMED, Setting, Step, homogenized, summed
 from tests.benchmarks.benchmark import Benchmark
 
 SHAPES = tuple((tasks, *sizes) for sizes in ((3, 50), (64, 1000)) for tasks in (2, 4, 16))
-
-
-class TrackedStep:
-    """Forward pass, the losses of the chosen tasks, and gradients in `.grad`; without an optimizer."""
-
-    def __init__(self, text: str, network: Network) -> None:
-        self.pipe, self.network = gradhomog.pipeline(text), network
-
-    def __call__(self, batch: Batch) -> None:
-        self.network.zero_grad()
-        features = self.network.encoder(batch.inputs)
-        losses = self.network.losses(features, batch, self.pipe.choose(len(self.network.heads)))
-        gradhomog.backward(losses, self.pipe, parameters=self.network.encoder)
 
 
 def expressions(tasks: int) -> tuple[str, ...]:
@@ -35,10 +22,9 @@ def expressions(tasks: int) -> tuple[str, ...]:
 def compare(texts: Sequence[str], setting: Setting) -> Comparison:
     steps: dict[str, Workload] = {SUMMED: Step(summed, setting.network())}
     for text in texts or expressions(setting.tasks):
-        if "tracked" in text:
-            steps[text] = TrackedStep(text, setting.network())
-        else:
-            steps[f"backward {text}"] = Step(homogenized(text), setting.network())
+        pipe = gradhomog.pipeline(text)
+        label = text if "tracked" in text else f"backward {text}"
+        steps[label] = Step(homogenized(pipe), setting.network(), pipe.choose)
     return Comparison(
         f"one step: {setting.title}", steps, setting.batch, (SUMMED,),
         (

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from gradhomog.errors import GradhomogError
+from gradhomog.experiments.execution.threads import threads
 from gradhomog.experiments.profiling import memory
 from gradhomog.experiments.profiling.quantiles import Quantiles
 from gradhomog.experiments.profiling.table import Column, Table, TimingRow, cosines, differences, ratios
@@ -127,7 +128,8 @@ class Comparison:
         """
         timings = self.time(rounds, seconds, clock, progress)
         peaks, states, cosine_values = {}, {}, {}
-        if self.with_memory and self.device.type == "cpu":
+        with_memory = self.with_memory and self.device.type == "cpu"
+        if with_memory:
             first_input = self.inputs(0)
             for label in timings.finished:
                 workload = self.workloads[label]
@@ -147,7 +149,8 @@ class Comparison:
             for label in timings.finished
         )
         columns = tuple(column for column in (*self._columns(timings), cosines(cosine_values)) if column.values)
-        return Table(self.title, reference, rows, self.notes, timings.failures, columns)
+        notes = (*self.notes, *self._method(clock, with_memory))
+        return Table(self.title, reference, rows, notes, timings.failures, columns)
 
     def time(self, rounds: int, seconds: float, clock: Clock, progress: Progress) -> Timings:
         """Call every workload once per round, all on the same input, in the order of `round_order`."""
@@ -204,10 +207,49 @@ class Comparison:
         }
         return [*columns, ratios("to peer", to_peer)]
 
+    def _method(self, clock: Clock, with_memory: bool) -> list[str]:
+        """Notes on how the numbers were measured."""
+        count, reference = torch.get_num_threads(), self.references[0]
+        rounds = "1 warm-up round is" if self.warm_up == 1 else f"{self.warm_up} warm-up rounds are"
+        notes = [
+            f"All took turns on the same inputs, on {self.device}, with {count} thread{'s' if count > 1 else ''}; "
+            f"{rounds} not included, except where there is no other round.",
+            f"to {reference}: median over rounds of (its time / time of {reference} in the same round).",
+            "95 %: confidence interval of the median to its left, by order statistics; n/a for fewer than six rounds.",
+        ]
+        if not self.shared_budget:
+            notes.append("Each has an equal share of the time, so slow ones have fewer rounds.")
+        if with_memory:
+            notes += [
+                "memory: peak of the CPU tensors that one additional call allocates, without scratch memory of "
+                f"libraries, and the state of homogenizers; for others than {reference}, the difference."
+            ]
+        if clock is time.process_time:
+            notes.append("Times are processor time of this process; waiting is not included.")
+        return notes
+
     def _synchronize(self) -> None:
         """Wait for asynchronous operations on a CUDA device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def measure_all(
+    comparisons: list[Comparison],
+    *,
+    thread_count: int,
+    rounds: int,
+    seconds: float,
+    clock: Clock = time.perf_counter,
+    progress: Progress = lambda done, total: None,
+) -> list[Table]:
+    """Measure comparisons one after the other with this number of threads, each with an equal share of the time.
+
+    Inputs may need most of the memory, so each comparison is removed from the list before the next one is measured.
+    """
+    share = seconds / len(comparisons)
+    with threads(thread_count):
+        return [comparisons.pop(0).measure(rounds, share, clock, progress) for _ in range(len(comparisons))]
 
 
 def round_order(labels: Sequence[str], number: int) -> list[str]:

@@ -11,15 +11,16 @@ import torch
 from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.data.splits import Streams, streams
 from gradhomog.experiments.execution import plan
-from gradhomog.experiments.execution.threads import threads
-from gradhomog.experiments.profiling.harness import Clock, Comparison, Progress, Workload
-from gradhomog.experiments.profiling.table import INTERVAL_NOTE, MEMORY_NOTE, Table
+from gradhomog.experiments.profiling.harness import Clock, Comparison, Progress, Workload, measure_all
+from gradhomog.experiments.profiling.table import Table
 from gradhomog.experiments.results.plan import PLAIN, SINGLE, Run
 from gradhomog.experiments.training.meta_learning import make_learner
 from gradhomog.experiments.training.trainer import make_optimizer, make_trainable
 
 SECOND_PLAIN = "plain again"
-"""Label of a second plain learner: the distance of its ratio from 1 is the error of the measurement."""
+SECOND_PLAIN_NOTE = (
+    f"{SECOND_PLAIN}: plain a second time; the distance of its ratio from × 1.00 is the measurement error."
+)
 
 WARM_UP = 2
 """The first step allocates the optimizer's state; homogenizers with memory have earlier rows from the second step."""
@@ -55,8 +56,9 @@ def step_overheads(
     """
     source = streams(config, config.seed_list[0])
     comparisons = [_compare_steps(config, learner, source) for learner in config.learners]
-    with threads(config.threads):
-        return [each.measure(rounds, seconds / len(comparisons), clock, progress) for each in comparisons]
+    return measure_all(
+        comparisons, thread_count=config.threads, rounds=rounds, seconds=seconds, clock=clock, progress=progress
+    )
 
 
 def trainable_overheads(
@@ -76,13 +78,14 @@ def trainable_overheads(
             trainable = make_trainable(config.for_run(learner, text, run.seed), run)
             optimizer = make_optimizer(config, trainable)
             steppers[label] = functools.partial(trainable.step, optimizer=optimizer, inspect=False)
-    notes = (INTERVAL_NOTE, f"{SECOND_PLAIN}: the distance of its ratio from × 1.00 is the measurement error.")
     comparison = Comparison(
-        "one training step", steppers, lambda number: number, (PLAIN,), notes,
+        "one training step", steppers, lambda number: number, (PLAIN,), (SECOND_PLAIN_NOTE,),
         min_rounds=1 + MIN_ROUNDS, device=torch.device(config.device), with_memory=False,
     )  # fmt: skip
-    with threads(config.threads):
-        return comparison.measure(STEP_ROUNDS, seconds, progress=progress)
+    [table] = measure_all(
+        [comparison], thread_count=config.threads, rounds=STEP_ROUNDS, seconds=seconds, progress=progress
+    )
+    return table
 
 
 class Stepper:
@@ -109,19 +112,8 @@ def _compare_steps(config: Config, learner: str, source: Streams) -> Comparison:
     steppers = make_steppers(config, learner, source)
     device = steppers[PLAIN].learner.parameters()[0].device
     network = f"{config.network.name}, width {config.network.width}, inputs {source.input_shape}"
-    memory_notes = (
-        f"{MEMORY_NOTE},", "and the state of the homogenizers; for methods other than plain, the difference.",
-    )  # fmt: skip
-    notes = (
-        f"Methods took steps alternately on the same batches, on {device}, with {config.threads} thread"
-        f"{'s' if config.threads > 1 else ''}; {WARM_UP} warm-up rounds are not included.",
-        "to plain: median over rounds of (time of the method / time of plain in the same round).",
-        INTERVAL_NOTE,
-        f"{SECOND_PLAIN}: a second plain learner; the distance of its ratio from × 1.00 is the measurement error.",
-        *(memory_notes if device.type == "cpu" else ()),
-    )
     return Comparison(
         f"one meta-step of {learner}: {network}, {config.episodes.tasks} tasks",
-        steppers, lambda number: source.train.batch(number).to(device), (PLAIN,), notes,
+        steppers, lambda number: source.train.batch(number).to(device), (PLAIN,), (SECOND_PLAIN_NOTE,),
         warm_up=WARM_UP, min_rounds=WARM_UP + MIN_ROUNDS, device=device, state=Stepper.state,
     )  # fmt: skip

@@ -11,11 +11,6 @@ from gradhomog.experiments.profiling.quantiles import Quantiles
 from gradhomog.experiments.report.formatting import NOTHING
 from gradhomog.text_table import align_columns
 
-INTERVAL_NOTE = (
-    "95 %: confidence interval of the median to its left, by order statistics; n/a for fewer than six rounds."
-)
-MEMORY_NOTE = "memory: peak of the CPU tensors that one additional call allocates, without scratch memory of libraries"
-
 
 @dataclass(frozen=True)
 class TimingRow:

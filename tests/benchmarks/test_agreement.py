@@ -1,0 +1,208 @@
+"""The implementations of each benchmark compute the same result, compared with a definition or with each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+from scipy import stats
+from torch.nn import functional
+
+import gradhomog
+from tests.benchmarks import backward, combine, maml, overhead, rotation, self_information, tracked
+
+CLOSE = {"rtol": 1e-9, "atol": 1e-11}
+VECTORS, HEADS_OF_IMAGES = backward.mlp(3, 4, 6), backward.conv4(2, 3, 16, 4)
+SINUSOIDS, FEW_SHOT_IMAGES = maml.sinusoids(3, 4), maml.images(2, 3, 16, 4)
+SETTINGS = [VECTORS, HEADS_OF_IMAGES, SINUSOIDS, FEW_SHOT_IMAGES]
+
+
+def titles(setting):
+    return str(getattr(setting, "title", setting))
+
+
+def double(setting):
+    return dataclasses.replace(setting, dtype=torch.float64)
+
+
+def tensors(batch):
+    return [value for value in vars(batch).values() if isinstance(value, torch.Tensor)]
+
+
+@pytest.mark.parametrize("source", [*SETTINGS, rotation.Features(2, 3, 4), combine.Gradients(4, 100)], ids=titles)
+def test_inputs_of_a_round_are_the_same_every_time_and_those_of_two_rounds_differ(source):
+    one, again, other = ([x.clone() for x in tensors(source.batch(number))] for number in (3, 3, 4))
+    assert len(one) >= 2
+    assert all(map(torch.equal, one, again))
+    assert not all(map(torch.equal, one, other))
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=titles)
+def test_inputs_and_networks_have_the_same_numbers_in_float64(setting):
+    single, exact = ([*tensors(of.batch(3)), *of.network().parameters()] for of in (setting, double(setting)))
+    assert all(torch.equal(one.double(), other.double()) for one, other in zip(single, exact, strict=True))
+    assert {value.dtype for value in exact} <= {torch.float64, torch.int64}
+
+
+@pytest.mark.parametrize("setting", [VECTORS, HEADS_OF_IMAGES], ids=titles)
+def test_steps_of_means_compute_the_gradient_of_the_mean_loss_and_keep_the_parameters(setting):
+    exact = double(setting)
+    network, batch = exact.network(), exact.batch(1)
+    features = network.encoder(batch.inputs)
+    losses = [(head(features) - y).square().mean() for head, y in zip(network.heads, batch.targets, strict=True)]
+    gradients = torch.autograd.grad(torch.stack(losses).mean(), [*network.encoder.parameters()])
+    expected = torch.cat([one.flatten() for one in gradients])
+    steps = backward.steps(["none", "pcgrad"], exact)
+    for label, step in steps.items():
+        step(batch)
+        assert all(head.weight.grad is not None for head in step.network.heads), label
+        assert all(map(torch.equal, step.network.parameters(), network.parameters())), label
+        if label in backward.MEANS:
+            factor = exact.tasks if label == backward.SUMMED else 1
+            found = backward.gradient(step.network.encoder)
+            torch.testing.assert_close(found, factor * expected, **CLOSE, msg=label)
+    assert set(backward.MEANS) < set(steps)
+
+
+def test_a_tracked_step_writes_the_gradients_of_the_encoder_and_of_one_head():
+    step = tracked.compare(["tracked"], VECTORS).workloads["tracked"]
+    for number in range(4):
+        step(VECTORS.batch(number))
+        assert all(parameter.grad is not None for parameter in step.network.encoder.parameters())
+        assert [head.weight.grad is not None for head in step.network.heads] == [number % 3 == t for t in range(3)]
+
+
+def test_overhead_times_every_homogenizer_of_losses_and_rows_on_a_transformer_of_100_million_parameters():
+    names = {name for name in gradhomog.available() if overhead.acts_on_rows(name)}
+    assert {"upgrad", "pcgrad", "famo", "tracked"} <= names
+    assert not names & {"rotograd", "isi", "ntk", "rotate"}
+    with torch.device("meta"):
+        count = sum(parameter.numel() for parameter in overhead.Transformer(8, 1024).parameters())
+    assert 1e8 <= count < 1.02e8
+
+
+def test_combine_computes_the_mean_and_the_statistics_of_the_rows():
+    batch = combine.Gradients(3, 20_000).batch(0)  # more columns than a block of the Gramian, and not a multiple
+    made, _ = combine.workloads(["none", "gradnorm"], 3)
+    rows = batch.rows.double()
+    mean, gramian = rows.mean(0), rows @ rows.T
+    statistics = dict.fromkeys((combine.FLOOR, combine.SECOND_FLOOR, combine.PLAIN), gramian)
+    for label, statistic in {**statistics, combine.NORMS_READ: gramian.diagonal()}.items():
+        found, direction = made[label](batch)
+        torch.testing.assert_close(found.double(), statistic, rtol=1e-5, atol=1e-4 * float(gramian.diagonal().min()))
+        torch.testing.assert_close(direction.double(), mean, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(made[combine.NORMS](batch), made[combine.NORMS_READ](batch)[0])
+    for label in (combine.READ, "none", "torchjd Mean"):
+        torch.testing.assert_close(made[label](batch).double(), mean, rtol=1e-5, atol=1e-6)
+
+
+def test_a_peer_of_combine_is_the_same_method():
+    source, (made, peers) = combine.Gradients(2, 500), combine.workloads([], 2)
+    for number, (text, peer) in itertools.product(range(3), peers.items()):
+        if text not in ("graddrop", "gradnorm"):  # random signs; TorchJD has no GradNorm
+            batch = source.batch(number)
+            cosine = torch.cosine_similarity(made[text](batch).double(), made[peer](batch).double(), dim=0)
+            assert cosine > 0.99, (text, number)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", [SINUSOIDS, FEW_SHOT_IMAGES], ids=titles)
+def test_meta_steps_of_the_same_order_compute_the_same_gradient_and_keep_the_parameters(setting, monkeypatch):
+    monkeypatch.setattr(maml, "FOR_SINUSOIDS", ('maml(engine="loop")',))  # compiling takes half a minute
+    monkeypatch.setattr(maml, "FOR_IMAGES", ())  # bfloat16 is not exact
+    exact = double(setting)
+    steps, notes = maml.steps([], exact)
+    found = {}
+    for label, step in steps.items():
+        step(exact.batch(1))
+        found[label] = backward.gradient(step.network)
+        assert all(map(torch.equal, step.network.parameters(), exact.network().parameters())), label
+    first_order = {label: found.pop(label) for label in (maml.FIRST_ORDER, "maml(first_order=true)")}
+    for label, gradient in found.items():
+        torch.testing.assert_close(gradient, found[maml.BY_HAND], **CLOSE, msg=label)
+    torch.testing.assert_close(*first_order.values(), **CLOSE)
+    assert not torch.allclose(first_order[maml.FIRST_ORDER], found[maml.BY_HAND], rtol=1e-3)
+    assert notes == []
+
+
+@pytest.mark.slow
+def test_the_hand_written_gradient_is_that_of_the_query_loss_after_the_inner_loop():
+    exact = double(SINUSOIDS)
+    network, batch = exact.network(), exact.batch(0)
+    maml.by_hand(network, batch)
+    expected = backward.gradient(network)
+    direction = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    start = torch.nn.utils.parameters_to_vector(network.parameters()).detach()
+
+    def loss(step):
+        total = 0.0
+        for task in batch:
+            torch.nn.utils.vector_to_parameters(start + step * direction, network.parameters())
+            inner = torch.optim.SGD(network.parameters(), lr=maml.RATE)
+            for _ in range(maml.STEPS):
+                inner.zero_grad()
+                functional.mse_loss(network(task.support_x), task.support_y).backward()
+                inner.step()
+            total += functional.mse_loss(network(task.query_x), task.query_y).item()
+        return total / len(batch)
+
+    assert (loss(1e-6) - loss(-1e-6)) / 2e-6 == pytest.approx(float(expected @ direction), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", rotation.MAPS)
+def test_rotations_of_a_peer_start_at_the_identity_stay_orthogonal_and_decrease_the_objective(name):
+    torch.manual_seed(0)
+    batch, peer, identity = rotation.Features(3, 5, 8).batch(0), rotation.OrthogonalLayers(3, 8, name), torch.eye(8)
+    before = peer.objective(batch.gradients).item()
+    for step in range(8):
+        matrices = [layer.weight.detach() for layer in peer.layers]
+        for matrix in matrices:
+            torch.testing.assert_close(matrix @ matrix.T if step else matrix, identity, rtol=0, atol=1e-5)
+        # z̃ = R z, so the gradient w.r.t. z is Rᵀ times that w.r.t. z̃; as rows, g̃ R.
+        expected = torch.stack([g @ matrix for g, matrix in zip(batch.gradients, matrices, strict=True)])
+        torch.testing.assert_close(peer(batch), expected, rtol=1e-5, atol=1e-6)
+    assert peer.objective(batch.gradients).item() < before
+
+
+def test_an_update_rotates_the_gradients_by_a_matrix_that_starts_at_the_identity():
+    batch, update = rotation.Features(3, 5, 8).batch(0), rotation.Update("rotate", 3)
+    torch.testing.assert_close(update(batch), batch.gradients)
+    later = update(batch)
+    assert not torch.allclose(later, batch.gradients, rtol=1e-3)
+    torch.testing.assert_close(later.norm(dim=-1), batch.gradients.norm(dim=-1))
+
+
+@pytest.mark.parametrize(("radius", "kernel", "padding"), [(1, 3, 1), (2, 2, 0), (1, 1, 0)])
+@pytest.mark.parametrize("form", [self_information.concatenated_differences, self_information.unfolded_patches])
+def test_self_information_of_a_peer_equals_the_definition_at_each_position(form, radius, kernel, padding):
+    x = torch.randn(2, 2, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    border = radius + padding
+    padded = functional.pad(x, (border,) * 4)
+    rows, columns = 4 + 2 * padding - kernel + 1, 5 + 2 * padding - kernel + 1
+
+    def patch(row, column):
+        return padded[:, :, row + radius : row + radius + kernel, column + radius : column + radius + kernel]
+
+    shifts = [*itertools.product(range(-radius, radius + 1), repeat=2)]
+    distances = torch.zeros(2, len(shifts), rows, columns, dtype=torch.float64)
+    for (index, (i, j)), row, column in itertools.product(enumerate(shifts), range(rows), range(columns)):
+        gaps = patch(row, column) - patch(row + i, column + j)
+        distances[:, index, row, column] = gaps.square().sum(dim=(1, 2, 3))
+    expected = torch.exp(-distances / (2 * distances.mean())).sum(dim=1)
+    torch.testing.assert_close(form(x, radius, kernel, padding), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_at_equal_self_information_the_drop_probability_is_the_rate():
+    outputs, random = torch.ones(50, 8, 10, 10), torch.Generator().manual_seed(0)
+    kept = self_information.drop(outputs, torch.full((50, 10, 10), 3.0), 0.25, 0.5, random)
+    assert stats.binomtest(int((kept == 0).sum()), outputs.numel(), 0.25).pvalue > 1e-3
+
+
+def test_a_homogenizer_is_attached_to_the_convolution_only_during_calls():
+    convolution, x = torch.nn.Conv2d(2, 3, 3, padding=1), torch.randn(2, 2, 8, 8)
+    attached = self_information.Attached("isi(layers=1)", convolution)
+    outputs = attached(x)
+    assert 0 < int((outputs == 0).sum()) < outputs.numel()  # some are dropped
+    assert torch.equal(attached.encoder(x), convolution(x))

@@ -1,0 +1,166 @@
+"""The command of each benchmark: rows of its tables, output as Markdown, JSON and file, invalid input."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradhomog import OptionError
+from tests.benchmarks import backward, combine, maml, overhead, ranks, rotation, self_information, tracked
+
+MODULES = [backward, combine, maml, overhead, ranks, rotation, self_information, tracked]
+QUICK = ["--rounds", "3", "--seconds", "0.01"]
+BUDGET = {"rounds": 3, "seconds": 0.01, "thread_count": 1}
+
+every = pytest.mark.parametrize("benchmark", [module.BENCHMARK for module in MODULES], ids=lambda one: one.name)
+
+
+def run(module, *arguments):
+    return module.BENCHMARK.main("description", [*arguments, *QUICK])
+
+
+FLOORS = [combine.FLOOR, combine.PLAIN, combine.READ, combine.SECOND_FLOOR]
+PEERS = [f"torchjd {name}{chunk}" for name in ("Mean", "UPGrad") for chunk in ("", ", chunk 1")]
+OURS = ["backward none", "backward none, features"]
+for _name in ("pcgrad", "mgda", "upgrad"):
+    OURS += [f"backward {_name}", f'backward {_name}, level="features"']
+EVERY = ["tracked(every=3)", "tracked(every=12)", 'tracked(every=12, dtype="bfloat16")']
+TABLES = [
+    (backward, "3x4x6", [], [backward.BY_HAND, backward.SUMMED, *OURS, *PEERS]),
+    (backward, "2x3x16x4", ["mgda"], [backward.BY_HAND, backward.SUMMED, *OURS[4:6], *PEERS]),
+    (combine, "3x50", ["pcgrad", 'pcgrad(scale="paper")', "static"],
+     [*FLOORS, "pcgrad", "torchjd PCGrad", 'pcgrad(scale="paper")', "static"]),
+    (combine, "2x50", ["gradnorm"], [*FLOORS, "gradnorm", combine.NORMS, combine.NORMS_READ]),
+    (rotation, "2x3x4", [], [*rotation.EXPRESSIONS, *(f"torch orthogonal, {name}" for name in rotation.MAPS)]),
+    (rotation, "1x1x513", ["rotate"], ["rotate", "torch orthogonal, matrix_exp", "torch orthogonal, cayley"]),
+    (self_information, "2x3x8x8", [], ["convolution", *self_information.EXPRESSIONS, "published form", "unfold form"]),
+    (tracked, "3x4x6", [], [backward.SUMMED, "backward none", "backward upgrad", "tracked", *EVERY]),
+    *((overhead, shape, ["none", "upgrad"], [backward.SUMMED, backward.BY_HAND, "none", "upgrad"])
+      for shape in ("2x16", "2x1x8", "2x3x16x4")),
+    pytest.param(ranks, "3x4x6", ["none"], [ranks.PLAIN, ranks.ALONE, "none, batch", "none, local"],
+                 marks=pytest.mark.slow),
+    pytest.param(maml, "2x3x16x4", [], [*maml.PEERS, *maml.EVERYWHERE, *maml.FOR_IMAGES, maml.VECTORIZED,
+                 maml.CHANNELS_LAST, maml.ROWS], marks=pytest.mark.slow),
+    pytest.param(maml, "2x3x16x4", ["protonet"], [*maml.PEERS, "protonet"], marks=pytest.mark.slow),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("module", "shape", "texts", "labels"), TABLES)
+def test_the_table_has_the_peers_and_each_expression(module, shape, texts, labels, capsys):
+    chosen = [word for text in texts for word in (f"--{module.BENCHMARK.kind}", text)]
+    assert run(module, "--shape", shape, "--json", *chosen) == 0
+    data = json.loads(capsys.readouterr().out)
+    [table] = data["tables"]
+    assert (set(data), data["benchmark"]) == ({"benchmark", "versions", "machine", "tables"}, module.BENCHMARK.name)
+    assert [row["label"] for row in table["rows"]] == labels
+    assert all(row["seconds"]["median"] > 0 and row["ratio"]["n"] > 0 for row in table["rows"])
+    assert table["failures"] == {}
+
+
+def test_cosines_are_those_of_means():
+    [table] = backward.BENCHMARK(["none"], [(2, 3, 16, 4)], **BUDGET)
+    to_summed, cosine = table.columns
+    assert (to_summed.title, cosine.title) == (f"to {backward.SUMMED}", "cosine")
+    assert cosine.values == {label: pytest.approx(1, abs=1e-5) for label in backward.MEANS}
+
+
+@pytest.mark.slow
+def test_the_cosine_of_an_approximation_is_below_that_of_the_exact_gradient():
+    [table] = maml.BENCHMARK(["maml", 'maml(autocast="bfloat16")'], [(2, 3, 16, 4)], **BUDGET)
+    *_, exact, rough = table.columns[-1].values.values()
+    assert exact == pytest.approx(1, abs=1e-6)
+    assert 0.5 < rough < 1 - 1e-5
+
+
+def test_steps_that_keep_all_graphs_are_omitted_for_large_images(monkeypatch):
+    monkeypatch.setattr(maml, "LARGEST_AT_ONCE", 2 * 16 * 16 * 4 - 1)
+    steps, notes = maml.steps([], maml.images(2, 3, 16, 4))
+    assert {maml.AT_ONCE, maml.VECTORIZED}.isdisjoint(steps)
+    assert notes == ["Workloads that keep the graphs of all tasks are omitted: for these images they need gigabytes."]
+
+
+def test_a_learner_is_compiled_before_timing_or_omitted_with_the_reason(monkeypatch):
+    text, calls = "maml(compile=true)", []
+    monkeypatch.setattr("gradhomog.learners.learner.Learner.step", lambda learner, *given: calls.append(learner))
+    steps, _ = maml.steps(["maml", text], maml.sinusoids(3, 4))
+    assert calls == [steps[text].learner]
+
+    def fail(*given):
+        raise OptionError("no C++ compiler found\nand much more")
+
+    monkeypatch.setattr("gradhomog.learners.learner.Learner.step", fail)
+    steps, notes = maml.steps([text], maml.sinusoids(3, 4))
+    assert (set(steps), notes) == (set(maml.PEERS), [f"{text} is omitted: no C++ compiler found"])
+
+
+def test_a_table_is_printed_as_markdown_and_written_with_its_command(tmp_path, capsys):
+    path = tmp_path / "combine.md"
+    given = ["--homogenizer", "pcgrad", "--shape", "2x50", "--shape", "3x50"]
+    assert run(combine, *given, "--out", str(path)) == 0
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert lines[0] == "## one step on J, the gradients of 2 tasks by 50 parameters"
+    assert len({line.count("|") for line in lines[2:10]}) == 1
+    written = path.read_text(encoding="utf-8")
+    assert written.endswith(out)
+    assert "$ python -m tests.benchmarks.combine --homogenizer pcgrad --shape 2x50" in written
+
+
+def test_a_peer_that_raises_is_exit_code_1_with_the_others_in_the_table(monkeypatch, capsys):
+    class Failing:
+        def __call__(self, rows):
+            raise ArithmeticError("no convergence")
+
+    monkeypatch.setattr("torchjd.aggregation.PCGrad", Failing)
+    assert run(combine, "--homogenizer", "pcgrad", "--shape", "2x50") == 1
+    out = capsys.readouterr().out
+    assert "Failed: torchjd PCGrad: TorchJD's PCGrad raised ArithmeticError: no convergence" in out
+    assert "| floor again" in out
+
+
+@every
+def test_the_name_of_a_benchmark_is_that_of_its_module(benchmark, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [benchmark.name, "--help"])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(Path(__file__).with_name(f"{benchmark.name}.py")), run_name="__main__")
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    assert f"usage: python -m tests.benchmarks.{benchmark.name} " in out
+    assert f"--{benchmark.kind} " in out
+
+
+@every
+@pytest.mark.parametrize("sizes", [1, 5, 0])
+def test_a_shape_that_matches_no_form_is_rejected(benchmark, sizes, capsys):
+    shape = "x".join(["4"] * sizes) or "x".join(["0"] * (next(iter(benchmark.forms)).count(" x ") + 1))
+    assert benchmark.main("description", ["--shape", shape]) == 2
+    message = f"`--shape` must be {' or '.join(benchmark.forms)}, each at least 1; got {shape}."
+    assert message in capsys.readouterr().err
+
+
+@every
+def test_an_unknown_name_is_rejected_before_timing(benchmark, capsys):
+    wrong, right = {"learner": ("mamll", "maml"), "homogenizer": ("pcgard", "pcgrad")}[benchmark.kind]
+    small = "x".join(["16"] * len(benchmark.shapes[0]))
+    assert benchmark.main("description", [f"--{benchmark.kind}", wrong, "--shape", small]) == 2
+    assert f"Did you mean '{right}'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--shape", "4xbig"], "integers separated by x; got '4xbig'"),
+        (["--learner", "maml"], "unrecognized arguments: --learner maml"),
+        (["--out", "nowhere/table.md"], "must be a file in an existing folder; got 'nowhere/table.md'"),
+        (["--out", ""], "must be a file in an existing folder; got ''"),
+    ],
+)
+def test_an_invalid_option_is_rejected(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(rotation, *arguments)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
