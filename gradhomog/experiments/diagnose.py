@@ -18,7 +18,7 @@ from gradhomog.errors import ConfigError
 from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.execution.threads import threads
 from gradhomog.experiments.profiling.overhead import trainable_overheads
-from gradhomog.experiments.profiling.table import Table
+from gradhomog.experiments.profiling.table import TimingTable
 from gradhomog.experiments.report import figures
 from gradhomog.experiments.report.figures.diagnosis import diagnosis as diagnosis_figure
 from gradhomog.experiments.results import atomic_files
@@ -54,7 +54,7 @@ class RunDiagnosis:
     step: int
     steps: int
     result: DiagnosisResult
-    overhead: Table | None
+    overhead: TimingTable | None
     run_file: str = "RUN.toml"
 
     def render(self) -> str:

@@ -44,12 +44,15 @@ class Batch:
 
 
 class Network(nn.Module):
-    """An encoder, and a linear head with one output for each task."""
+    """An encoder, and a linear head with one output for each task; `forward` returns the mean of the losses."""
 
     def __init__(self, encoder: nn.Module, features: int, tasks: int) -> None:
         super().__init__()
         self.encoder = encoder
         self.heads = nn.ModuleList(nn.Linear(features, 1) for _ in range(tasks))
+
+    def forward(self, batch: Batch) -> Tensor:
+        return torch.stack(self.losses(self.encoder(batch.inputs), batch, range(len(self.heads)))).mean()
 
     def losses(self, features: Tensor, batch: Batch, chosen: Collection[int]) -> list[Any]:
         """The losses of the chosen tasks; None for the others."""
@@ -62,14 +65,13 @@ class Setting:
     """A network with a head per task, and its batches; drawn in float32, so that all dtypes have the same numbers.
 
     Attributes:
-        encoder: creates an encoder with this number of `features`.
+        encoder: creates an encoder; returns it with its number of features.
         inputs: shape of the inputs of a batch.
     """
 
     title: str
     tasks: int
-    encoder: Callable[[], nn.Module]
-    features: int
+    encoder: Callable[[], tuple[nn.Module, int]]
     inputs: tuple[int, ...]
     dtype: torch.dtype = torch.float32
     device: torch.device = CPU
@@ -78,7 +80,7 @@ class Setting:
         """A new network with the same parameters in every call."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            return Network(self.encoder(), self.features, self.tasks).to(self.device, self.dtype)
+            return Network(*self.encoder(), self.tasks).to(self.device, self.dtype)
 
     def batch(self, number: int) -> Batch:
         """The batch of a round."""
@@ -90,22 +92,20 @@ class Setting:
 def mlp(tasks: int, inputs: int, hidden: int) -> Setting:
     return Setting(
         f"mlp {inputs}-{hidden}-{hidden}-{FEATURES}, {tasks} heads, {VECTORS} vectors", tasks,
-        lambda: nn.Sequential(*models.build("mlp", (inputs,), FEATURES, hidden)), FEATURES, (VECTORS, inputs),
+        lambda: (nn.Sequential(*models.build("mlp", (inputs,), FEATURES, hidden)), FEATURES), (VECTORS, inputs),
     )  # fmt: skip
 
 
 def conv4(tasks: int, channels: int, pixels: int, filters: int) -> Setting:
-    def encoder() -> nn.Module:
+    def encoder() -> tuple[nn.Module, int]:
         """Group normalization instead of batch normalization, whose running statistics change in every step."""
-        layers = models.build("conv4", image, 1, filters)[0].children()
-        groups = gcd(GROUPS, filters)
-        return nn.Sequential(
-            *(nn.GroupNorm(groups, filters) if isinstance(layer, nn.BatchNorm2d) else layer for layer in layers)
-        )
+        layers, groups = models.build("conv4", image, 1, filters)[0].children(), gcd(GROUPS, filters)
+        norms = (nn.GroupNorm(groups, filters) if isinstance(layer, nn.BatchNorm2d) else layer for layer in layers)
+        return nn.Sequential(*norms), filters * (pixels // 16) ** 2
 
     image = (channels, pixels, pixels)
     title = f"conv4 with group normalization, {filters} filters, {tasks} heads, {IMAGES} images {image}"
-    return Setting(title, tasks, encoder, filters * (pixels // 16) ** 2, (IMAGES, *image))
+    return Setting(title, tasks, encoder, (IMAGES, *image))
 
 
 FORMS = {"tasks x inputs x hidden (mlp)": mlp, "tasks x channels x pixels x filters (conv4)": conv4}
@@ -114,6 +114,9 @@ FORMS = {"tasks x inputs x hidden (mlp)": mlp, "tasks x channels x pixels x filt
 
 Backward = Callable[[Sequence[Tensor], Tensor, nn.Module], None]
 """Writes `.grad` from the losses, the features that they depend on, and the encoder of these features."""
+
+Choose = Callable[[int], Collection[int]]
+"""Returns the tasks of a step from the number of all tasks."""
 
 
 def by_hand(losses: Sequence[Tensor], features: Tensor, encoder: nn.Module) -> None:
@@ -150,12 +153,9 @@ def torchjd(name: str, chunk: int | None) -> Backward:
 
 
 class Step:
-    """Forward pass, losses, and gradients in `.grad`; without an optimizer, so that parameters are constant.
+    """Forward pass, losses, and gradients in `.grad`; without an optimizer, so that parameters are constant."""
 
-    `choose` returns the tasks of a step from their number, by default all.
-    """
-
-    def __init__(self, backward: Backward, network: Network, choose: Callable[[int], Collection[int]] = range) -> None:
+    def __init__(self, backward: Backward, network: Network, choose: Choose = range) -> None:
         self.backward, self.network, self.choose = backward, network, choose
 
     def __call__(self, batch: Batch) -> None:

@@ -18,7 +18,7 @@ from gradhomog.cli._timing_options import RoundsBar, add_timing_options, clock
 from gradhomog.errors import GradhomogError, OptionError
 from gradhomog.experiments.execution.environment import machine, versions
 from gradhomog.experiments.profiling.harness import Comparison, measure_all
-from gradhomog.experiments.profiling.table import Table
+from gradhomog.experiments.profiling.table import TimingTable
 
 Shape = Sequence[int]
 
@@ -55,7 +55,9 @@ class Benchmark:
             )
         return by_length[len(shape)](*shape)
 
-    def __call__(self, expressions: Sequence[str] = (), shapes: Sequence[Shape] = (), **budget: Any) -> list[Table]:
+    def __call__(
+        self, expressions: Sequence[str] = (), shapes: Sequence[Shape] = (), **budget: Any
+    ) -> list[TimingTable]:
         """One table per shape; all comparisons are created before one is timed.
 
         Args:
@@ -68,7 +70,7 @@ class Benchmark:
         return measure_all(comparisons, **budget)
 
     def main(self, description: str | None, arguments: Sequence[str] | None = None) -> int:
-        """Run the command, print tables as Markdown; the exit code is 1 for failures, 2 for invalid input."""
+        """Run the command, print the tables; the exit code is 1 for failures, 2 for invalid input."""
         program = f"python -m tests.benchmarks.{self.name}"
         words = list(sys.argv[1:] if arguments is None else arguments)
         args = self._parser(program, description).parse_args(words)
@@ -81,16 +83,16 @@ class Benchmark:
         except GradhomogError as error:
             print(f"{program}: {error}", file=sys.stderr)
             return 2
-        text = "\n\n".join(table.markdown() for table in tables)
         if args.out is not None:
             environment = ", ".join(f"{name} {version}" for name, version in versions().items() if version)
             command = f"```console\n$ {program} {shlex.join(words)}\n```"
-            args.out.write_text(f"{command}\n\n{environment}.\n\n{text}\n", encoding="utf-8")
+            text = "\n\n".join([command, f"{environment}.", *(table.markdown() for table in tables)])
+            args.out.write_text(f"{text}\n", encoding="utf-8")
         if args.json:
             found = [table.record() for table in tables]
             print_json({"benchmark": self.name, "versions": versions(), "machine": machine(), "tables": found})
         else:
-            print(text)
+            print("\n\n".join(table.render() for table in tables))
         return 1 if any(table.failures for table in tables) else 0
 
     def _parser(self, program: str, description: str | None) -> argparse.ArgumentParser:
@@ -103,7 +105,9 @@ class Benchmark:
             "--shape", action="append", default=[], type=_parse_shape, metavar="AxB", dest="shapes",
             help=f"shape of the inputs: {' or '.join(self.forms)}; may be repeated",
         )  # fmt: skip
-        command.add_argument("--out", type=_parse_file, metavar="FILE", help="also write the tables to this file")
+        command.add_argument(
+            "--out", type=_parse_file, metavar="FILE", help="also write the tables to this Markdown file"
+        )
         add_timing_options(command)
         return command
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -82,19 +83,17 @@ def peer(name: str, tasks: int) -> Workload:
     """One call of an aggregator of TorchJD on the matrix."""
     aggregate = aggregator(name, tasks)
 
+    # Its solver warns. To ignore warnings takes microseconds, so others are called without.
+    quiet = partial(warnings.catch_warnings, action="ignore") if name == "NashMTL" else nullcontext
+
     def call(batch: Batch) -> Tensor:
         try:
-            direction: Tensor = aggregate(batch.rows)
+            with quiet():
+                return aggregate(batch.rows)
         except Exception as cause:  # errors of its solver; the other workloads continue
             raise PluginRunError(f"TorchJD's {name} raised {type(cause).__name__}: {cause}") from cause
-        return direction
 
-    def without_warnings(batch: Batch) -> Tensor:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return call(batch)
-
-    return without_warnings if name == "NashMTL" else call  # its solver warns; ignoring takes microseconds
+    return call
 
 
 def homogenized(text: str) -> Workload:

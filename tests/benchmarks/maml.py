@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,6 +14,7 @@ import torch
 import torchopt
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.optim import Optimizer
 
 from gradhomog import OptionError
 from gradhomog.experiments import models
@@ -125,20 +126,20 @@ Accumulate = Callable[[nn.Module, TaskBatch], None]
 """Adds the gradient of the tasks' mean query loss to `.grad` of a network's parameters."""
 
 
-class Peer:
-    """One meta-step: the gradient as computed by a peer, then Adam.
+class MetaStep:
+    """One meta-step of a peer or a learner: the gradient, then Adam.
 
     The learning rate is 0, so that parameters are constant; the cost of Adam does not depend on it.
     """
 
-    def __init__(self, accumulate: Accumulate, network: nn.Module) -> None:
-        self.accumulate, self.network = accumulate, network
-        self.outer = torch.optim.Adam(network.parameters(), lr=0.0)
+    def __init__(
+        self, network: nn.Module, take: Callable[[TaskBatch, Optimizer], object], parameters: Iterable[Tensor]
+    ) -> None:
+        self.network, self.take = network, take
+        self.outer = torch.optim.Adam(parameters, lr=0.0)
 
     def __call__(self, batch: TaskBatch) -> None:
-        self.outer.zero_grad()
-        self.accumulate(self.network, batch)
-        self.outer.step()
+        self.take(batch, self.outer)
 
 
 def by_hand(network: nn.Module, batch: TaskBatch, *, first_order: bool = False) -> None:
@@ -198,65 +199,58 @@ def with_higher(network: nn.Module, batch: TaskBatch) -> None:
             (default_loss(adapted(task.query_x), task.query_y) / len(batch)).backward()
 
 
-BY_HAND, AT_ONCE, META_SGD, HIGHER = (
-    "hand-written loop", "hand-written, losses summed", "TorchOpt MetaSGD", "higher",
-)  # fmt: skip
-FIRST_ORDER = "hand-written, first order"
+BY_HAND, META_SGD, HIGHER = "hand-written loop", "TorchOpt MetaSGD", "higher"
+AT_ONCE, FIRST_ORDER = "hand-written, losses summed", "hand-written, first order"
 PEERS: dict[str, Accumulate] = {
     BY_HAND: by_hand, AT_ONCE: summed, META_SGD: with_meta_sgd, HIGHER: with_higher,
     FIRST_ORDER: partial(by_hand, first_order=True),
 }  # fmt: skip
 
 
-class MetaStep:
-    """One meta-step of a learner with the pipeline `none`, with the outer optimizer of `Peer`.
+def peer(accumulate: Accumulate, network: nn.Module) -> MetaStep:
+    def take(batch: TaskBatch, outer: Optimizer) -> None:
+        outer.zero_grad()
+        accumulate(network, batch)
+        outer.step()
 
-    Attributes:
-        channels_last: True if network and images have the memory format `torch.channels_last`.
-    """
-
-    def __init__(self, text: str, network: nn.Sequential, *, channels_last: bool = False) -> None:
-        selector, own = expression.parse_one(text)
-        _, spec = installed().load("learners", selector)
-        common = {"inner_steps": STEPS, "inner_lr": RATE}
-        accepted = {name: value for name, value in common.items() if name in options.option_parameters(spec)}
-        self.channels_last = channels_last
-        self.network = network.to(memory_format=torch.channels_last) if channels_last else network
-        encoder, head = self.network
-        self.learner: Learner = installed().make("learners", selector, {**accepted, **own}, encoder, head)[2]
-        self.outer = torch.optim.Adam(self.learner.parameters(), lr=0.0)
-
-    def __call__(self, batch: TaskBatch) -> None:
-        self.learner.step(to_channels_last(batch) if self.channels_last else batch, self.outer)
+    return MetaStep(network, take, network.parameters())
 
 
-def steps(texts: Sequence[str], setting: Setting) -> tuple[dict[str, Peer | MetaStep], list[str]]:
+def learner(text: str, network: nn.Sequential) -> Learner:
+    """A learner with the pipeline `none`, and with the inner steps of the peers if it has such options."""
+    selector, own = expression.parse_one(text)
+    _, spec = installed().load("learners", selector)
+    common = {"inner_steps": STEPS, "inner_lr": RATE}
+    accepted = {name: value for name, value in common.items() if name in options.option_parameters(spec)}
+    return installed().make("learners", selector, {**accepted, **own}, *network)[2]
+
+
+def channels_last(network: nn.Sequential) -> MetaStep:
+    """`maml` with network and images in the memory format `torch.channels_last`."""
+    made = learner("maml", network.to(memory_format=torch.channels_last))
+    return MetaStep(network, lambda batch, outer: made.step(to_channels_last(batch), outer), made.parameters())
+
+
+def steps(texts: Sequence[str], setting: Setting) -> tuple[dict[str, MetaStep], list[str]]:
     """The steps by label, and notes about omitted steps."""
     at_once = setting.size <= LARGEST_AT_ONCE
-    made: dict[str, Peer | MetaStep] = {
-        label: Peer(accumulate, setting.network()) for label, accumulate in PEERS.items() if at_once or label != AT_ONCE
-    }
+    peers = {label: accumulate for label, accumulate in PEERS.items() if at_once or label != AT_ONCE}
+    steps = {label: peer(accumulate, setting.network()) for label, accumulate in peers.items()}
     large = "Workloads that keep the graphs of all tasks are omitted: for these images they need gigabytes."
     notes = [] if at_once else [large]
     defaults = [*EVERYWHERE, *(FOR_IMAGES if setting.size else FOR_SINUSOIDS), *([VECTORIZED] if at_once else [])]
     for text in texts or defaults:
-        step = MetaStep(text, setting.network())
-        if "compile" in text and (reason := _compile_error(step, setting.batch(0))):
-            notes.append(f"{text} is omitted: {reason}")
-        else:
-            made[text] = step
+        made = learner(text, network := setting.network())
+        step = MetaStep(network, made.step, made.parameters())
+        try:
+            if "compile" in text:
+                step(setting.batch(0))  # compiles it before it is timed
+            steps[text] = step
+        except OptionError as error:  # usually no C++ compiler is found
+            notes.append(f"{text} is omitted: {str(error).strip().splitlines()[0]}")
     if setting.size and not texts:
-        made[CHANNELS_LAST] = MetaStep("maml", setting.network(), channels_last=True)
-    return made, notes
-
-
-def _compile_error(step: MetaStep, batch: TaskBatch) -> str | None:
-    """Compile the step, before it is timed; return the message if compilation fails on this machine."""
-    try:
-        step(batch)
-    except OptionError as error:  # usually no C++ compiler is found
-        return str(error).strip().splitlines()[0]
-    return None
+        steps[CHANNELS_LAST] = channels_last(setting.network())
+    return steps, notes
 
 
 def exact_gradient(setting: Setting) -> nn.Module:
@@ -269,7 +263,7 @@ def exact_gradient(setting: Setting) -> nn.Module:
 
 def compare(texts: Sequence[str], setting: Setting) -> Comparison:
     made, notes = steps(texts, setting)
-    rows: dict[str, Workload] = {} if texts else {ROWS: MetaStep("maml", setting.network()).learner.rows}
+    rows: dict[str, Workload] = {} if texts else {ROWS: learner("maml", setting.network()).rows}
     networks = {label: step.network for label, step in made.items()}
     return Comparison(
         f"one meta-step of MAML, {STEPS} inner steps: {setting.title}",

@@ -31,14 +31,13 @@ class Transformer(nn.Module):
         self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        found: Tensor = self.layers(tokens).mean(1)
-        return found
+        return self.layers(tokens).mean(1)
 
 
 def transformer(tasks: int, layers: int, width: int) -> Setting:
     inputs = (SEQUENCES, TOKENS, width)
     title = f"transformer, {layers} layers of width {width}, {tasks} heads, {SEQUENCES} times {TOKENS} tokens"
-    return Setting(title, tasks, lambda: Transformer(layers, width), width, inputs, device=DEVICE)
+    return Setting(title, tasks, lambda: (Transformer(layers, width), width), inputs, device=DEVICE)
 
 
 def resnet10(tasks: int, pixels: int) -> Setting:
@@ -50,12 +49,12 @@ def conv4(tasks: int, channels: int, pixels: int, filters: int) -> Setting:
 
 
 def _images(name: str, tasks: int, image: tuple[int, ...], width: int) -> Setting:
-    with torch.device("meta"):  # without memory
-        _, head = models.build(name, image, 1, width)
-    assert isinstance(head, nn.Linear)
+    def encoder() -> tuple[nn.Module, int]:
+        body, head = models.build(name, image, 1, width)
+        return body, head.in_features
+
     title = f"{name}, {width} filters, {tasks} heads, {IMAGES} images {image}"
-    encoder = lambda: models.build(name, image, 1, width)[0]  # noqa: E731
-    return Setting(title, tasks, encoder, head.in_features, (IMAGES, *image), device=DEVICE)
+    return Setting(title, tasks, encoder, (IMAGES, *image), device=DEVICE)
 
 
 def acts_on_rows(name: str) -> bool:

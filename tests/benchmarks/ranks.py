@@ -12,14 +12,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradhomog
 from gradhomog import Ranks
 from gradhomog.experiments.profiling.harness import Comparison
 from tests.benchmarks import backward
-from tests.benchmarks.backward import Batch, Network, Setting, Step, by_hand, homogenized
+from tests.benchmarks.backward import Batch, Setting, Step, by_hand, homogenized
 from tests.benchmarks.benchmark import Benchmark
 
 RANKS = 2
@@ -29,21 +28,9 @@ EXPRESSIONS = ("none", "pcgrad", "upgrad")
 RANKS_OPTIONS = {"batch": Ranks("batch"), "local": Ranks(local=True)}
 
 
-class WithLosses(nn.Module):
-    """A network whose forward pass returns the mean of its losses, as DistributedDataParallel requires."""
-
-    def __init__(self, network: Network) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, batch: Batch) -> Tensor:
-        features = self.network.encoder(batch.inputs)
-        return torch.stack(self.network.losses(features, batch, range(len(batch.targets)))).mean()
-
-
 def steps(texts: Sequence[str], setting: Setting) -> dict[str, Callable[[Batch], None]]:
     """The steps of one rank by label; each writes `.grad`, and has a network of its own."""
-    wrapped = DistributedDataParallel(WithLosses(setting.network()))
+    wrapped = DistributedDataParallel(setting.network())
 
     def plain(batch: Batch) -> None:
         wrapped.zero_grad()
@@ -109,12 +96,8 @@ def compare(texts: Sequence[str], shape: Sequence[int]) -> Comparison:
     )  # fmt: skip
 
 
-def _shape(*sizes: int) -> tuple[int, ...]:
-    """The shape itself: each process creates its own network and batches."""
-    return sizes
-
-
-BENCHMARK = Benchmark("ranks", dict.fromkeys(backward.FORMS, _shape), SHAPES, compare)
+# Each process creates its own network and batches, from the shape.
+BENCHMARK = Benchmark("ranks", dict.fromkeys(backward.FORMS, lambda *shape: shape), SHAPES, compare)
 
 if __name__ == "__main__":
     sys.exit(BENCHMARK.main(__doc__))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -29,17 +28,9 @@ RADIUS, FILTERS = 3, 64
 CONVOLUTION, PUBLISHED, UNFOLD = "convolution", "published form", "unfold form"
 
 
-@dataclass(frozen=True)
-class Images:
+def images(*shape: int) -> Tensor:
     """Random activations, the same in all rounds."""
-
-    images: int
-    channels: int
-    height: int
-    width: int
-
-    def batch(self, number: int) -> Tensor:
-        return torch.randn(*vars(self).values(), generator=torch.Generator().manual_seed(0))
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
 class Attached:
@@ -52,8 +43,7 @@ class Attached:
     def __call__(self, x: Tensor) -> Tensor:
         with self.pipe.attached(self.encoder):
             self.pipe.begin(TaskKey(0, "domain"), "query")
-            outputs: Tensor = self.encoder(x)
-        return outputs
+            return self.encoder(x)
 
 
 def concatenated_differences(x: Tensor, radius: int, kernel: int, padding: int) -> Tensor:
@@ -116,17 +106,17 @@ def peer(sums: Callable[[Tensor, int, int, int], Tensor], convolution: nn.Module
     return call
 
 
-def compare(texts: Sequence[str], images: Images) -> Comparison:
-    convolution = nn.Conv2d(images.channels, FILTERS, 3, padding=1)
+def compare(texts: Sequence[str], x: Tensor) -> Comparison:
+    convolution = nn.Conv2d(x.shape[1], FILTERS, 3, padding=1)
     return Comparison(
-        f"self-information on inputs {'x'.join(map(str, vars(images).values()))}",
+        f"self-information on inputs {'x'.join(map(str, x.shape))}",
         {
             CONVOLUTION: convolution,
             **{text: Attached(text, convolution) for text in texts or EXPRESSIONS},
             PUBLISHED: peer(concatenated_differences, convolution),
             UNFOLD: peer(unfolded_patches, convolution),
         },
-        images.batch, (CONVOLUTION, PUBLISHED, UNFOLD),
+        lambda number: x, (CONVOLUTION, PUBLISHED, UNFOLD),
         (
             f"{CONVOLUTION}: forward pass of a 3×3 convolution with {FILTERS} filters. Others: the same with a map of "
             f"self-information (for the peers, from {(2 * RADIUS + 1) ** 2} neighbours) and a new mask.",
@@ -135,7 +125,7 @@ def compare(texts: Sequence[str], images: Images) -> Comparison:
     )  # fmt: skip
 
 
-BENCHMARK = Benchmark("self_information", {"images x channels x height x width": Images}, SHAPES, compare)
+BENCHMARK = Benchmark("self_information", {"images x channels x height x width": images}, SHAPES, compare)
 
 if __name__ == "__main__":
     sys.exit(BENCHMARK.main(__doc__))

@@ -13,15 +13,12 @@ from tests.benchmarks.benchmark import Benchmark
 SHAPES = tuple((tasks, *sizes) for sizes in ((3, 50), (64, 1000)) for tasks in (2, 4, 16))
 
 
-def expressions(tasks: int) -> tuple[str, ...]:
-    """The default pipelines: one method with N backward passes, and tracked with weights of every step or fewer."""
-    every = [f"tracked(every={rounds * tasks})" for rounds in (1, 4)]
-    return ("none", "upgrad", "tracked", *every, f'tracked(every={4 * tasks}, dtype="bfloat16")')
-
-
 def compare(texts: Sequence[str], setting: Setting) -> Comparison:
     steps: dict[str, Workload] = {SUMMED: Step(summed, setting.network())}
-    for text in texts or expressions(setting.tasks):
+    # One method with N backward passes, and tracked with weights of every step or fewer.
+    every = [f"tracked(every={rounds * setting.tasks})" for rounds in (1, 4)]
+    bfloat16 = f'tracked(every={4 * setting.tasks}, dtype="bfloat16")'
+    for text in texts or ("none", "upgrad", "tracked", *every, bfloat16):
         pipe = gradhomog.pipeline(text)
         label = text if "tracked" in text else f"backward {text}"
         steps[label] = Step(homogenized(pipe), setting.network(), pipe.choose)

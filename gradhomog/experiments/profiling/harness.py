@@ -18,7 +18,7 @@ from gradhomog.errors import GradhomogError
 from gradhomog.experiments.execution.threads import threads
 from gradhomog.experiments.profiling import memory
 from gradhomog.experiments.profiling.quantiles import Quantiles
-from gradhomog.experiments.profiling.table import Column, Table, TimingRow, cosines, differences, ratios
+from gradhomog.experiments.profiling.table import Column, TimingRow, TimingTable, cosines, differences, ratios
 
 Workload = Callable[[Any], object]
 """A function that is timed; called with the input of a round, its result is ignored."""
@@ -115,7 +115,7 @@ class Comparison:
         seconds: float,
         clock: Clock = time.perf_counter,
         progress: Progress = lambda done, total: None,
-    ) -> Table:
+    ) -> TimingTable:
         """Time the workloads, then measure their memory.
 
         Args:
@@ -124,7 +124,7 @@ class Comparison:
 
         Raises:
             GradhomogError: the error of the first reference. The message of the error of another workload is in
-                `Table.failures`.
+                `TimingTable.failures`.
         """
         timings = self.time(rounds, seconds, clock, progress)
         peaks, states, cosine_values = {}, {}, {}
@@ -150,7 +150,7 @@ class Comparison:
         )
         columns = tuple(column for column in (*self._columns(timings), cosines(cosine_values)) if column.values)
         notes = (*self.notes, *self._method(clock, with_memory))
-        return Table(self.title, reference, rows, notes, timings.failures, columns)
+        return TimingTable(self.title, reference, rows, notes, timings.failures, columns)
 
     def time(self, rounds: int, seconds: float, clock: Clock, progress: Progress) -> Timings:
         """Call every workload once per round, all on the same input, in the order of `round_order`."""
@@ -242,7 +242,7 @@ def measure_all(
     seconds: float,
     clock: Clock = time.perf_counter,
     progress: Progress = lambda done, total: None,
-) -> list[Table]:
+) -> list[TimingTable]:
     """Measure comparisons one after the other with this number of threads, each with an equal share of the time.
 
     Inputs may need most of the memory, so each comparison is removed from the list before the next one is measured.

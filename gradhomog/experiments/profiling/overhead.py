@@ -12,7 +12,7 @@ from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.data.splits import Streams, streams
 from gradhomog.experiments.execution import plan
 from gradhomog.experiments.profiling.harness import Clock, Comparison, Progress, Workload, measure_all
-from gradhomog.experiments.profiling.table import Table
+from gradhomog.experiments.profiling.table import TimingTable
 from gradhomog.experiments.results.plan import PLAIN, SINGLE, Run
 from gradhomog.experiments.training.meta_learning import make_learner
 from gradhomog.experiments.training.trainer import make_optimizer, make_trainable
@@ -45,7 +45,7 @@ def step_overheads(
     seconds: float,
     clock: Clock = time.perf_counter,
     progress: Progress = lambda done, total: None,
-) -> list[Table]:
+) -> list[TimingTable]:
     """One table per learner: time and memory of `learner.step` with each pipeline, as ratios to plain.
 
     Pipelines take steps alternately on the same batches. All learners start from the network of the first seed.
@@ -63,7 +63,7 @@ def step_overheads(
 
 def trainable_overheads(
     config: Config, learner: str, seconds: float, progress: Progress = lambda done, total: None
-) -> Table:
+) -> TimingTable:
     """The time of whole training steps of a learner or a multi-task problem with each pipeline, as ratios to plain.
 
     Unlike `step_overheads`, a step includes the computation of its batch, and memory is not measured.

@@ -1,4 +1,4 @@
-"""The table of a timing: one row per workload, as text, as Markdown and as plain data."""
+"""The table of a timing: one row per workload, with its time, its ratio to a reference and its memory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradhomog.experiments.profiling.quantiles import Quantiles
-from gradhomog.experiments.report.formatting import NOTHING
-from gradhomog.text_table import align_columns
+from gradhomog.table import NOTHING, Table
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def cosines(values: Mapping[str, float]) -> Column:
 
 
 @dataclass(frozen=True)
-class Table:
+class TimingTable:
     """Workloads that were timed alternately.
 
     Attributes:
@@ -84,11 +83,12 @@ class Table:
             return None
         return row.peak_bytes + row.state_bytes - base.peak_bytes - base.state_bytes
 
-    def cells(self) -> list[list[str]]:
-        """The texts of the cells: the header, and one list per row."""
+    def table(self) -> Table:
+        """The table of texts, with notes and failures."""
         with_memory = any(row.peak_bytes is not None for row in self.rows)
         titles = [f"to {self.reference}", "95 %", *(column.title for column in self.columns)]
-        lines = [["method", "time", *titles, *(["memory"] if with_memory else []), "rounds"]]
+        header = ["method", "time", *titles, *(["memory"] if with_memory else []), "rounds"]
+        lines = []
         for row in self.rows:
             is_reference = row.label == self.reference
             ratio = [NOTHING, NOTHING] if is_reference else [ratio_cell(row.ratio), interval_cell(row.ratio)]
@@ -98,22 +98,17 @@ class Table:
             ]
             used = [self._memory(row)] if with_memory else []
             lines.append([row.label, time_text(row.seconds.median), *ratio, *additional, *used, str(row.seconds.n)])
-        return lines
+        failed = [f"Failed: {label}: {message}" for label, message in self.failures.items()]
+        return Table(header, lines, [*self.notes, *failed])
 
     def render(self) -> str:
-        """The table as aligned text, followed by its notes and failures."""
-        return "\n".join([self.title, "", *align_columns(self.cells()), "", *self.notes, *self._failed()])
+        """Title and table as text."""
+        return f"{self.title}\n\n{self.table().text()}"
 
     def markdown(self) -> str:
-        """A Markdown section with title, table, notes and failures."""
-        lines = self.cells()
-        widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
-        header, *rows = (
-            f"| {' | '.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))} |" for line in lines
-        )
-        rule = f"| {' | '.join('-' * width for width in widths)} |"
-        notes = [f"- {note}" for note in (*self.notes, *self._failed())]
-        return "\n".join([f"## {self.title}", "", header, rule, *rows, "", *notes])
+        """A Markdown section with title, table and notes."""
+        table = self.table()
+        return "\n".join([f"## {self.title}", "", table.markdown(), "", *(f"- {note}" for note in table.notes)])
 
     def record(self) -> dict[str, Any]:
         """The table as plain data for JSON, in seconds, ratios and bytes; rows have the values of all columns."""
@@ -135,9 +130,6 @@ class Table:
             "failures": self.failures,
             "notes": list(self.notes),
         }
-
-    def _failed(self) -> list[str]:
-        return [f"Failed: {label}: {message}" for label, message in self.failures.items()]
 
     def _memory(self, row: TimingRow) -> str:
         """Memory as text: the total for the reference, the difference to it for other rows."""
