@@ -43,31 +43,23 @@ def steps(texts: Sequence[str], setting: Setting) -> dict[str, Callable[[Batch],
     return found
 
 
-class Rank:
-    """One process of the group, with its steps and its batch."""
-
-    def __init__(self, rank: int, store: str, shape: Sequence[int], texts: Sequence[str]) -> None:
-        torch.set_num_threads(1)
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
-        self.rank, self.setting = rank, backward.BENCHMARK.inputs(shape)
-        self.steps, self.batch = steps(texts, self.setting), self.setting.batch(0)
+_own: dict[str, Any] = {}
+"""In a process of the group, its rank, setting, steps by label, and batch."""
 
 
-_own: Rank
-"""In a process of the group, its rank."""
-
-
-def _start(*arguments: Any) -> None:
-    global _own
-    _own = Rank(*arguments)
+def _start(rank: int, store: str, shape: Sequence[int], texts: Sequence[str]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
+    setting = backward.BENCHMARK.inputs(shape)
+    _own.update(rank=rank, setting=setting, steps=steps(texts, setting))
 
 
 def _act(request: int | str) -> None:
     """In a process of the group, create the batch of a round (a number), or take a step (a label)."""
     if isinstance(request, int):
-        _own.batch = _own.setting.batch(RANKS * request + _own.rank)
+        _own["batch"] = _own["setting"].batch(RANKS * request + _own["rank"])
     else:
-        _own.steps[request](_own.batch)
+        _own["steps"][request](_own["batch"])
 
 
 def compare(texts: Sequence[str], shape: Sequence[int]) -> Comparison:

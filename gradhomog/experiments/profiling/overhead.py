@@ -19,7 +19,7 @@ from gradhomog.experiments.training.trainer import make_optimizer, make_trainabl
 
 SECOND_PLAIN = "plain again"
 SECOND_PLAIN_NOTE = (
-    f"{SECOND_PLAIN}: plain a second time; the distance of its ratio from × 1.00 is the measurement error."
+    f"{SECOND_PLAIN}: a second plain learner or problem; the distance of its ratio from × 1.00 is the measurement error."
 )
 
 WARM_UP = 2

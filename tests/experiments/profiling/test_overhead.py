@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gradhomog.experiments.profiling.timing import round_order
 
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.data.splits import streams
 from gradhomog.experiments.profiling import overhead
+from gradhomog.experiments.profiling.harness import round_order
 from gradhomog.learners.tasks import TaskBatch
 from tests.experiments.conftest import SMALL
 
@@ -28,7 +28,7 @@ def test_pipelines_are_plain_twice_then_the_first_candidate_of_each_method(small
 
 def test_learners_have_equal_initial_parameters_and_share_no_memory(small):
     source = streams(small, 0)
-    made = overhead._make_steppers(small, "maml", source)
+    made = overhead.make_steppers(small, "maml", source)
     parameters = {label: stepper.learner.parameters() for label, stepper in made.items()}
     start = [parameter.detach().clone() for parameter in parameters["plain"]]
     for label, own in parameters.items():
@@ -45,7 +45,7 @@ def test_learners_have_equal_initial_parameters_and_share_no_memory(small):
 
 def test_the_two_plain_learners_take_the_same_steps(small):
     source = streams(small, 0)
-    made = overhead._make_steppers(small, "maml", source)
+    made = overhead.make_steppers(small, "maml", source)
     for number in range(3):
         for label in round_order(list(made), number):
             made[label](source.train.batch(number))
