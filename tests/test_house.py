@@ -213,9 +213,9 @@ def test_a_step_calls_few_functions(text: str, calls: int, files: int) -> None:
 BUDGETS = {
     "gradhomog": 385,
     "gradhomog/autograd": 2220,
-    "gradhomog/cli": 1175,
+    "gradhomog/cli": 1170,
     "gradhomog/diagnosis": 1260,
-    "gradhomog/experiments": 11303,
+    "gradhomog/experiments": 11290,
     "gradhomog/learners": 771,
     "gradhomog/ranks": 499,
     "gradhomog/registry": 757,
@@ -226,7 +226,7 @@ BUDGETS = {
     "gradhomog/testing": 3469,
     "plugins": 4441,
     "adapters": 3920,
-    "tests": 41554,
+    "tests": 40730,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 
