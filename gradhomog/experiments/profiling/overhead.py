@@ -18,9 +18,7 @@ from gradhomog.experiments.training.meta_learning import make_learner
 from gradhomog.experiments.training.trainer import make_optimizer, make_trainable
 
 SECOND_PLAIN = "plain again"
-SECOND_PLAIN_NOTE = (
-    f"{SECOND_PLAIN}: a second plain learner or problem; the distance of its ratio from × 1.00 is the measurement error."
-)
+SECOND_PLAIN_NOTE = f"{SECOND_PLAIN}: a second plain learner; the distance of its ratio from × 1.00 is the error."
 
 WARM_UP = 2
 """The first step allocates the optimizer's state; homogenizers with memory have earlier rows from the second step."""
