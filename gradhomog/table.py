@@ -19,14 +19,14 @@ NOTHING = "–"
 """The text of a cell without a value."""
 
 Value = float | str | None
-"""What a cell stands for, in full precision: by it columns are sorted. None, for what is unknown, is sorted last."""
+"""The value of a cell in full precision, by which columns are sorted; None, for an unknown value, is last."""
 
 Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell: its text, and its value."""
+    """The text and the value of a cell."""
 
     text: str
     value: Value = None
