@@ -95,13 +95,13 @@ def _resolve_kinds(names: Sequence[str], kind: Kind | None) -> list[Kind]:
         GradhomogError: one plugin cannot be created.
         OptionError: several plugins cannot be created; the message lists them all.
     """
-    from gradhomog.testing.kits import make_subject
+    from gradhomog.testing.kits import SUBJECTS
 
     kinds = [kind or _find_kind(name) for name in names]
     errors: list[GradhomogError] = []
     for name, plugin_kind in zip(names, kinds, strict=True):
         try:
-            make_subject(plugin_kind, name)
+            SUBJECTS[plugin_kind](name)
         except GradhomogError as error:
             errors.append(error)
     if len(errors) == 1:

@@ -1,15 +1,15 @@
 """The public names, each once; `__init__.py` imports them from here at their first use."""
 
-from .check import Check as Check
-from .check import CheckFailure as CheckFailure
-from .check import CheckResult as CheckResult
-from .check import Outcome as Outcome
+from .check_results import Check as Check
+from .check_results import CheckFailure as CheckFailure
+from .check_results import CheckReport as CheckReport
+from .check_results import CheckResult as CheckResult
+from .check_results import Outcome as Outcome
 from .kits import check_domain as check_domain
 from .kits import check_homogenizer as check_homogenizer
 from .kits import check_learner as check_learner
 from .kits import checks as checks
 from .parametrization import parametrize_with_checks as parametrize_with_checks
-from .report import CheckReport as CheckReport
 from .strategies import gramians as gramians
 from .strategies import jacobians as jacobians
 from .strategies import task_batches as task_batches

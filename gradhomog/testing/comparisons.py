@@ -1,14 +1,16 @@
-"""Comparisons of tensors and of derivatives that raise `CheckFailure` with the found and the expected values."""
+"""Comparisons of tensors, derivatives and errors that raise `CheckFailure` with the found and the expected values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gradhomog.testing.check import CheckFailure
+from gradhomog.learners.learner import Learner
+from gradhomog.learners.tasks import TaskBatch
+from gradhomog.testing.check_results import CheckFailure
 
 STEP, RTOL, ATOL = 1e-5, 1e-4, 1e-7  # of central differences in float64
 
@@ -45,6 +47,12 @@ def require_equal(found: Tensor, expected: Tensor, what: str, **example: Any) ->
         raise CheckFailure(f"{what}: not exactly equal (off by {off:.3g})", **example)
 
 
+def require_all_equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str) -> None:
+    """Raise unless all tensors of `expected` are exactly equal to those in `found`; `{}` in `what` is the name."""
+    for name, value in expected.items():
+        require_equal(found[name], value, what.replace("{}", name))
+
+
 def _largest_difference(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).detach().abs().nan_to_num(torch.inf).max())
 
@@ -60,3 +68,38 @@ def derivatives_close(found: float, expected: float, scale: float = 0.0) -> bool
     `scale` is the size of the terms of which the derivative is the sum.
     """
     return abs(found - expected) <= RTOL * max(abs(expected), 1e-3 * scale) + ATOL
+
+
+def require_derivative(found: float, expected: float, what: str) -> None:
+    """Raise unless a derivative is close to that of central differences; `what` ends where the number follows."""
+    if not derivatives_close(found, expected):
+        raise CheckFailure(f"{what} {found:.6g}; finite differences give {expected:.6g}")
+
+
+def require_exact_rows(learner: Learner, batch: TaskBatch, learner_name: str = "", loss: str = "loss") -> None:
+    """Raise unless rows equal central differences of the losses, along a random direction in each parameter."""
+    rows, generator = learner.rows(batch).jacobian, torch.Generator().manual_seed(2)
+    for name, parameter in learner.named_parameters().items():
+        along = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+        start = parameter.detach().clone()
+
+        def losses_at(
+            step: float, parameter: Tensor = parameter, start: Tensor = start, along: Tensor = along
+        ) -> Tensor:
+            parameter.data.copy_(start + step * along)
+            return learner.rows(batch).losses
+
+        expected = central_difference(losses_at).tolist()
+        parameter.data.copy_(start)
+        what = f"the row of `{name}`{learner_name} is not the derivative of the {loss}: along a random direction it is"
+        for row, derivative in zip(rows[name], expected, strict=True):
+            require_derivative(float((row * along).sum()), derivative, what)
+
+
+def error_of(call: Callable[[], object], *kinds: type[Exception]) -> Exception | None:
+    """Return the error of one of these types that the call raises; None if it returns."""
+    try:
+        call()
+    except kinds as error:
+        return error
+    return None

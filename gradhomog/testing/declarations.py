@@ -15,9 +15,10 @@ from gradhomog.errors import GradhomogError, OptionError
 from gradhomog.registry import PluginInfo
 from gradhomog.registry.annotated_values import fits
 from gradhomog.registry.options import documentation, option_parameters
-from gradhomog.testing.check import CheckFailure, NotApplicable, check
-from gradhomog.testing.import_probe import PROBE
-from gradhomog.testing.plugin_subject import PluginSubject
+from gradhomog.testing import import_probe
+from gradhomog.testing.check_results import CheckFailure, NotApplicable, check
+from gradhomog.testing.comparisons import error_of
+from gradhomog.testing.subjects import PluginSubject
 
 SUMMARY = 100  # characters: `gradhomog list --load` and the tables print it on one line
 
@@ -69,17 +70,17 @@ _NAN: tuple[tuple[Any, Any], ...] = tuple(
 
 
 def _require_rejected(subject: PluginSubject[Any], name: str, value: object) -> None:
-    try:
-        subject.make_with(**{name: value})
-    except OptionError as error:
-        if name not in str(error):
-            raise CheckFailure(f"the error for option `{name}`={value!r} does not name the option: {error}") from error
-        return
-    except GradhomogError as error:
+    error = error_of(lambda: subject.make_with(**{name: value}), GradhomogError)
+    if error is None:
+        raise CheckFailure(
+            f"option `{name}`={value!r} is accepted: raise a gradhomog.OptionError that names the option"
+        )
+    if not isinstance(error, OptionError):
         raise CheckFailure(
             f"option `{name}`={value!r} raises {type(error).__name__}, not OptionError: {error}"
         ) from error
-    raise CheckFailure(f"option `{name}`={value!r} is accepted: raise a gradhomog.OptionError that names the option")
+    if name not in str(error):
+        raise CheckFailure(f"the error for option `{name}`={value!r} does not name the option: {error}") from error
 
 
 @check("homogenizers", "learners", "domains")
@@ -106,20 +107,17 @@ def _import_failure(info: PluginInfo) -> str:
     released = os.stat(file).st_mtime_ns if file and os.path.exists(file) else 0
     key = info.kind, info.distribution, info.version, tuple(sys.path)
     if key not in _probe_results or _probe_results[key][0] <= released or info.selector not in _probe_results[key][1]:
-        started = time.time_ns()
-        _probe_results[key] = started, _run_probe(info)
+        _probe_results[key] = time.time_ns(), _run_probe(info)
     return _probe_results[key][1].get(info.selector, "the plugin is not listed in a fresh interpreter")
 
 
 def _run_probe(info: PluginInfo) -> dict[str, str]:
     arguments = {"kind": info.kind, "selector": info.selector, "path": sys.path}
-    command = [sys.executable, "-W", "error::ImportWarning", "-c", PROBE, json.dumps(arguments)]
+    command = [sys.executable, "-P", "-W", "error::ImportWarning", import_probe.__file__, json.dumps(arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
-        return {selector: failure[:500] for selector, failure in json.loads(done.stdout).items()}
+        failures: dict[str, str] = json.loads(done.stdout)
     except ValueError:  # the interpreter exited before it printed the results
-        return {
-            info.selector: (
-                done.stdout.strip() or (done.stderr.strip().splitlines() or ["the interpreter exited"])[-1]
-            )[:500]
-        }
+        last = (done.stderr.strip().splitlines() or ["the interpreter exited"])[-1]
+        failures = {info.selector: done.stdout.strip() or last}
+    return {selector: failure[:500] for selector, failure in failures.items()}

@@ -12,22 +12,26 @@ import hypothesis  # noqa: F401  # fails early if missing: `gradhomog.testing` t
 from gradhomog.errors import OptionError, did_you_mean
 from gradhomog.registry import Kind, Registry
 from gradhomog.registry.specs import HomogenizerSpec
-from gradhomog.testing.check import KIT, Check, run
-from gradhomog.testing.plugin_subject import PluginSubject
-from gradhomog.testing.report import CheckReport
+from gradhomog.testing.check_results import KIT, Check, CheckReport, run
+from gradhomog.testing.subjects import DomainSubject, HomogenizerSubject, LearnerSubject, PluginSubject
 
 # The checks run and are printed in this order.
 MODULES: dict[Kind, tuple[str, ...]] = {
     "homogenizers": (
-        "declarations", "homogenizers.directions", "homogenizers.traits", "homogenizers.side_effects",
-        "homogenizers.encoder", "homogenizers.derivatives", "homogenizers.state", "training_state", "homogenizers.cost",
+        "declarations", "homogenizers.directions", "homogenizers.stage_side_effects", "homogenizers.encoder_stages",
+        "homogenizers.derivatives", "homogenizers.state", "training_state", "cost",
     ),
     "learners": (
-        "declarations", "learners.rows", "learners.stages", "learners.steps", "learners.side_effects",
-        "learners.evaluation", "learners.networks", "training_state", "learners.cost",
+        "declarations", "learners.rows", "learners.steps", "learners.evaluation", "learners.networks",
+        "training_state", "cost",
     ),
-    "domains": ("declarations", "domains.tasks", "domains.randomness", "domains.splits", "domains.variants"),
+    "domains": ("declarations", "domains.tasks", "domains.splits"),
 }  # fmt: skip
+SUBJECTS: dict[Kind, type[PluginSubject[Any]]] = {
+    subject.kind: subject for subject in (HomogenizerSubject, LearnerSubject, DomainSubject)
+}
+Patterns = str | Sequence[str]
+"""A glob pattern of names of checks, or several."""
 
 
 def checks(kind: Kind = "homogenizers") -> tuple[Check, ...]:
@@ -41,21 +45,11 @@ def checks(kind: Kind = "homogenizers") -> tuple[Check, ...]:
     return tuple(sorted(KIT[kind].values(), key=lambda check: position.get(check.function.__module__, len(position))))
 
 
-def make_subject(kind: Kind, plugin: Any, registry: Registry | None = None) -> PluginSubject[Any]:
-    """Return the subject that the checks of a kind receive, for one plugin."""
-    module = importlib.import_module(f"gradhomog.testing.{kind}.subject")
-    subject: PluginSubject[Any] = getattr(module, f"{kind[:-1].capitalize()}Subject")(plugin, registry)
-    return subject
-
-
 def check_homogenizer(
-    plugin: str | tuple[str, Mapping[str, Any]] | HomogenizerSpec,
-    *,
-    expected_failures: Mapping[str, str] | None = None,
-    registry: Registry | None = None,
-    only: str | Sequence[str] | None = None,
+    plugin: str | tuple[str, Mapping[str, Any]] | HomogenizerSpec, *,
+    expected_failures: Mapping[str, str] | None = None, registry: Registry | None = None, only: Patterns | None = None,
     fast: bool = False,
-) -> CheckReport:
+) -> CheckReport:  # fmt: skip
     """Run the conformance kit on a homogenizer.
 
     Args:
@@ -81,25 +75,17 @@ def check_homogenizer(
 
 
 def check_learner(
-    plugin: Any,
-    *,
-    expected_failures: Mapping[str, str] | None = None,
-    registry: Registry | None = None,
-    only: str | Sequence[str] | None = None,
-    fast: bool = False,
-) -> CheckReport:
+    plugin: Any, *, expected_failures: Mapping[str, str] | None = None, registry: Registry | None = None,
+    only: Patterns | None = None, fast: bool = False,
+) -> CheckReport:  # fmt: skip
     """Run the conformance kit on a learner: a name or a `LearnerSpec`. Other arguments as for `check_homogenizer`."""
     return _check("learners", plugin, expected_failures, registry, only, fast)
 
 
 def check_domain(
-    plugin: Any,
-    *,
-    expected_failures: Mapping[str, str] | None = None,
-    registry: Registry | None = None,
-    only: str | Sequence[str] | None = None,
-    fast: bool = False,
-) -> CheckReport:
+    plugin: Any, *, expected_failures: Mapping[str, str] | None = None, registry: Registry | None = None,
+    only: Patterns | None = None, fast: bool = False,
+) -> CheckReport:  # fmt: skip
     """Run the conformance kit on a domain: a name such as `"glyphs:greek"`, or a `DomainSpec`.
 
     Other arguments as for `check_homogenizer`.
@@ -109,16 +95,15 @@ def check_domain(
 
 def _check(
     kind: Kind, plugin: Any, expected: Mapping[str, str] | None, registry: Registry | None,
-    only: str | Sequence[str] | None, fast: bool,
+    only: Patterns | None, fast: bool,
 ) -> CheckReport:  # fmt: skip
     chosen, expected = select_checks(kind, only), validate_expected_failures(kind, expected)
-    subject = make_subject(kind, plugin, registry)
-    return CheckReport(
-        str(subject), tuple(run(check, subject, expected.get(check.name), fast=fast) for check in chosen)
-    )
+    subject = SUBJECTS[kind](plugin, registry)
+    results = [run(check, subject, expected.get(check.name), fast=fast) for check in chosen]
+    return CheckReport(str(subject), tuple(results))
 
 
-def select_checks(kind: Kind, only: str | Sequence[str] | None) -> tuple[Check, ...]:
+def select_checks(kind: Kind, only: Patterns | None) -> tuple[Check, ...]:
     """Return the checks whose names match at least one glob pattern; all checks if `only` is None."""
     patterns = ["*"] if only is None else [only] if isinstance(only, str) else list(only)
     found = tuple(check for check in checks(kind) if any(fnmatch.fnmatchcase(check.name, p) for p in patterns))

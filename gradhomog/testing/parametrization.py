@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import pytest
 
 from gradhomog.errors import GradhomogError, OptionError
 from gradhomog.registry import Kind, expression
-from gradhomog.testing.check import Check, CheckFailure, Subject, run
-from gradhomog.testing.kits import make_subject, select_checks, validate_expected_failures
+from gradhomog.testing.check_results import Check, CheckFailure, run
+from gradhomog.testing.kits import SUBJECTS, Patterns, select_checks, validate_expected_failures
+from gradhomog.testing.subjects import PluginSubject
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 
@@ -18,7 +19,7 @@ Test = TypeVar("Test", bound=Callable[..., Any])
 class BoundCheck:
     """A check of one plugin as a callable that raises if the check fails. `expected`: an expected failure."""
 
-    def __init__(self, check: Check, subject: Subject, expected: bool, fast: bool) -> None:
+    def __init__(self, check: Check, subject: PluginSubject[Any], expected: bool, fast: bool) -> None:
         self.check, self.subject, self.expected, self.fast = check, subject, expected, fast
 
     def __call__(self) -> None:
@@ -48,7 +49,7 @@ def parametrize_with_checks(
     *,
     expected_failures: Mapping[str, str] | None = None,
     kind: Kind = "homogenizers",
-    only: str | Sequence[str] | None = None,
+    only: Patterns | None = None,
     fast: bool = False,
 ) -> Callable[[Test], Test]:
     """Parametrize a test function with the argument `check`: one test per plugin and check.
@@ -74,7 +75,7 @@ def parametrize_with_checks(
     for plugin in plugins:
         label = _label(plugin)
         try:
-            subject = make_subject(kind, plugin)
+            subject = SUBJECTS[kind](plugin)
         except GradhomogError as error:
             cases.append(pytest.param(LoadFailure(error), id=f"{label}-loads"))
             continue

@@ -1,15 +1,18 @@
-"""Search for the simplest input that violates a property, with the library Hypothesis; called by checks."""
+"""Search for the simplest input that violates a property, with Hypothesis; and a strategy for values of options."""
 
 from __future__ import annotations
 
+import types
+import typing
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import hypothesis
-from hypothesis.strategies import SearchStrategy
+from hypothesis import strategies as st
 
 from gradhomog.errors import GradhomogError
-from gradhomog.testing.check import SHRINKING, CheckFailure, full_or_fast, to_plain_data
+from gradhomog.registry.annotated_values import fits
+from gradhomog.testing.check_results import SHRINKING, CheckFailure, full_or_fast, to_plain_data
 
 # The result must not depend on a database of earlier failures nor on the hypothesis profile of the test suite that runs
 # the kit. Checks run inside the tests of that suite, so hypothesis's health checks do not apply.
@@ -31,7 +34,7 @@ class _SearchLimitReached(BaseException):
     """Stops a search immediately: hypothesis does not catch a BaseException."""
 
 
-def for_all(*, examples: int = 40, **inputs: SearchStrategy[Any]) -> Callable[[Callable[..., None]], None]:
+def for_all(*, examples: int = 40, **inputs: st.SearchStrategy[Any]) -> Callable[[Callable[..., None]], None]:
     """Call the decorated function immediately with `examples` drawn inputs, a quarter as many in the fast mode.
 
     Raises:
@@ -86,3 +89,26 @@ def _describe(error: Exception) -> str:
         return str(error)
     raised = "" if isinstance(error, GradhomogError) else "raised "
     return f"{raised}{type(error).__name__}: {error}"
+
+
+LARGEST_INTEGER = 20  # an integer may be a number of iterations, which take time
+SMALLEST, LARGEST = 1e-3, 1e3  # bounds of nonzero numbers: beyond them exponentials and quotients may overflow
+
+
+def values_of(annotation: Any) -> st.SearchStrategy[Any] | None:
+    """Return a strategy for an annotation of numbers, booleans, `Literal`s, or a union of these and None; else None."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        strategies = [values_of(argument) for argument in arguments]
+        return None if None in strategies else st.one_of(*[strategy for strategy in strategies if strategy is not None])
+    base = arguments[0] if origin is Annotated else annotation
+    if annotation in (bool, type(None)) or origin is Literal:
+        return st.from_type(annotation)
+    if base not in (int, float):
+        return None
+
+    def usable(value: float) -> bool:
+        within = abs(value) <= LARGEST_INTEGER if base is int else value == 0 or SMALLEST <= abs(value) <= LARGEST
+        return within and fits(value, annotation)
+
+    return st.from_type(annotation).filter(usable)

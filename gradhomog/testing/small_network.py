@@ -1,17 +1,11 @@
-"""A small smooth network, few-shot tasks in float64, and the installed learners that can train on them."""
+"""A small smooth network, and few-shot tasks in float64 for it."""
 
 from __future__ import annotations
-
-import functools
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gradhomog.learners.learner import Learner, learner
 from gradhomog.learners.tasks import Task, TaskBatch
-from gradhomog.registry import Registry
-from gradhomog.registry.specs import LearnerSpec
 
 WAYS, SIDE = 3, 6
 
@@ -60,41 +54,3 @@ def batch(seed: int = 0, tasks: int = 3) -> TaskBatch:
 def repeated_task(seed: int = 0, tasks: int = 3) -> TaskBatch:
     """The same task several times, each time with another domain."""
     return TaskBatch.stack([task(seed, f"domain {index}") for index in range(tasks)])
-
-
-class InstalledLearners:
-    """Learners of a registry, made with the small network."""
-
-    def __init__(self, registry: Registry) -> None:
-        self.registry = registry
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the learners that can train on the small network, those with exact rows first."""
-        return _trainable_learners(self.registry, self.registry.names("learners"))
-
-    def exact(self, name: str) -> bool:
-        """True if the learner claims the trait `exact_rows`: its rows are derivatives."""
-        spec = self.registry.load("learners", name)[1]
-        return isinstance(spec, LearnerSpec) and "exact_rows" in spec.traits
-
-    def make(self, name: str, homogenizers: Any, seed: int = 0) -> Learner:
-        """Make a learner with a fresh network; all parameters are initialized from the seed.
-
-        The global generator is not changed.
-        """
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return learner(name, *network(seed), homogenizers=homogenizers, registry=self.registry)
-
-
-@functools.lru_cache(maxsize=8)  # one list for all homogenizers checked in this process
-def _trainable_learners(registry: Registry, names: tuple[str, ...]) -> tuple[str, ...]:
-    learners, usable = InstalledLearners(registry), []
-    for name in names:
-        try:
-            learners.make(name, None).rows(batch(tasks=1))
-        except Exception:  # its own checks report a learner that does not load or needs another network
-            continue
-        usable.append((not learners.exact(name), name))
-    return tuple(name for _, name in sorted(usable))

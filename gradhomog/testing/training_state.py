@@ -5,57 +5,37 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from gradhomog.testing.check import CheckFailure, check
-from gradhomog.testing.comparisons import require_equal
+from gradhomog.testing.check_results import CheckFailure, check
+from gradhomog.testing.comparisons import require_all_equal
 from gradhomog.testing.snapshots import seeded_global_generators
-
-STEPS = 4  # steps of one call of `train`; a continued run starts at this number
-
-
-class Trainable(Protocol):
-    """A subject whose training can be saved and continued."""
-
-    def begin(self, seed: int = 0) -> Any:
-        """Return a fresh run, initialized from a seed."""
-
-    def train(self, run: Any, start: int = 0) -> dict[str, Tensor]:
-        """Run `STEPS` steps from number `start` and return all results by name. The number determines a step's data."""
-
-    def save(self, run: Any) -> Any: ...
-    def load(self, run: Any, state: Any) -> None: ...
+from gradhomog.testing.subjects import STEPS
 
 
-def _require_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], when: str) -> None:
-    for name, value in expected.items():
-        require_equal(found[name], value, f"{name} {when}")
-
-
-def _require_continued(subject: Trainable, duplicate: Callable[[Any], Any], how: str) -> None:
+def _require_continued(subject: Any, duplicate: Callable[[Any], Any], how: str) -> None:
     first = subject.begin()
     subject.train(first)
     second = duplicate(first)
     expected, found = (subject.train(run, start=STEPS) for run in (first, second))
-    _require_same(found, expected, f"after it was {how} during training")
+    require_all_equal(found, expected, f"{{}} after it was {how} during training")
 
 
 @check("homogenizers", "learners")
-def same_seed_same_results(subject: Trainable) -> None:
+def same_seed_same_results(subject: Any) -> None:
     """Two instances with the same options give exactly equal results for any state of the global generators."""
     found = []
     for seed in (1, 2):
         with seeded_global_generators(seed):
             found.append(subject.train(subject.begin()))
-    _require_same(found[1], found[0], "of two instances with the same options")
+    require_all_equal(found[1], found[0], "{} of two instances with the same options")
 
 
 @check("homogenizers", "learners")
-def resumes_from_state_dict(subject: Trainable) -> None:
+def resumes_from_state_dict(subject: Any) -> None:
     """A fresh instance continues exactly from a `state_dict` that was saved and read with `weights_only=True`.
 
     `torch.save` and `torch.load` are used. A learner's fresh network is initialized from another seed, and the
@@ -79,13 +59,13 @@ def resumes_from_state_dict(subject: Trainable) -> None:
 
 
 @check("homogenizers", "learners")
-def resumes_from_pickle(subject: Trainable) -> None:
+def resumes_from_pickle(subject: Any) -> None:
     """An instance that is pickled during training, as for a worker process, continues exactly."""
     _require_continued(subject, lambda run: pickle.loads(pickle.dumps(run)), "pickled")
 
 
 @check("homogenizers", "learners")
-def resumes_from_copy(subject: Trainable) -> None:
+def resumes_from_copy(subject: Any) -> None:
     """A `copy.deepcopy` taken during training continues exactly and shares no state with the original."""
     _require_continued(subject, copy.deepcopy, "copied")
     original, alone = subject.begin(), subject.begin()
@@ -93,4 +73,4 @@ def resumes_from_copy(subject: Trainable) -> None:
         subject.train(run)
     subject.train(copy.deepcopy(original), start=100)
     found, expected = subject.train(original, start=STEPS), subject.train(alone, start=STEPS)
-    _require_same(found, expected, "after a copy was trained: the copy and the original share state")
+    require_all_equal(found, expected, "{} after a copy was trained: the copy and the original share state")

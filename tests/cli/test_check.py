@@ -122,7 +122,7 @@ def test_nan_is_null_in_json(gradhomog_install, capsys):
 
 def test_numbers_of_an_example_that_are_not_finite_are_null_in_json(monkeypatch, capsys):
     from gradhomog.testing import checks
-    from gradhomog.testing.check import KIT, Check, CheckFailure
+    from gradhomog.testing.check_results import KIT, Check, CheckFailure
 
     def breaks(_):
         raise CheckFailure("not finite", direction=[float("nan"), float("-inf"), 1.0])

@@ -10,8 +10,7 @@ import pytest
 
 from gradhomog import cli, testing
 from gradhomog.testing import pytest_plugin
-from gradhomog.testing.check import Outcome
-from gradhomog.testing.report import MARKS
+from gradhomog.testing.check_results import MARKS, Outcome
 from tests.docs import pages
 
 PAGE = pages.text("guide/check.md")

@@ -10,7 +10,7 @@ import torch
 
 from gradhomog import OptionError, PluginRunError
 from gradhomog.testing import Check, CheckFailure, CheckResult
-from gradhomog.testing.check import SHRINKING, NotApplicable, run, to_plain_data
+from gradhomog.testing.check_results import SHRINKING, NotApplicable, run, to_plain_data
 
 REASON = "the paper wants it so"
 

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
-from gradhomog import ExpressionError, Homogenizer, HomogenizerSpec, OptionError, PluginLoadError, UnknownPluginError
+from gradhomog import (
+    DomainSpec,
+    ExpressionError,
+    Homogenizer,
+    HomogenizerSpec,
+    LearnerSpec,
+    OptionError,
+    PluginLoadError,
+    UnknownPluginError,
+)
+from gradhomog.registry import expression
 from gradhomog.testing import check_domain, check_homogenizer, check_learner, checks
+from gradhomog.testing.snapshots import seeded_global_generators
+from tests.testing.domains.good import BLOTS, Blots
+from tests.testing.learners.good import GOOD as LEARNERS
+from tests.testing.learners.good import OneStep
 
 
 class Mean(Homogenizer):
@@ -117,28 +133,57 @@ def test_the_error_for_an_expected_failure_of_an_unknown_check_suggests_a_check(
 # -- plugins ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("plugin", ["static(weights=[1, 2])", ("static", {"weights": [1, 2]})])
-def test_options_are_part_of_the_text_or_given_as_a_pair(plugin):
-    report = check_homogenizer(plugin, only="documented")
-    assert report.subject.startswith("homogenizer static(weights=[1, 2]) of gradhomog ")
-    assert report.passed
-
-
-def test_a_spec_is_named_by_its_factory():
-    assert check_homogenizer(FINE, only="documented").subject == "homogenizer Mean"
+@pytest.mark.parametrize(
+    ("check", "name", "options", "subject"),
+    [
+        (check_homogenizer, "static", {"weights": [1, 2]}, "homogenizer static(weights=[1, 2]) of gradhomog "),
+        (check_learner, "maml", {"inner_steps": 2}, "learner maml(inner_steps=2) of gradhomog "),
+        (check_domain, "functions:line", {"noise": 0.5}, "domain functions:line(noise=0.5) of gradhomog "),
+        (check_domain, "functions", {}, "domain functions:sinusoid of gradhomog "),  # the first variant
+    ],
+)
+def test_options_are_part_of_the_text_or_given_as_a_pair(check, name, options, subject):
+    for plugin in (expression.render_one(name, options), (name, options)):
+        report = check(plugin, only="documented")
+        assert report.subject.startswith(subject)
+        assert report.passed
 
 
 @pytest.mark.parametrize(
-    ("plugin", "error", "message"),
+    ("check", "spec", "subject"),
     [
-        ("statik", UnknownPluginError, "Did you mean 'static'"),
-        ("static(", ExpressionError, r"static\("),
-        ("static(weight=1)", OptionError, "has no option 'weight'. Did you mean 'weights'"),
+        (check_homogenizer, FINE, "homogenizer Mean"),
+        (check_learner, LEARNERS[OneStep], "learner OneStep"),
+        (check_domain, BLOTS, "domain Blots:one"),
     ],
 )
-def test_an_unknown_name_or_option_raises_before_any_check(plugin, error, message):
+def test_a_spec_needs_no_distribution_and_is_named_by_its_factory(check, spec, subject):
+    assert check(spec, only="documented").subject == subject
+
+
+@pytest.mark.parametrize(
+    ("check", "plugin", "error", "message"),
+    [
+        (check_homogenizer, "statik", UnknownPluginError, "Did you mean 'static'"),
+        (check_homogenizer, "static(", ExpressionError, r"static\("),
+        (check_homogenizer, "static(weight=1)", OptionError, "has no option 'weight'. Did you mean 'weights'"),
+        (check_learner, "mamml", UnknownPluginError, "Did you mean 'maml'"),
+        (check_learner, "maml(inner_step=2)", OptionError, "has no option 'inner_step'. Did you mean 'inner_steps'"),
+        (
+            check_learner,
+            ("maml", {"inner_steps": "two"}),
+            OptionError,
+            "`inner_steps` must be an integer ≥ 0; got 'two",
+        ),
+        (check_domain, "function:line", UnknownPluginError, "Did you mean 'functions'"),
+        (check_domain, "functions:lime", OptionError, "no variant 'lime'. Did you mean 'functions:line'"),
+        (check_domain, "functions:line(noize=1)", OptionError, "has no option 'noize'. Did you mean 'noise'"),
+        (check_domain, ("functions:line", {"noise": "much"}), OptionError, "`noise` must be a number ≥ 0; got 'much'"),
+    ],
+)
+def test_an_unknown_name_variant_or_option_raises_before_any_check(check, plugin, error, message):
     with pytest.raises(error, match=message):
-        check_homogenizer(plugin, only="documented")
+        check(plugin, only="documented")
 
 
 @pytest.mark.parametrize("check", [check_homogenizer, check_learner, check_domain])
@@ -178,3 +223,96 @@ def test_a_plugin_that_does_not_load_raises(gradhomog_install):
     gradhomog_install("fake-one", "import no_such_module")
     with pytest.raises(PluginLoadError, match=r"of fake-one 1\.2 .*no_such_module"):
         check_homogenizer("fake_one")
+
+
+# -- plugins that cannot be made, or only for some tasks -------------------------------------------------------------
+
+
+def needs_a_transformer(encoder, head, homogenizers=None):
+    """A factory that rejects the small convolutional network."""
+    raise OptionError("`encoder` must have attention heads; found none.")
+
+
+def not_a_learner(encoder, head, homogenizers=None):
+    """A factory that returns no learner."""
+    return encoder
+
+
+def not_a_domain(variant, *, size=28):
+    """A factory that returns no domain."""
+    return variant
+
+
+@pytest.mark.parametrize(
+    ("check", "plugin", "failing", "message"),
+    [
+        (
+            check_learner, LearnerSpec(needs_a_transformer, "s", "r"), "computes_rows",
+            "OptionError: `encoder` must have attention heads",
+        ),
+        (
+            check_learner, LearnerSpec(not_a_learner, "s", "r"), "computes_rows",
+            "PluginRunError: learner not_a_learner must make a gradhomog.Learner; got Sequential.",
+        ),
+        (check_domain, DomainSpec(not_a_domain, "s", "r"), "draws_tasks", "must make a gradhomog.Domain; got str."),
+        (check_domain, "images:/no/birds.npz", "draws_tasks", "birds.npz: there is no such file"),
+    ],
+)  # fmt: skip
+def test_a_plugin_that_cannot_be_made_fails_one_check_and_others_are_not_applicable(check, plugin, failing, message):
+    report = check(plugin)
+    assert message in report[failing].message
+    assert [result.check for result in report if result.outcome == "failed" and result.check != "documented"] == [
+        failing
+    ]
+    skipped = [result for result in report if result.outcome == "not applicable"]
+    assert sum(f"see the check `{failing}`" in result.message for result in skipped) > 10
+
+
+class RegressionOnly(OneStep):
+    """Rejects classification by an error that names it.
+
+    Args:
+        rate, loss: as for `OneStep`.
+    """
+
+    def task_row(self, task, key):
+        if not task.query_y.is_floating_point():
+            raise OptionError("this learner is for regression; classification is not supported.")
+        return super().task_row(task, key)
+
+
+@pytest.mark.slow
+def test_a_learner_for_regression_only_is_checked_on_regression():
+    report = check_learner(dataclasses.replace(LEARNERS[OneStep], factory=RegressionOnly))
+    assert report.passed, report
+    assert [result.check for result in report if result.outcome == "not applicable"] == ["imports_cleanly"]
+
+
+# -- imports ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("check", "kind", "good", "seeding", "owner"),
+    [
+        (check_learner, "learners", OneStep, "torch.manual_seed(0)", "torch"),
+        (check_domain, "domains", Blots, "numpy.random.seed(0)", "numpy"),
+    ],
+)
+def test_an_import_that_seeds_a_global_generator_is_found(gradhomog_install, check, kind, good, seeding, owner):
+    source = f"""
+    import gradhomog, numpy, torch
+    from {good.__module__} import GOOD, {good.__name__}
+
+    {seeding}
+
+    @gradhomog.hookimpl
+    def gradhomog_{kind[:-1]}():
+        return GOOD[{good.__name__}]
+    """
+    name = gradhomog_install("seeding-one", source, kind=kind)
+    with seeded_global_generators(0):  # the check also imports the plugin in this process
+        report = check(name, only="imports_cleanly")
+    assert report.subject.endswith(" of seeding-one 1.2 (seeding_one)")
+    assert report["imports_cleanly"].outcome == "failed"
+    assert report["imports_cleanly"].message == f"its import changes {owner}'s generator"

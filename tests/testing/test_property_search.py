@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gradhomog import OptionError
 from gradhomog.testing import CheckFailure, jacobians, property_search
-from gradhomog.testing.check import FAST, SHRINKING
+from gradhomog.testing.check_results import FAST, SHRINKING
 from gradhomog.testing.property_search import for_all
 
 NUMBERS = st.integers(0, 10**9)

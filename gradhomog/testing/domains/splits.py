@@ -1,33 +1,32 @@
-"""Checks of splits and limits: disjoint splits, errors for unknown splits and for requests of too many classes."""
+"""Checks of splits, limits and variants: disjoint splits, errors for unknown ones and for too large requests."""
 
 from __future__ import annotations
 
+import bisect
+from functools import partial
 from itertools import combinations
 
 from gradhomog.errors import DataError, OptionError
-from gradhomog.learners.domains import Split
-from gradhomog.testing.check import CheckFailure, NotApplicable, check
-from gradhomog.testing.domains.subject import (
+from gradhomog.learners.domains import Domain, Split
+from gradhomog.testing.check_results import CheckFailure, NotApplicable, check
+from gradhomog.testing.comparisons import error_of
+from gradhomog.testing.domains.tasks import input_bits, require_inputs, require_targets, same_task
+from gradhomog.testing.subjects import (
     CANDIDATES,
     SMALLEST,
     TOO_MANY,
     DomainSubject,
     Numbers,
     draw_task,
-    largest_accepted,
-    seeded_generator,
+    supported_numbers,
     supports,
 )
-from gradhomog.testing.domains.tasks import input_bits, require_inputs, require_targets, same_task
 
 DISJOINT: tuple[Split, ...] = ("train", "val", "test")
 DRAWS = 60  # tasks of each split
 LARGEST_DRAWN = 40  # upper bound of the ways, shots or queries of the largest tasks that are drawn
-POINTS: Numbers = {
-    "ways": 1,
-    "shots": 20,
-    "queries": 20,
-}  # for regression: the splits' functions are compared at these points
+POINTS: Numbers = {"ways": 1, "shots": 20, "queries": 20}  # where the functions of splits are compared, in regression
+UNKNOWN_VARIANT = "no_such_variant"
 
 
 def _disjoint_splits(subject: DomainSubject) -> list[Split]:
@@ -71,15 +70,30 @@ def splits_share_no_input(subject: DomainSubject) -> None:
             raise CheckFailure(f"{len(shared)} inputs are in both splits, {first!r} and {second!r}")
 
 
+def _largest_accepted(domain: Domain, split: Split, number: str, most: int) -> int:
+    """Return the largest number of ways (or shots, queries) that `check` accepts, at most `most`.
+
+    The other two numbers are the smallest ones. Small numbers are tried first, because a check may list the classes.
+    """
+
+    def rejected(value: int) -> bool:
+        return not supports(domain, split, {**SMALLEST, number: value})
+
+    if not rejected(most):
+        return most
+    bound = next(value for value in (2**power for power in range(64)) if value >= most or rejected(value))
+    return bisect.bisect_left(range(1, bound), True, key=rejected)
+
+
 @check("domains")
 def splits_share_no_class(subject: DomainSubject) -> None:
     """Train, val and test share no class: `check` accepts at most as many ways for all three as for `"all"`."""
     if not subject.classifies:
         raise NotApplicable("regression has no classes")
-    total = largest_accepted(subject.domain, "all", "ways", TOO_MANY)
+    total = _largest_accepted(subject.domain, "all", "ways", TOO_MANY)
     if total == TOO_MANY:
         raise NotApplicable("`check` accepts any number of ways: see the check `excessive_requests_rejected`")
-    ways = {split: largest_accepted(subject.domain, split, "ways", TOO_MANY) for split in _disjoint_splits(subject)}
+    ways = {split: _largest_accepted(subject.domain, split, "ways", TOO_MANY) for split in _disjoint_splits(subject)}
     if sum(ways.values()) > total:
         counts = ", ".join(f"{count} for {split!r}" for split, count in ways.items())
         raise CheckFailure(
@@ -104,17 +118,20 @@ def unknown_split_rejected(subject: DomainSubject) -> None:
     """For an unknown split, `check` and `sample` raise a `DataError` that quotes the split."""
     numbers = next(iter(subject.supported.values()))
     unknown: Split = "tset"  # type: ignore[assignment]
-    for name in ("check", "sample"):
-        try:
-            if name == "check":
-                subject.domain.check(unknown, **numbers)
-            else:
-                subject.domain.sample(unknown, seeded_generator(0), **numbers)
-        except (DataError, OptionError) as error:
-            if unknown not in str(error):
-                raise CheckFailure(f"`{name}` rejects the split {unknown!r} without quoting it: {error}") from error
-            continue
-        raise CheckFailure(f"`{name}` accepts the split {unknown!r}")
+    for name, call in (
+        ("check", lambda: subject.domain.check(unknown, **numbers)),
+        ("sample", lambda: draw_task(subject.domain, unknown, 0, numbers)),
+    ):
+        error = error_of(call, DataError, OptionError)
+        _require_quoted(error, unknown, f"`{name}` {{}} the split {unknown!r}")
+
+
+def _require_quoted(error: Exception | None, name: str, what: str) -> None:
+    """Raise unless there is an error and it quotes a name; `{}` in `what` stands for the verb."""
+    if error is None:
+        raise CheckFailure(what.format("accepts"))
+    if name not in str(error):
+        raise CheckFailure(f"{what.format('rejects')} without quoting it: {error}") from error
 
 
 @check("domains")
@@ -126,15 +143,12 @@ def excessive_requests_rejected(subject: DomainSubject) -> None:
     for split in subject.supported:
         for number in ("ways", "shots", "queries"):
             numbers = {**SMALLEST, number: TOO_MANY}
-            try:
-                subject.domain.check(split, **numbers)
-            except DataError as error:
-                missing = [name for name in (subject.domain.name, split) if name not in str(error)]
-                if missing:
-                    raise CheckFailure(f"`check` rejects {numbers} without naming {missing}: {error}") from error
-                continue
-            if number == "ways" and subject.classifies:
+            error = error_of(partial(subject.domain.check, split, **numbers), DataError)
+            if error is None and number == "ways" and subject.classifies:
                 raise CheckFailure(f"`check` accepts {TOO_MANY} ways for the split {split!r}")
+            missing = [name for name in (subject.domain.name, split) if error and name not in str(error)]
+            if missing:
+                raise CheckFailure(f"`check` rejects {numbers} without naming {missing}: {error}") from error
 
 
 @check("domains")
@@ -142,7 +156,7 @@ def accepted_requests_succeed(subject: DomainSubject) -> None:
     """`sample` draws tasks with the largest ways, shots and queries that `check` accepts, up to 40."""
     for split in subject.supported:
         for number in ("ways", "shots", "queries"):
-            numbers = {**SMALLEST, number: largest_accepted(subject.domain, split, number, LARGEST_DRAWN)}
+            numbers = {**SMALLEST, number: _largest_accepted(subject.domain, split, number, LARGEST_DRAWN)}
             try:
                 task = draw_task(subject.domain, split, 0, numbers)
             except Exception as error:
@@ -152,3 +166,57 @@ def accepted_requests_succeed(subject: DomainSubject) -> None:
                 ) from error
             require_inputs(task, subject.domain, numbers)
             require_targets(task, subject.domain, numbers)
+
+
+# -- variants --------------------------------------------------------------------------------------------------------
+
+
+def _listed(subject: DomainSubject) -> tuple[str, ...]:
+    variants: tuple[str, ...] = subject.spec.variants
+    if not variants:
+        raise NotApplicable("the domain lists no variants, so any string may be a variant")
+    return variants
+
+
+@check("domains")
+def listed_variants_work(subject: DomainSubject) -> None:
+    """Listed variants can be made and draw tasks under different names, or raise a `DataError` for missing files.
+
+    The first, the middle and the last variant are checked. A missing package raises a `DataError` too.
+    """
+    listed = _listed(subject)
+    variants_by_name: dict[str, str] = {}
+    for variant in dict.fromkeys((listed[0], listed[len(listed) // 2], listed[-1])):
+        try:
+            domain = _make_variant(subject, variant)
+        except DataError:
+            continue
+        except OptionError as error:
+            raise CheckFailure(f"the listed variant {variant!r} is rejected: {error}") from error
+        if (other := variants_by_name.setdefault(domain.name, variant)) != variant:
+            raise CheckFailure(f"the variants {other!r} and {variant!r} have the same name {domain.name!r}")
+        numbers = supported_numbers(domain, "all")
+        if numbers is None:
+            raise CheckFailure(f"the variant {variant!r} has no tasks in the split 'all'")
+        draw_task(domain, "all", 0, numbers)
+
+
+def _make_variant(subject: DomainSubject, variant: str) -> Domain:
+    try:
+        return subject.make_with(variant=variant)
+    except OptionError:
+        if not subject.options:
+            raise
+        without_options = DomainSubject(subject.spec)  # the options may be valid only for the variant under check
+        return without_options.make_with(variant=variant)
+
+
+@check("domains")
+def unknown_variant_rejected(subject: DomainSubject) -> None:
+    """If variants are listed, another variant raises an `OptionError` or a `DataError` that quotes it."""
+    _listed(subject)
+    error = error_of(lambda: subject.make_with(variant=UNKNOWN_VARIANT), OptionError, DataError)
+    if error is None:
+        raise CheckFailure(f"the variant {UNKNOWN_VARIANT!r} is accepted although it is not listed")
+    if UNKNOWN_VARIANT not in str(error):
+        raise CheckFailure(f"the variant {UNKNOWN_VARIANT!r} is rejected without quoting it: {error}") from error

@@ -1,11 +1,12 @@
-"""Checks of a domain's attributes and tasks: tensors, labels, names, memory, and the time to draw a task."""
+"""Checks of a domain's attributes and tasks: tensors, labels, names, memory, time, and the generator of a task."""
 
 from __future__ import annotations
 
 import copy
+import pickle
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from hypothesis import strategies as st
@@ -14,9 +15,10 @@ from torch import Tensor
 from gradhomog.errors import DataError, OptionError
 from gradhomog.learners.domains import Domain, Split
 from gradhomog.learners.tasks import Task
-from gradhomog.testing.check import CheckFailure, NotApplicable, check
-from gradhomog.testing.domains.subject import SIZE, DomainSubject, Numbers, draw_task, supports
+from gradhomog.testing.check_results import CheckFailure, NotApplicable, check
 from gradhomog.testing.property_search import for_all
+from gradhomog.testing.snapshots import changed_names, global_generators, seeded_global_generators
+from gradhomog.testing.subjects import SIZE, DomainSubject, Numbers, draw_task, seeded_generator, supports
 
 OTHER_SIZE = 20  # pixels
 DRAWS = 40  # tasks drawn to measure the time
@@ -73,7 +75,7 @@ def image_size(subject: DomainSubject) -> None:
         raise NotApplicable("the domain's inputs are not images")
     for size in (SIZE, OTHER_SIZE):
         try:
-            shape = subject.make(None, size).input_shape
+            shape = subject.make_with(size=size).input_shape
         except (OptionError, DataError) as error:
             if "size" not in str(error):
                 raise
@@ -257,3 +259,81 @@ def cost(subject: DomainSubject) -> str:
     ways = f"{numbers['ways']} ways, " if subject.classifies else ""
     drawing = 1e3 * statistics.median(seconds)
     return f"a task takes {drawing:.2g} ms ({ways}{inputs}); making the domain took {making:.2g} s"
+
+
+# -- randomness ------------------------------------------------------------------------------------------------------
+
+SEEDS = range(10)
+Tasks = dict[tuple[Split, int], Task]
+"""Tasks by split and seed."""
+
+
+def _draw_tasks(subject: DomainSubject, domain: Domain, seeds: Sequence[int] = range(3)) -> Tasks:
+    """Draw one task per seed and supported split, in this order."""
+    return {
+        (split, seed): draw_task(domain, split, seed, numbers)
+        for seed in seeds
+        for split, numbers in subject.supported.items()
+    }
+
+
+def _require_same(found: Tasks, expected: Tasks, how: str) -> None:
+    for split, seed in expected:
+        if not same_task(found[split, seed], expected[split, seed]):
+            raise CheckFailure(f"the task of seed {seed} and split {split!r} differs {how}")
+
+
+@check("domains")
+def global_generators_unchanged(subject: DomainSubject) -> None:
+    """Making the domain and drawing tasks do not change the global generators of torch, numpy and Python."""
+    for seed in (11, 12):  # seeding a global generator changes at least one of them
+        with seeded_global_generators(seed):
+            before = global_generators()
+            _draw_tasks(subject, subject.make_fresh())
+            changed = changed_names(before, global_generators())
+        if changed:
+            raise CheckFailure(
+                f"the domain uses the global generator of {', '.join(changed)}: use the `random` passed to `sample`"
+            )
+
+
+@check("domains")
+def determined_by_generator(subject: DomainSubject) -> None:
+    """The generator's seed alone determines a task exactly (every bit).
+
+    Two domains made with the same options draw equal tasks, independently of the global generators and earlier draws.
+    """
+    tasks = []
+    for seed in (1, 2):
+        with seeded_global_generators(seed):
+            tasks.append(_draw_tasks(subject, subject.make_fresh()))
+    _require_same(tasks[1], tasks[0], "between two domains with the same options and other global generators")
+    domain = subject.make_fresh()
+    split, numbers = next(iter(subject.supported.items()))
+    for seed in range(7):  # an odd number, so that a cycle of draws does not end where it began
+        draw_task(domain, split, seed, numbers)
+    _require_same(_draw_tasks(subject, domain, [2, 1, 0]), tasks[0], "after other tasks were drawn")
+
+
+@check("domains")
+def seeds_differ(subject: DomainSubject) -> None:
+    """Different seeds give different tasks, and so do consecutive draws from one generator."""
+    domain = subject.domain
+    for split, numbers in subject.supported.items():
+        random = seeded_generator(0)
+        for how, tasks in (
+            ("different seeds", [draw_task(domain, split, seed, numbers) for seed in SEEDS]),
+            ("consecutive draws", [domain.sample(split, random, **numbers) for _ in SEEDS]),
+        ):
+            if all(same_task(tasks[0], other) for other in tasks[1:]):
+                raise CheckFailure(f"{len(tasks)} {how} give the same task of the split {split!r}")
+
+
+@check("domains")
+def pickle_draws_same_tasks(subject: DomainSubject) -> None:
+    """A pickled domain, as in a worker process, draws the same tasks, also if it is pickled after earlier draws."""
+    domain, expected = subject.make_fresh(), _draw_tasks(subject, subject.domain)
+    for when in ("before any draw", "after other draws"):
+        copy = pickle.loads(pickle.dumps(domain))
+        _require_same(_draw_tasks(subject, copy), expected, f"for a copy that was pickled {when}")
+        _draw_tasks(subject, domain, SEEDS)

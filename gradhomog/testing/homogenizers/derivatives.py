@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from gradhomog.rows import Jacobian
+from gradhomog.step.pipelines import Pipeline
 from gradhomog.step.step import StageResult
-from gradhomog.testing.check import CheckFailure, check
+from gradhomog.testing.check_results import CheckFailure, check
 from gradhomog.testing.comparisons import central_difference, derivatives_close
-from gradhomog.testing.homogenizers.side_effects import wrap_stages
-from gradhomog.testing.homogenizers.subject import Direction, HomogenizerSubject, Rows
+from gradhomog.testing.homogenizers.stage_side_effects import wrap_stages
+from gradhomog.testing.subjects import HomogenizerSubject
 
 Inputs = dict[str, Tensor]
-"""Tensors by the names `rows` and `losses`."""
+"""Tensors by name: `rows` and `losses`, or the parameters of a network."""
 
 
 @check("homogenizers", claim="differentiable")
@@ -40,23 +40,31 @@ def differentiable(subject: HomogenizerSubject) -> None:
 
         def value(at: Inputs, earlier: int = earlier, probe: Tensor = probe) -> Tensor:
             # A new pipeline for each call, because random numbers and state must be those of the same step.
-            direction = _differentiable(subject, at["rows"], at["losses"], earlier)
-            assert isinstance(direction, Tensor)
+            direction: Tensor = _differentiable(subject, at["rows"], at["losses"], earlier)
             return direction @ probe
 
-        wrong = [name for name in inputs if not _first_order_is_close(value, inputs, name, along[name])]
-        for name in wrong:
-            raise _explain_failure(subject, value, inputs, name, along[name], earlier, wrong)
+        for name in inputs:
+            found, expected = _derivatives(value, inputs, {name: along[name]})
+            if not derivatives_close(found, expected, scale=1.0):
+                cause = _likely_cause(subject, inputs, name, found, expected, earlier)
+                raise CheckFailure(
+                    f"the derivative of the direction w.r.t. the {name} is wrong {_where(tasks, earlier)}: along a random "
+                    f"direction it is {found:.6g}; finite differences give {expected:.6g}. Likely cause: {cause}"
+                )
         _require_second_order(value, inputs, along, tasks, earlier)
         _require_finite_derivatives_at_zero(value, inputs)
 
 
-def _first_order(value: Callable[[Inputs], Tensor], inputs: Inputs, name: str, along: Tensor) -> tuple[float, float]:
-    """Return the derivative along a direction in one input, by autograd and by central differences."""
-    variable = inputs[name].clone().requires_grad_()
-    gradient = _gradients(value({**inputs, name: variable}), [variable])[0]
-    found = 0.0 if gradient is None else float((gradient * along).sum())
-    return found, float(central_difference(lambda t: value({**inputs, name: _leaf(inputs[name] + t * along)})))
+def _derivatives(value: Callable[[Inputs], Tensor], inputs: Inputs, along: Inputs) -> tuple[float, float]:
+    """Return the derivative along a direction in some of the inputs, by autograd and by central differences."""
+    variables = {name: _leaf(inputs[name]) for name in along}
+    gradients = _gradients(value({**inputs, **variables}), list(variables.values()))
+    found = sum(float((g * a).sum()) for g, a in zip(gradients, along.values(), strict=True) if g is not None)
+
+    def shifted(step: float) -> Tensor:
+        return value({**inputs, **{name: _leaf(inputs[name] + step * a) for name, a in along.items()}})
+
+    return found, float(central_difference(shifted))
 
 
 def _gradients(result: Tensor, variables: list[Tensor]) -> Sequence[Tensor | None]:
@@ -70,30 +78,14 @@ def _leaf(tensor: Tensor) -> Tensor:
     return tensor.detach().clone().requires_grad_()
 
 
-def _first_order_is_close(value: Callable[[Inputs], Tensor], inputs: Inputs, name: str, along: Tensor) -> bool:
-    return derivatives_close(*_first_order(value, inputs, name, along), scale=1.0)
+def _where(tasks: int, earlier: int) -> str:
+    return f"in the {'second' if earlier else 'first'} step, with {tasks} tasks"
 
 
-def _explain_failure(
-    subject: HomogenizerSubject, value: Callable[[Inputs], Tensor], inputs: Inputs, name: str, along: Tensor,
-    earlier: int, wrong: Sequence[str],
-) -> CheckFailure:  # fmt: skip
-    """Return the failure with both derivatives and the likely cause."""
-    found, expected = _first_order(value, inputs, name, along)
-    tasks = len(inputs["losses"])
-    where = f"in the {'second' if earlier else 'first'} step, with {tasks} tasks"
-    numbers = (
-        f"the derivative of the direction w.r.t. the {name} is wrong {where}: along a random direction it is "
-        f"{found:.6g}; finite differences give {expected:.6g}"
-    )
-    return CheckFailure(f"{numbers}. Likely cause: {_cause(subject, inputs, name, found, expected, earlier)}")
-
-
-def _cause(
+def _likely_cause(
     subject: HomogenizerSubject, inputs: Inputs, name: str, found: float, expected: float, earlier: int
 ) -> str:  # fmt: skip
-    detached = _find_detached_stage(subject, inputs, earlier, name)
-    if detached:
+    if detached := _find_detached_stage(subject, inputs, earlier, name):
         stage, quantity = detached
         return f"`{stage}` detaches its {quantity} (.detach(), .item(), .tolist(), torch.tensor(...), no_grad)"
     if derivatives_close(expected, 0.0) and name == "losses" and not earlier:
@@ -103,15 +95,12 @@ def _cause(
             "constant, or set it only in `update`"
         )
     if derivatives_close(found, 0.0):
-        stages = [stage for stage in ("mix", "rows") if _overrides(subject, stage)]
+        members = [type(homogenizer) for homogenizer in subject.pipeline()]
+        stages = [stage for stage in ("mix", "rows") if any(member.overrides(stage) for member in members)]
         return f"`{' or '.join(stages) or 'mix'}` detaches its {name}: the result depends on them, its graph does not"
     if earlier:
         return "a result computed from the state of an earlier step is detached, or uses this step's state instead"
     return "a part of the computation is detached, or a custom backward is wrong"
-
-
-def _overrides(subject: HomogenizerSubject, stage: str) -> bool:
-    return any(type(homogenizer).overrides(stage) for homogenizer in subject.pipeline())
 
 
 def _find_detached_stage(
@@ -123,7 +112,7 @@ def _find_detached_stage(
     """
     results: list[tuple[str, Tensor]] = []
 
-    def record(homogenizer: Any, stage: str, call: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    def record(homogenizer: Any, stage: str, call: Callable[..., Any], *arguments: Any) -> Any:
         result = call(*arguments)
         value = result.value if isinstance(result, StageResult) else result
         if isinstance(value, Jacobian):
@@ -163,13 +152,13 @@ def _require_second_order(
 
     for name in inputs:
         # Another direction than the first: the second derivative along the same direction may vanish.
-        found, expected = _first_order(directional_derivative, inputs, name, along[name].flip(0))
+        found, expected = _derivatives(directional_derivative, inputs, {name: along[name].flip(0)})
         if not derivatives_close(found, expected, scale=1.0):
             raise CheckFailure(
-                f"the second derivative w.r.t. the {name} is wrong in the {'second' if earlier else 'first'} step, "
-                f"with {tasks} tasks: along random directions it is {found:.6g}; finite differences of the first "
-                f"derivative, which is correct, give {expected:.6g}. Likely cause: a custom backward, or "
-                "torch.autograd.grad without create_graph=True, detaches the first derivative"
+                f"the second derivative w.r.t. the {name} is wrong {_where(tasks, earlier)}: along random directions it "
+                f"is {found:.6g}; finite differences of the first derivative, which is correct, give {expected:.6g}. "
+                "Likely cause: a custom backward, or torch.autograd.grad without create_graph=True, detaches the first "
+                "derivative"
             )
 
 
@@ -193,32 +182,25 @@ def meta_gradient(subject: HomogenizerSubject) -> None:
     Rows are meta-gradients of a small network after two inner steps, with their graph, in the homogenizer's second
     step. The derivative of the direction w.r.t. the network's parameters is compared along three random directions.
     """
-    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     generator = torch.Generator().manual_seed(1)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    shapes = {name: value.shape for name, value in model.named_parameters()}
+    shapes = {"first": (4, 3), "bias": (4,), "second": (2, 4)}
     start = {name: 0.5 * normal(*shape) for name, shape in shapes.items()}
     probe = {name: normal(*shape) for name, shape in shapes.items()}
     tasks = [(normal(5, 3), normal(5, 2), normal(5, 3), normal(5, 2)) for _ in range(2)]
     support_x, support_y, query_x, query_y = tasks[0]
     tasks.append((support_x, -support_y, query_x, -query_y))  # negated targets of the first task, so that rows conflict
 
-    def value(parameters: dict[str, Tensor]) -> Tensor:
-        rows, losses = _meta_rows(model, parameters, tasks)
+    def value(parameters: Inputs) -> Tensor:
+        rows, losses = _meta_rows(parameters, tasks)
         direction = _differentiable(subject, rows, losses, 1)
-        assert isinstance(direction, dict)
         return torch.stack([(direction[name] * probe[name]).sum() for name in probe]).sum()
 
-    variables = {name: _leaf(tensor) for name, tensor in start.items()}
-    gradients = _gradients(value(variables), list(variables.values()))
     for _ in range(3):
-        along = {name: normal(*shape) for name, shape in shapes.items()}
-        expected = float(central_difference(lambda t: value({n: _leaf(start[n] + t * along[n]) for n in start})))  # noqa: B023
-        pairs = zip(gradients, along.values(), strict=True)
-        found = float(sum((g * a).sum().detach() for g, a in pairs if g is not None))
+        found, expected = _derivatives(value, start, {name: normal(*shape) for name, shape in shapes.items()})
         if not derivatives_close(found, expected, scale=1.0):
             raise CheckFailure(
                 f"the derivative through the inner loop is {found:.6g}; finite differences give {expected:.6g}. Likely "
@@ -226,43 +208,35 @@ def meta_gradient(subject: HomogenizerSubject) -> None:
             )
 
 
-def _meta_rows(
-    model: nn.Module, parameters: dict[str, Tensor], tasks: Sequence[tuple[Tensor, ...]]
-) -> tuple[dict[str, Tensor], Tensor]:
-    def loss(at: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return nn.functional.mse_loss(functional_call(model, at, (x,)), y)
+def _meta_rows(parameters: Inputs, tasks: Sequence[tuple[Tensor, ...]]) -> tuple[Inputs, Tensor]:
+    def loss(at: Inputs, x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.mse_loss((x @ at["first"].T + at["bias"]).tanh() @ at["second"].T, y)
+
+    def gradients(value: Tensor, at: Inputs) -> Inputs:
+        return dict(zip(at, torch.autograd.grad(value, list(at.values()), create_graph=True), strict=True))
 
     rows, losses = [], []
     for support_x, support_y, query_x, query_y in tasks:
         adapted = parameters
         for _ in range(2):
-            support_loss = loss(adapted, support_x, support_y)
-            gradients = torch.autograd.grad(support_loss, list(adapted.values()), create_graph=True)
-            adapted = {name: p - 0.1 * g for (name, p), g in zip(adapted.items(), gradients, strict=True)}
-        query = loss(adapted, query_x, query_y)
-        rows.append(torch.autograd.grad(query, list(parameters.values()), create_graph=True))
-        losses.append(query)
-    stacked = {name: torch.stack(parts) for name, parts in zip(parameters, zip(*rows, strict=True), strict=True)}
-    return stacked, torch.stack(losses)
+            steps = gradients(loss(adapted, support_x, support_y), adapted)
+            adapted = {name: value - 0.1 * steps[name] for name, value in adapted.items()}
+        losses.append(loss(adapted, query_x, query_y))
+        rows.append(gradients(losses[-1], parameters))
+    return {name: torch.stack([row[name] for row in rows]) for name in parameters}, torch.stack(losses)
 
 
-def _differentiable(subject: HomogenizerSubject, rows: Rows, losses: Tensor, earlier: int) -> Direction:
+def _differentiable(subject: HomogenizerSubject, rows: Any, losses: Tensor, earlier: int) -> Any:
     """Return the direction with its graph, after `earlier` steps on fixed other rows."""
-    pipe = _after_steps(subject, rows, earlier)
-    return subject.combine(rows, pipe=pipe, losses=losses, create_graph=True)
+    return subject.combine(rows, pipe=_after_steps(subject, rows, earlier), losses=losses, create_graph=True)
 
 
-def _after_steps(subject: HomogenizerSubject, rows: Rows, earlier: int) -> Any:
+def _after_steps(subject: HomogenizerSubject, rows: Any, earlier: int) -> Pipeline:
     pipe, generator = subject.pipeline(assume="differentiable"), torch.Generator().manual_seed(3)
-
-    def random_like(value: Tensor) -> Tensor:
-        return torch.randn(value.shape, generator=generator, dtype=value.dtype)
-
     for _ in range(earlier):
-        other_rows: Rows = (
-            random_like(rows)
-            if isinstance(rows, Tensor)
-            else {name: random_like(value) for name, value in rows.items()}
-        )
-        subject.combine(other_rows, pipe=pipe)
+        blocks = {"": rows} if isinstance(rows, Tensor) else rows
+        other = {
+            name: torch.randn(block.shape, generator=generator, dtype=block.dtype) for name, block in blocks.items()
+        }
+        subject.combine(other[""] if isinstance(rows, Tensor) else other, pipe=pipe)
     return pipe

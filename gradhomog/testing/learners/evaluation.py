@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from gradhomog.learners.scoring import accuracy
-from gradhomog.testing.check import CheckFailure, check
-from gradhomog.testing.comparisons import central_difference, derivatives_close, require_close, require_equal
-from gradhomog.testing.learners.auxiliary_homogenizers import Recorder, ZeroEncoder, ZeroFeatures
-from gradhomog.testing.learners.subject import LearnerSubject
+from gradhomog.testing.check_results import CheckFailure, check
+from gradhomog.testing.comparisons import central_difference, require_close, require_derivative, require_equal
+from gradhomog.testing.probing_homogenizers import Recorder, ZeroEncoder, ZeroFeatures
+from gradhomog.testing.subjects import LearnerSubject
 
 
 @check("learners")
@@ -28,11 +28,10 @@ def homogenizers_removed(subject: LearnerSubject) -> None:
     for task in batch:
         arguments = task.support_x, task.support_y, task.query_x
         expected = bare.predict(*arguments)
-        require_equal(learner.predict(*arguments), expected, "a prediction after training with homogenizers")
+        what = "a prediction after training with homogenizers"
+        require_equal(learner.predict(*arguments), expected, what)
         with torch.no_grad():
-            require_equal(
-                learner.predict(*arguments), expected, "a prediction after training with homogenizers, under no_grad"
-            )
+            require_equal(learner.predict(*arguments), expected, f"{what}, under no_grad")
     if learner.evaluate(batch) != bare.evaluate(batch):
         raise CheckFailure(
             "`evaluate` after training with homogenizers gives other scores than the learner without homogenizers"
@@ -93,8 +92,5 @@ def saliency(subject: LearnerSubject) -> str:
     gradient = torch.autograd.grad(outputs, query_x, allow_unused=True)[0]
     found = 0.0 if gradient is None else float((gradient * along).sum())
     expected = float(central_difference(lambda t: value(task.query_x + t * along)))
-    if not derivatives_close(found, expected):
-        raise CheckFailure(
-            f"the derivative of a prediction w.r.t. the queries is {found:.6g}; finite differences give {expected:.6g}"
-        )
+    require_derivative(found, expected, "the derivative of a prediction w.r.t. the queries is")
     return "predictions are differentiable w.r.t. the queries: saliency maps are available"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -9,10 +10,11 @@ from torch import Tensor, nn
 
 from gradhomog.errors import GradhomogError
 from gradhomog.learners.learner import Learner
-from gradhomog.testing.check import CheckFailure, NotApplicable, check
-from gradhomog.testing.comparisons import require_equal
-from gradhomog.testing.learners.subject import LearnerSubject
+from gradhomog.testing.check_results import CheckFailure, NotApplicable, check
+from gradhomog.testing.comparisons import require_all_equal
 from gradhomog.testing.small_network import WAYS, network
+from gradhomog.testing.snapshots import module_values
+from gradhomog.testing.subjects import LearnerSubject
 
 
 @check("learners")
@@ -29,7 +31,7 @@ def frozen_parameters(subject: LearnerSubject) -> None:
         try:
             if not late:
                 layer.requires_grad_(False)
-            learner = subject.make(encoder, head)
+            learner = subject.make_for(encoder, head)
             layer.requires_grad_(False)
             rows = learner.rows(subject.batch()).jacobian
         except GradhomogError:
@@ -41,7 +43,7 @@ def frozen_parameters(subject: LearnerSubject) -> None:
 
 
 def _require_constant(subject: LearnerSubject, learner: Learner, layer: nn.Module, when: str) -> None:
-    before = {name: value.clone() for name, value in layer.named_parameters()}
+    before = module_values(layer)
 
     def compare(module: nn.Module, *_: Any) -> None:
         for name, value in before.items():
@@ -54,8 +56,7 @@ def _require_constant(subject: LearnerSubject, learner: Learner, layer: nn.Modul
         learner.step(subject.batch(seed=number), outer)
     learner.evaluate(subject.batch())
     handle.remove()
-    for name, value in layer.named_parameters():
-        require_equal(value.detach(), before[name], f"`{name}` after two steps {when}")
+    require_all_equal(module_values(layer), before, f"`{{}}` after two steps {when}")
 
 
 def _tensor(module: Any, name: str) -> Tensor:
@@ -76,7 +77,7 @@ def batch_norm(subject: LearnerSubject) -> None:
     if not subject.accepts_batch_norm:
         raise NotApplicable("the learner rejects networks with batch normalization")
     learner = subject.learner(norm=True)
-    before = {name: value.clone() for name, value in _buffers(learner).items()}
+    before = copy.deepcopy(_buffers(learner))
     outer = torch.optim.Adam(learner.parameters(), lr=0.05)
     for number in range(3):
         batch = subject.batch(seed=number)
@@ -86,8 +87,7 @@ def batch_norm(subject: LearnerSubject) -> None:
         values["losses at meta-test"] = torch.tensor(result.losses)
         if nonfinite := [name for name, value in values.items() if not bool(torch.isfinite(value).all())]:
             raise CheckFailure(f"with batch normalization, not finite after {number + 1} steps: {', '.join(nonfinite)}")
-    for name, value in _buffers(learner).items():
-        require_equal(value, before[name], f"the buffer `{name}` after three steps")
+    require_all_equal(_buffers(learner), before, "the buffer `{}` after three steps")
 
 
 def _buffers(learner: Learner) -> dict[str, Tensor]:

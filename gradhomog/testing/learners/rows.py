@@ -1,8 +1,8 @@
-"""Checks of a learner's rows: shapes, independence of the batch, exact derivatives."""
+"""Checks of a learner's rows: shapes, independence of the batch, derivatives, and the stages of homogenizers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import get_args
 
 import torch
@@ -12,11 +12,12 @@ from gradhomog.errors import GradhomogError
 from gradhomog.learners.learner import Learner
 from gradhomog.learners.results import TaskRow
 from gradhomog.learners.tasks import TaskBatch
+from gradhomog.step.homogenizer import Homogenizer
 from gradhomog.step.step import TaskKey
-from gradhomog.testing.check import CheckFailure, check, describe_error
-from gradhomog.testing.comparisons import STEP, derivatives_close, require_close
-from gradhomog.testing.learners.auxiliary_homogenizers import ShiftedFeatures
-from gradhomog.testing.learners.subject import LearnerSubject, TaskType
+from gradhomog.testing.check_results import CheckFailure, check, describe_failure
+from gradhomog.testing.comparisons import central_difference, require_close, require_derivative, require_exact_rows
+from gradhomog.testing.probing_homogenizers import Call, Recorder, ShiftedFeatures, ZeroEncoder, ZeroFeatures
+from gradhomog.testing.subjects import LearnerSubject, TaskType
 
 METRICS: Mapping[TaskType, str] = {"classification": "accuracy", "regression": "mse"}
 TASK_TYPE_WORDS: Mapping[TaskType, str] = {"classification": "classif", "regression": "regress"}
@@ -32,8 +33,12 @@ def computes_rows(subject: LearnerSubject) -> None:
     if len(subject.row_errors) == len(get_args(TaskType)):
         raise CheckFailure(
             "with an encoder of two convolutions and a linear head, in float64, the learner computes no rows: "
-            f"{describe_error(subject.row_errors['classification'])}"
+            f"{_first_line(subject.row_errors['classification'])}"
         )
+
+
+def _first_line(error: Exception) -> str:
+    return describe_failure(error).partition("\n")[0]
 
 
 @check("learners")
@@ -56,7 +61,7 @@ def task_types_supported_or_rejected(subject: LearnerSubject) -> None:
                 )
         elif not isinstance(error, GradhomogError) or TASK_TYPE_WORDS[task_type] not in str(error).lower():
             raise CheckFailure(
-                f"{task_type} is rejected by {describe_error(error)}: raise a GradhomogError whose message states that "
+                f"{task_type} is rejected by {_first_line(error)}: raise a GradhomogError whose message states that "
                 f"{task_type} is not supported"
             )
 
@@ -157,22 +162,7 @@ def rows_independent_of_batch(subject: LearnerSubject) -> None:
 @check("learners", claim="exact_rows")
 def exact_rows(subject: LearnerSubject) -> None:
     """Rows equal central differences of the query losses in float64, along a random direction in each parameter."""
-    learner, batch = subject.learner(), subject.batch(seed=5, tasks=2)
-    rows, generator = learner.rows(batch).jacobian, torch.Generator().manual_seed(2)
-    for name, parameter in learner.named_parameters().items():
-        along = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
-        start, ends = parameter.detach().clone(), []
-        for sign in (1, -1):
-            parameter.data.copy_(start + sign * STEP * along)
-            ends.append(learner.rows(batch).losses)
-        parameter.data.copy_(start)
-        for slot, expected in enumerate(((ends[0] - ends[1]) / (2 * STEP)).tolist()):
-            found = float((rows[name][slot] * along).sum())
-            if not derivatives_close(found, expected):
-                raise CheckFailure(
-                    f"the row of `{name}` is not the derivative of the query loss: along a random direction it is "
-                    f"{found:.6g}; finite differences give {expected:.6g}"
-                )
+    require_exact_rows(subject.learner(), subject.batch(seed=5, tasks=2), loss="query loss")
 
 
 @check("learners")
@@ -184,22 +174,118 @@ def feature_grads(subject: LearnerSubject) -> None:
     """
     shift = ShiftedFeatures()
     learner, batch = subject.learner([shift]), subject.batch(seed=6, tasks=2)
-    rows, losses = learner.rows(batch), []
+    rows = learner.rows(batch)
     if not len(rows.features) == len(rows.feature_grads) == 2:
         raise CheckFailure(
             f"with a transforming homogenizer, `rows` returns {len(rows.features)} features and "
             f"{len(rows.feature_grads)} feature_grads; expected two of each: before and after `transform`"
         )
-    for sign in (1, -1):
-        shift.size = sign * STEP
-        losses.append(learner.rows(batch).losses)
-    for slot, expected in enumerate(((losses[0] - losses[1]) / (2 * STEP)).tolist()):
+
+    def losses_at(step: float) -> Tensor:
+        shift.size = step
+        return learner.rows(batch).losses
+
+    for slot, expected in enumerate(central_difference(losses_at).tolist()):
         for when, gradients, factor in zip(("before", "after"), rows.feature_grads, (shift.factor, 1), strict=True):
             direction = shift.direction(slot, gradients[slot])
-            found = float((gradients[slot] * direction).sum()) / factor
-            if not derivatives_close(found, expected):
-                raise CheckFailure(
-                    f"`feature_grads` {when} the transform are not the derivative of the loss: along a random "
-                    f"direction in the features of task {slot} they give {found:.6g}; finite differences give "
-                    f"{expected:.6g}"
-                )
+            require_derivative(
+                float((gradients[slot] * direction).sum()) / factor, expected,
+                f"`feature_grads` {when} the transform are not the derivative of the loss: along a random direction in "
+                f"the features of task {slot} they give",
+            )  # fmt: skip
+
+
+# -- stages of homogenizers ------------------------------------------------------------------------------------------
+
+
+@check("learners")
+def begin_before_encoder(subject: LearnerSubject) -> None:
+    """`begin(key, part)` is called before the encoder runs on the support inputs or the queries of a task.
+
+    `part` is `"support"` or `"query"`, and `key` has the slot and domain of the task. Otherwise random draws for one
+    part would be used for the other.
+    """
+    recorder, batch = Recorder(), subject.batch()
+    subject.learner([recorder]).rows(batch)
+    keys = [TaskKey(slot, domain) for slot, domain in enumerate(batch.domains)]
+    begin_calls: list[tuple[TaskKey, str]] = []
+    for call in recorder.calls:
+        if call.stage == "begin":
+            begin_calls.append((call.keys[0], call.part))
+        elif call.stage == "encode" and (misplaced := _misplaced_inputs(call, batch, keys, begin_calls)):
+            raise CheckFailure(f"the encoder runs on {misplaced}")
+    expected = {(key, part) for key in keys for part in ("support", "query")}
+    if missing := expected - set(begin_calls):
+        key, part = min(missing, key=lambda pair: (pair[0].slot, pair[1]))
+        raise CheckFailure(f"`homogenizers.begin({key}, {part!r})` is not called; it is called with {begin_calls}")
+    if extra := set(begin_calls) - expected:
+        raise CheckFailure(f"`homogenizers.begin` is called with {extra}; expected only {keys}")
+
+
+def _misplaced_inputs(
+    call: Call, batch: TaskBatch, keys: Sequence[TaskKey], begin_calls: list[tuple[TaskKey, str]]
+) -> str:
+    """Describe encoder inputs of another task or part than the last `begin`; empty if there are none."""
+    if not begin_calls:
+        return "inputs before the first `homogenizers.begin`"
+    assert call.tensor is not None
+    encoded = _inputs(call.tensor)
+    for key, task in zip(keys, batch, strict=True):
+        for part, inputs in (("support", task.support_x), ("query", task.query_x)):
+            if (key, part) != begin_calls[-1] and encoded & _inputs(inputs):
+                return f"{part} inputs of task {key.slot} after `begin({begin_calls[-1][0]}, {begin_calls[-1][1]!r})`"
+    return ""
+
+
+def _inputs(x: Tensor) -> set[bytes]:
+    return {single.contiguous().numpy().tobytes() for single in x.detach()}
+
+
+@check("learners")
+def transforms_queries(subject: LearnerSubject) -> None:
+    """Query features `[1, queries, features]` pass through `transform` with the task's key, and then to the head.
+
+    A learner may also transform several tasks at once, with one key per task. If `transform` sets all query features to
+    zero, the outputs of a task must be the same for all queries.
+    """
+    recorder, batch = Recorder(), subject.batch()
+    rows = subject.learner([recorder]).rows(batch)
+    transformed = {
+        key: tensor for call in recorder.calls if call.stage == "transform" for key, tensor in _features_by_key(call)
+    }
+    for slot, domain in enumerate(batch.domains):
+        if (key := TaskKey(slot, domain)) not in transformed:
+            raise CheckFailure(f"`transform` is not called with {key}; it is called with {list(transformed)}")
+        if not torch.equal(transformed[key], rows.features[0][slot]):
+            raise CheckFailure(
+                f"for task {slot}, the input of `transform` differs from the query features that `rows` returns"
+            )
+    _require_equal_outputs(subject, ZeroFeatures(), "`transform` sets all query features to zero")
+
+
+@check("learners")
+def attachments_take_effect(subject: LearnerSubject) -> None:
+    """`attach` has an effect on the rows: if its hooks zero all features, all queries have the same outputs.
+
+    The encoder must be called as a module (or by `functional_call`), because only then its hooks run.
+    """
+    _require_equal_outputs(subject, ZeroEncoder(), "a hook from `attach` sets all features to zero")
+
+
+def _features_by_key(call: Call) -> list[tuple[TaskKey, Tensor]]:
+    assert call.tensor is not None
+    if call.tensor.dim() != 3 or len(call.tensor) != len(call.keys):
+        raise CheckFailure(
+            f"`transform` receives features of the shape {tuple(call.tensor.shape)} and {len(call.keys)} keys; "
+            "expected [tasks, queries, features], one key per task"
+        )
+    return list(zip(call.keys, call.tensor, strict=True))
+
+
+def _require_equal_outputs(subject: LearnerSubject, homogenizer: Homogenizer, why: str) -> None:
+    task = subject.task(3)
+    learner = subject.learner([homogenizer])
+    with learner.mode(training=True), learner.homogenizers.attached(learner.encoder), torch.enable_grad():
+        outputs = learner.task_row(task, TaskKey(0, "domain 0")).outputs
+    if float((outputs - outputs[:1]).abs().max()) > 1e-9 * float(outputs.abs().max()):
+        raise CheckFailure(f"{why}, but the outputs of the queries differ", outputs=outputs)

@@ -7,21 +7,8 @@ import itertools
 import torch
 
 from gradhomog import DataError, OptionError
-from tests.testing.domains.faults import fails
 from tests.testing.domains.good import OWNERS, Blots, Ramps
-
-
-@fails("documented", "the factory's docstring does not describe these options: noise")
-class UndocumentedOption(Blots):
-    """An undocumented option."""
-
-
-@fails("options_validated", "option `noise` has no type annotation, so values of a wrong type cannot be rejected")
-class NoAnnotation(Ramps):
-    """An option without annotation, which accepts any value."""
-
-    def __init__(self, variant, *, size=28, noise=0.0):
-        super().__init__(variant, noise=noise)
+from tests.testing.faults import fails
 
 
 @fails("options_validated", "`size`=0 is accepted: raise a gradhomog.OptionError that names the option")
@@ -30,14 +17,6 @@ class AcceptsSizeZero(Blots):
 
     def __init__(self, variant, *, size=28, noise: float = 0.3):
         super().__init__(variant, size=max(size, 4), noise=noise)
-
-
-@fails("draws_tasks", "KeyError: 'weights'")
-class RaisesWhenDrawing(Blots):
-    """Reads a missing key in `sample`."""
-
-    def sample(self, split, random, **numbers):
-        return {}["weights"]
 
 
 @fails("draws_tasks", "DataError: .*split 'all': 2 ways of 1 \\+ 1 images requested; there are 0 classes")
@@ -117,16 +96,6 @@ class ErrorWithoutNames(Blots):
             raise DataError("too many" if "requested" in str(error) else str(error)) from None
 
 
-@fails("excessive_requests_rejected", "IndexError: out of range")
-class RaisesIndexError(Blots):
-    """An error of another type, which users see with a traceback."""
-
-    def check(self, split, *, ways, shots, queries):
-        if ways > 1000:
-            raise IndexError("out of range")
-        super().check(split, ways=ways, shots=shots, queries=queries)
-
-
 @fails("accepted_requests_succeed", "`check` accepts .*'shots': 8.*; `sample` raises ValueError: Cannot take a larger")
 class IgnoresShots(Blots):
     """Ignores that support images are drawn from the same images."""
@@ -167,14 +136,6 @@ class AcceptsAnyVariant(Blots):
 
     def __init__(self, variant, **options):
         super().__init__(variant if variant == "two" else "one", **options)
-
-
-@fails("unknown_variant_rejected", "KeyError|could not be made")
-class RaisesKeyError(Blots):
-    """An unknown variant raises the error of a dict."""
-
-    def __init__(self, variant, **options):
-        super().__init__({"one": "one", "two": "two"}[variant], **options)
 
 
 @fails("all_split_is_complete", "the split 'all' rejects .*, which the split 'train' supports")

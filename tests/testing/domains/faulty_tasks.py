@@ -8,8 +8,8 @@ import dataclasses
 import numpy as np
 import torch
 
-from tests.testing.domains.faults import fails
 from tests.testing.domains.good import INSTANCES, Blots, Ramps
+from tests.testing.faults import fails
 
 
 @fails("inputs_fit", r"`support_x`: torch.float64 \(1, 1, 28, 28\); expected torch.float32")
@@ -26,14 +26,6 @@ class UnscaledPixels(Blots):
 
     def images(self, drawn, rows):
         return (super().images(drawn, rows) + 1) * 127.5
-
-
-@fails("inputs_fit", r"`query_x`: torch.float32 \(1, 1, 28, 28\); expected torch.float32 \(2, 1, 28, 28\)")
-class DropsLastImage(Blots):
-    """Leaves out the last image if there is more than one."""
-
-    def images(self, drawn, rows):
-        return super().images(drawn, rows[:, : max(1, rows.shape[1] - 1)])
 
 
 @fails("inputs_fit", "`query_x` is not finite")
@@ -53,22 +45,6 @@ class ReturnsTuple(Blots):
     def sample(self, split, random, **numbers):
         task = super().sample(split, random, **numbers)
         return task.support_x, task.support_y, task.query_x, task.query_y
-
-
-@fails("targets_fit", r"`support_y`: torch.int32 \(1,\); expected torch.int64 \(1,\)")
-class Int32Labels(Blots):
-    """Labels in a dtype that cross entropy does not support."""
-
-    def labels(self, ways, count):
-        return super().labels(ways, count).int()
-
-
-@fails("targets_fit", r"`support_y`: labels \[1\]; expected 1 of each of 0..0")
-class LabelsFromOne(Blots):
-    """Labels start at 1."""
-
-    def labels(self, ways, count):
-        return super().labels(ways, count) + 1
 
 
 @fails("targets_fit", r"`\w+_y`: labels \[.*, 0\]; expected [2-5] of each of 0..[1-5]")
@@ -164,24 +140,6 @@ class CopiesEverySecondTask(ReturnsViews):
         return copy.deepcopy(task) if self.drawn % 2 else task
 
 
-@fails("tasks_own_their_memory", "share memory: writing to one changes the other")
-class SharedLabelBuffer(Blots):
-    """Returns the same label tensor for every task."""
-
-    kept: dict[tuple[int, int], torch.Tensor] = {}  # noqa: RUF012
-
-    def labels(self, ways, count):
-        return self.kept.setdefault((ways, count), super().labels(ways, count))
-
-
-@fails("global_generators_unchanged", "the domain uses the global generator of numpy")
-class DrawsFromNumPy(Blots):
-    """Ignores the generator passed to `sample`."""
-
-    def instances(self, random, count):
-        return np.random.permutation(INSTANCES)[:count]
-
-
 @fails("global_generators_unchanged", "the domain uses the global generator of torch")
 class SeedsTorch(Ramps):
     """Seeds the global generator for reproducibility."""
@@ -230,15 +188,6 @@ class RestartsGenerator(Ramps):
         return super().sample(split, again, **numbers)
 
 
-@fails("pickle_draws_same_tasks", "[Cc]an't (get|pickle) local object")
-class HoldsLambda(Blots):
-    """A lambda made in the constructor cannot be pickled."""
-
-    def __init__(self, variant, **options):
-        super().__init__(variant, **options)
-        self.labels = lambda ways, count: torch.arange(ways).repeat_interleave(count)
-
-
 @fails(
     "pickle_draws_same_tasks",
     "the task of seed 0 and split 'train' differs for a copy that was pickled before any draw",
@@ -270,18 +219,6 @@ class IgnoresSplitInRegression(Ramps):
 
     def slopes(self, split, random):
         return super().slopes("all", random)
-
-
-@fails("splits_share_no_input", r"\d+ inputs are in both splits, 'train' and 'test'")
-class OverlapOfOneClass(Blots):
-    """One class is in two splits."""
-
-    def classes(self, split):
-        return {
-            "train": list(range(25)),
-            "val": list(range(25, 37)),
-            "test": list(range(24, 25)) + list(range(37, 48)),
-        }.get(split, super().classes("all"))
 
 
 @fails("cost", "RuntimeError: no more tasks")

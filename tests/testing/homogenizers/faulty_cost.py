@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.testing.homogenizers.faults import fails
-from tests.testing.homogenizers.good import Clip, Drop, LossRatio, Rotate
+from tests.testing.faults import fails
+from tests.testing.homogenizers.good import Drop, LossRatio
 
 
 @fails("memory_constant", r"the object grows by \d+ bytes with every step")
@@ -15,18 +15,6 @@ class UnboundedWindow(LossRatio):
         return {"losses": {key: [*self.losses.get(key, []), loss] for key, loss in losses}}
 
 
-@fails("memory_constant", r"the tensors of the process grow by \d+ bytes with every step")
-class KeepsRows(Clip):
-    """Keeps all rows."""
-
-    def __init__(self):
-        self.seen = []
-
-    def scaled(self, block, scale):
-        self.seen.append(block.clone())
-        return super().scaled(block, scale)
-
-
 @fails("memory_constant", r"the object grows by \d+ bytes with every step")
 class ClassLevelHistory(LossRatio):
     """Keeps all losses in a class attribute."""
@@ -36,15 +24,6 @@ class ClassLevelHistory(LossRatio):
     def update(self, step):
         self.history.append(float(step.losses.sum()))
         return super().update(step)
-
-
-@fails("memory_constant", r"the tensors of the process grow by \d+ bytes with every step")
-class KeepsFeatures(Rotate):
-    """Keeps all features."""
-
-    def transform(self, features, keys):
-        self.seen = [*getattr(self, "seen", []), features.detach().clone()]
-        return super().transform(features, keys)
 
 
 @fails("memory_constant", r"the tensors of the process grow by \d+ bytes with every step")

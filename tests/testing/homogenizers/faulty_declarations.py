@@ -7,18 +7,13 @@ from typing import Annotated
 from annotated_types import Interval
 
 from gradhomog import OptionError
-from tests.testing.homogenizers.faults import fails
+from tests.testing.faults import fails
 from tests.testing.homogenizers.good import Balance, Clip
 
 
 @fails("documented", "`summary` must be one line of 1 to 100 characters; got ''", summary="")
 class NoSummary(Clip):
     """An empty summary."""
-
-
-@fails("documented", "`summary` must be one line", summary="Clips.\nAnd more.")
-class SummaryOfTwoLines(Clip):
-    """A summary of two lines."""
 
 
 @fails("documented", "`reference` is empty: give the source", reference="")

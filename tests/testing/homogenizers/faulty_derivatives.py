@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from tests.testing.homogenizers.faults import fails
+from tests.testing.faults import fails
 from tests.testing.homogenizers.good import Balance, Clip, LossRatio
 
 WRONG = r"the derivative of the direction w.r.t. the {} is wrong in the {} step, with \d tasks: .* give [-\d.e]+\. "
-
-
-@fails("differentiable", WRONG.format("rows", "first") + "Likely cause: `mix` detaches its rows")
-class DetachesWeights(Balance):
-    """Detaches its weights although it claims to be differentiable."""
-
-    def weights(self, norms):
-        return super().weights(norms).detach()
 
 
 @fails(

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from tests.testing.homogenizers.faults import fails
+from tests.testing.faults import fails
 from tests.testing.homogenizers.good import Drop, Rotate
 
 
@@ -15,16 +15,6 @@ class Handle:
 
     def __init__(self, remove):
         self.remove = remove
-
-
-@fails("orthogonal", "after 1 updates.*matrix of task 0 has determinant −1: a reflection")
-class Reflects(Rotate):
-    """A Householder matrix: orthogonal, but a reflection."""
-
-    def matrix(self, angle, features):
-        matrix = super().matrix(angle, features)
-        matrix[:, 1] *= -1
-        return matrix
 
 
 @fails("orthogonal", "matrix of task 0 has determinant −1")
@@ -59,15 +49,6 @@ class Shifts(Rotate):
 
     def transform(self, features, keys):
         return super().transform(features - 1, keys) + 1
-
-
-@fails("constant_between_begins", "in a second run on support inputs: not exactly equal")
-class RedrawsMasks(Drop):
-    """Draws a new mask for every pass."""
-
-    def drop(self, module, inputs, output):
-        self.masks = {}
-        return super().drop(module, inputs, output)
 
 
 @fails("constant_between_begins", "in a second run on query inputs: not exactly equal")
@@ -157,14 +138,6 @@ class RotatesForwardOnly(Rotate):
 
     def transform(self, features, keys):
         return features + (super().transform(features, keys) - features).detach()
-
-
-@fails("rows_are_derivatives", "is not the derivative of the loss: along a random direction")
-class DetachesStatistics(Rotate):
-    """Divides by the detached norm of the features."""
-
-    def transform(self, features, keys):
-        return super().transform(features, keys) / features.detach().norm()
 
 
 @fails("rows_are_derivatives", "is not the derivative of the loss")

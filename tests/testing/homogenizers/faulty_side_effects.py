@@ -8,25 +8,8 @@ import time
 import numpy as np
 import torch
 
-from tests.testing.homogenizers.faults import fails
+from tests.testing.faults import fails
 from tests.testing.homogenizers.good import Balance, Clip, Drop, LossRatio, Rotate
-
-
-@fails("inputs_unchanged", "`rows` writes to `jacobian` in place: work on a copy")
-class ClipsInPlace(Clip):
-    """Scales rows in place."""
-
-    def scaled(self, block, scale):
-        return block.mul_(scale.reshape(-1, *[1] * (block.dim() - 1)))
-
-
-@fails("inputs_unchanged", "`rows` writes to `jacobian`")
-class ClipsThroughNumPy(Clip):
-    """Scales rows in place through NumPy, which autograd does not track."""
-
-    def scaled(self, block, scale):
-        block.numpy()[...] *= scale.reshape(-1, *[1] * (block.dim() - 1)).numpy()
-        return block
 
 
 @fails("inputs_unchanged", "`rows` writes to `jacobian`")
@@ -75,17 +58,6 @@ class UpdatesInPlace(Balance):
         return {"average": self.average}
 
 
-@fails("no_stage_writes_to_self", "`transform` changes `self.calls`")
-class CountsTransforms(Rotate):
-    """Counts its calls."""
-
-    calls = 0
-
-    def transform(self, features, keys):
-        self.calls += 1
-        return super().transform(features, keys)
-
-
 @fails("no_stage_writes_to_self", "`measured` changes `self.reported`")
 class MarksReports(LossRatio):
     """Sets an attribute in `measured`."""
@@ -122,15 +94,6 @@ class DropsPixels(Drop):
 
     def drop_pixels(self, module, inputs):
         inputs[0].mul_(self.draw(inputs[0].shape))
-
-
-@fails("global_generators_unchanged", "draws from the global generator of torch: draw from `step.generator`")
-class DrawsFromTorch(Balance):
-    """Random weights from the global generator."""
-
-    def weights(self, norms):
-        random_weights = torch.rand(len(norms), dtype=norms.dtype)
-        return len(norms) * random_weights / random_weights.sum()
 
 
 @fails("global_generators_unchanged", "draws from the global generator of numpy")
@@ -188,15 +151,6 @@ class SharesState(LossRatio):
 @fails("stochastic", "two seeds give the same results: draw from `step.generator`", claims="stochastic")
 class ClaimsStochastic(Balance):
     """Claims to draw random numbers, but draws none."""
-
-
-@fails("no_graph_kept", "`seen` of KeepsGraph keeps the graph")
-class KeepsGraph(Rotate):
-    """Keeps its features and with them the graph of the forward pass."""
-
-    def transform(self, features, keys):
-        self.seen = features
-        return super().transform(features, keys)
 
 
 @fails("no_graph_kept", r"`seen\['domain \d'\]\[0\]` of KeepsGraphInDict keeps the graph")

@@ -7,7 +7,7 @@ import copy
 
 import torch
 
-from tests.testing.homogenizers.faults import fails
+from tests.testing.faults import fails
 from tests.testing.homogenizers.good import Balance, Clip, Drop, LossRatio
 
 
@@ -54,14 +54,6 @@ class KeepsLoadedState(ReturnsLiveState):
         self.losses = state["losses"]
 
 
-@fails("resumes_from_pickle", "[Cc]an't (get|pickle) local object")
-class HoldsLambda(Clip):
-    """A lambda made in the constructor cannot be pickled."""
-
-    def __init__(self):
-        self.median = lambda norms: norms.median()
-
-
 @fails("resumes_from_pickle", "after it was pickled during training: not exactly equal")
 class PicklesOptionsOnly(LossRatio):
     """Pickles options without state."""
@@ -105,14 +97,6 @@ class FixedTaskCount(Balance):
 
     def update(self, step):
         return {"average": {"first": self.norms(step)}}
-
-
-@fails("nonfinite_policy", "raised in `mix`.*out of range|IndexError")
-class IndexesBySlot(Balance):
-    """Uses a task's slot as row index."""
-
-    def mix(self, step):
-        return super().mix(step)[[key.slot for key in step.keys]]
 
 
 @fails("state_owns_its_memory", "the state changes when the caller's rows, losses or features are overwritten")

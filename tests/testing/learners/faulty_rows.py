@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.testing.learners.faults import fails
+from tests.testing.faults import fails
 from tests.testing.learners.good import OneStep
 
 
@@ -57,22 +57,6 @@ class Float64Gradients(OneStep):
 
 
 @fails("rows_independent_of_batch", "the loss of task 0 after other batches: off by")
-class MomentumAcrossTasks(OneStep):
-    """Does not reset the momentum of the inner optimizer for each task."""
-
-    def __init__(self, encoder, head, homogenizers=None, **options):
-        super().__init__(encoder, head, homogenizers, **options)
-        self.momentum = {}
-
-    def adapt(self, x, y, buffers):
-        adapted = super().adapt(x, y, buffers)
-        updated = {name: value + self.momentum.get(name, 0) for name, value in adapted.items()}
-        for name, start in self.starting_point().items():
-            self.momentum[name] = 0.5 * (adapted[name] - start).detach()
-        return updated
-
-
-@fails("rows_independent_of_batch", "the loss of task 0 after other batches: off by")
 class SharedGenerator(OneStep):
     """All tasks draw from one generator of the learner."""
 
@@ -102,24 +86,6 @@ class FirstOrder(OneStep):
     def adapt(self, x, y, buffers):
         adapted = super().adapt(x, y, buffers)
         return {name: start + (adapted[name] - start).detach() for name, start in self.starting_point().items()}
-
-
-@fails("exact_rows", "the row of `head.bias` is not the derivative of the query loss: .* it is 0;")
-class NoGradientOfBias(OneStep):
-    """One parameter has no row although the loss depends on it."""
-
-    def differentiate(self, loss, taps):
-        gradients, grads = super().differentiate(loss, taps)
-        return {**gradients, "head.bias": None}, grads
-
-
-@fails("feature_grads", "`feature_grads` before the transform are not the derivative of the loss")
-class SumsInsteadOfMean(OneStep):
-    """Gradients of the sum over the queries instead of the mean."""
-
-    def differentiate(self, loss, taps):
-        gradients, grads = super().differentiate(loss, taps)
-        return gradients, [len(gradient) * gradient for gradient in grads]
 
 
 @fails("feature_grads", "`feature_grads` before the transform are not the derivative of the loss")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gradhomog import TaskRow
-from tests.testing.learners.faults import fails
+from tests.testing.faults import fails
 from tests.testing.learners.good import OneStep
 
 
@@ -72,26 +72,15 @@ class CentresInPlace(OneStep):
     "restored_after_failure",
     r"after the \w+ raised at call \d of a step of two tasks, these have changed: the parameter",
 )
-class AdaptsInPlace(OneStep):
-    """Adapts the parameters in place and restores them only without an error."""
+class ScalesInPlace(OneStep):
+    """Doubles a parameter in place and restores it only without an error."""
 
     def task_row(self, task, key):
-        start = {name: parameter.detach().clone() for name, parameter in self.named_parameters().items()}
-        self.homogenizers.begin(key, "support")
-        adapted = self.adapt(task.support_x, task.support_y, self.buffers())
-        self.write(adapted)
-        self.homogenizers.begin(key, "query")
-        features = self.encode({}, self.buffers(), task.query_x)
-        taps = self.homogenizers.transform(features[None], [key])
-        outputs = self.classify({}, self.buffers(), taps[-1][0])
-        loss = self.loss(outputs, task.query_y)
-        row = self.row(loss, outputs, taps, *self.differentiate(loss, taps))
-        self.write(start)
+        weight = self.parameters()[0]
+        weight.data.mul_(2)
+        row = super().task_row(task, key)
+        weight.data.div_(2)
         return row
-
-    def write(self, values):
-        for name, parameter in self.named_parameters().items():
-            parameter.data = values[name].detach()
 
 
 @fails("restored_after_failure", "after the encoder raised at call 1 .*: the step does not raise")

@@ -6,24 +6,8 @@ import torch
 from torch import nn
 
 from gradhomog import TaskKey
-from tests.testing.learners.faults import fails
+from tests.testing.faults import fails
 from tests.testing.learners.good import OneStep
-
-
-@fails("begin_before_encoder", "query inputs of task 0 after `begin.*'support'")
-class LateBegin(OneStep):
-    """Calls `begin` for the queries after the encoder ran on them."""
-
-    def task_row(self, task, key):
-        buffers = self.buffers()
-        self.homogenizers.begin(key, "support")
-        adapted = self.adapt(task.support_x, task.support_y, buffers)
-        features = self.encode(adapted, buffers, task.query_x)
-        self.homogenizers.begin(key, "query")
-        taps = self.homogenizers.transform(features[None], [key])
-        outputs = self.classify(adapted, buffers, taps[-1][0])
-        loss = self.loss(outputs, task.query_y)
-        return self.row(loss, outputs, taps, *self.differentiate(loss, taps))
 
 
 @fails("begin_before_encoder", "inputs before the first `homogenizers.begin`")
@@ -60,15 +44,8 @@ class OneKeyForAll(OneStep):
 class NeverTransforms(OneStep):
     """Never calls `transform`."""
 
-    def task_row(self, task, key):
-        buffers = self.buffers()
-        self.homogenizers.begin(key, "support")
-        adapted = self.adapt(task.support_x, task.support_y, buffers)
-        self.homogenizers.begin(key, "query")
-        taps = [self.encode(adapted, buffers, task.query_x)[None]]
-        outputs = self.classify(adapted, buffers, taps[-1][0])
-        loss = self.loss(outputs, task.query_y)
-        return self.row(loss, outputs, taps, *self.differentiate(loss, taps))
+    def transform(self, features, key):
+        return [features[None]]
 
 
 @fails("transforms_queries", "`transform` sets all query features to zero, but the outputs of the queries differ")
@@ -87,16 +64,8 @@ class IgnoresTransform(OneStep):
 class TransformsWithoutTaskDimension(OneStep):
     """Features of one task, without the dimension of the tasks."""
 
-    def task_row(self, task, key):
-        buffers = self.buffers()
-        self.homogenizers.begin(key, "support")
-        adapted = self.adapt(task.support_x, task.support_y, buffers)
-        self.homogenizers.begin(key, "query")
-        taps = self.homogenizers.transform(self.encode(adapted, buffers, task.query_x), [key])
-        outputs = self.classify(adapted, buffers, taps[-1])
-        loss = self.loss(outputs, task.query_y)
-        gradients, _ = self.differentiate(loss, taps)
-        return self.row(loss, outputs, [tap[None] for tap in taps], gradients, [torch.zeros_like(t) for t in taps])
+    def transform(self, features, key):
+        return [tap[None] for tap in self.homogenizers.transform(features, [key])]
 
 
 class ForwardOnly(nn.Module):

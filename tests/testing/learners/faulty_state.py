@@ -6,7 +6,7 @@ import copy
 
 import torch
 
-from tests.testing.learners.faults import fails
+from tests.testing.faults import fails
 from tests.testing.learners.good import OneStep
 
 
@@ -50,14 +50,6 @@ class PredictsWithGraph(OneStep):
             return self.classify(self.adapt(support_x, support_y, self.buffers()), {}, self.encode({}, {}, query_x))
 
 
-@fails("saliency", "Can't call numpy\\(\\) on Tensor that requires grad")
-class ConvertsToNumPy(OneStep):
-    """Converts tensors to NumPy arrays and back."""
-
-    def adapted_outputs(self, support_x, support_y, query_x):
-        return super().adapted_outputs(support_x, support_y, torch.from_numpy(query_x.numpy()))
-
-
 @fails("saliency", "the derivative of a prediction w.r.t. the queries is .*; finite differences give")
 class DetachesHalf(OneStep):
     """Detaches one of two paths from the queries to the outputs."""
@@ -66,14 +58,7 @@ class DetachesHalf(OneStep):
         return super().adapted_outputs(support_x, support_y, (query_x + query_x.detach()) / 2)
 
 
-@fails("same_seed_same_results", "of two instances with the same options: not exactly equal")
-class DrawsFromTorch(OneStep):
-    """Noise from the global generator."""
-
-    def adapt(self, x, y, buffers):
-        return super().adapt(x + 0.1 * torch.randn_like(x), y, buffers)
-
-
+@fails("resumes_from_state_dict", "the losses of step 5 after it was saved and loaded during training: not")
 class UnsavedRate(OneStep):
     """The inner rate decreases with every step, and is not saved."""
 
@@ -81,39 +66,6 @@ class UnsavedRate(OneStep):
         report = super().step(batch, outer)
         self.rate /= 2
         return report
-
-
-fails("resumes_from_state_dict", "the losses of step 5 after it was saved and loaded during training: not")(UnsavedRate)
-
-
-class SavesObjects(UnsavedRate):
-    """Saves an object that `torch.load` rejects with `weights_only=True`."""
-
-    def state_dict(self):
-        return {**super().state_dict(), "rate": copy.Error(self.rate)}
-
-
-fails("resumes_from_state_dict", "its state holds other objects than tensors, numbers, strings, lists and dicts")(
-    SavesObjects
-)
-
-
-@fails("resumes_from_pickle", "[Cc]an't (get|pickle) local object|[Cc]an't pickle")
-class HoldsLambda(OneStep):
-    """A lambda made in the constructor cannot be pickled."""
-
-    def __init__(self, encoder, head, homogenizers=None, **options):
-        super().__init__(encoder, head, homogenizers, **options)
-        self.loss = lambda outputs, targets: torch.nn.functional.cross_entropy(outputs, targets)
-
-
-@fails("resumes_from_copy", "the losses of step 5 after it was copied during training: not exactly equal")
-class HoldsClosure(OneStep):
-    """A lambda made in the constructor refers to the network of the original."""
-
-    def __init__(self, encoder, head, homogenizers=None, **options):
-        super().__init__(encoder, head, homogenizers, **options)
-        self.starting_point = lambda: self.named_parameters()
 
 
 @fails("resumes_from_copy", "during training: not exactly equal")
@@ -161,15 +113,6 @@ class NormalizesSingleQueries(OneStep):
         for buffer in self.encoder.buffers():
             query_x = query_x / (buffer.double().var() * 0) if buffer.numel() > 1 else query_x
         return super().adapted_outputs(support_x, support_y, query_x)
-
-
-@fails("memory_constant", "the tensors of the process grow by \\d+ bytes with every step")
-class KeepsFeatures(OneStep):
-    """Keeps all features."""
-
-    def row(self, loss, outputs, taps, gradients, grads):
-        self.seen = [*getattr(self, "seen", []), taps[0].detach().clone()]
-        return super().row(loss, outputs, taps, gradients, grads)
 
 
 @fails("memory_constant", "the object grows by \\d+ bytes with every step")

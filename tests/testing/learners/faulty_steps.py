@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from tests.testing.learners.faults import fails
+from tests.testing.faults import fails
 from tests.testing.learners.good import OneStep
 
 
@@ -27,16 +27,6 @@ class AddsToOldGradients(OneStep):
                 outer.step()
 
         return super().step(batch, Adding())
-
-
-@fails("steps_on_mean", "after 1 steps of Adam: off by")
-class StepsTwice(OneStep):
-    """Calls the outer optimizer twice."""
-
-    def step(self, batch, outer):
-        report = super().step(batch, outer)
-        outer.step()
-        return report
 
 
 @fails("steps_on_mean", "the losses in the step's report: off by")

@@ -33,10 +33,13 @@ class OneStep(Learner):
         features = self.encode(adapted, buffers, task.query_x)
         if not features.requires_grad:
             features = features.detach().requires_grad_()
-        taps = self.homogenizers.transform(features[None], [key])
+        taps = self.transform(features, key)
         outputs = self.classify(adapted, buffers, taps[-1][0])
         loss = self.loss(outputs, task.query_y)
         return self.row(loss, outputs, taps, *self.differentiate(loss, taps))
+
+    def transform(self, features, key):
+        return self.homogenizers.transform(features[None], [key])
 
     def differentiate(self, loss, taps):
         """Return gradients by parameter name, and gradients w.r.t. the features."""
@@ -82,9 +85,4 @@ class OneStep(Learner):
         return functional_call(getattr(self, part), own, (x,))
 
 
-GOOD = LearnerSpec(
-    factory=OneStep,
-    summary="adapts by one gradient step",
-    reference="Finn et al. 2017, arXiv 1703.03400, with K = 1",
-    traits={"exact_rows"},
-)
+GOOD = {OneStep: LearnerSpec(OneStep, "one gradient step", "Finn et al. 2017, arXiv 1703.03400", {"exact_rows"})}

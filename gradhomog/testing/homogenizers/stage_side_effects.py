@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,9 +14,8 @@ from gradhomog.errors import GradhomogError
 from gradhomog.step.pipelines import Pipeline
 from gradhomog.step.step import Step, TaskKey
 from gradhomog.testing import small_network
-from gradhomog.testing.check import CheckFailure, check
-from gradhomog.testing.comparisons import require_equal
-from gradhomog.testing.homogenizers.subject import HomogenizerSubject
+from gradhomog.testing.check_results import CheckFailure, check
+from gradhomog.testing.comparisons import error_of, require_all_equal, require_equal
 from gradhomog.testing.snapshots import (
     changed_names,
     find_objects,
@@ -24,28 +23,21 @@ from gradhomog.testing.snapshots import (
     seeded_global_generators,
     snapshot,
 )
+from gradhomog.testing.subjects import HomogenizerSubject
 
-Compare = Callable[[Any, str, Callable[..., Any], tuple[Any, ...]], Any]
+Compare = Callable[..., Any]
 """Called with the homogenizer, the stage's name, the stage and its arguments; returns the stage's result."""
 
 STAGES = ("transform", "mix", "rows", "update", "measured", "paper_scale")
 
 
 def wrap_stages(pipe: Pipeline, compare: Compare) -> Pipeline:
-    """Return the pipeline with every stage of its homogenizers called through `compare`."""
+    """Call every stage of a pipeline's homogenizers through `compare` from now on; return the pipeline."""
     for homogenizer in pipe:
-        cls = type(homogenizer)
-        wrapped = {stage: _wrap_stage(stage, getattr(cls, stage), compare) for stage in STAGES if cls.overrides(stage)}
-        homogenizer.__class__ = type(cls.__name__, (cls,), wrapped)
-    return Pipeline([dataclasses.replace(member) for member in pipe.members], pipe.nonfinite)
-
-
-def _wrap_stage(stage: str, method: Callable[..., Any], compare: Compare) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def call(self: Any, *arguments: Any) -> Any:
-        return compare(self, stage, functools.partial(method, self), arguments)
-
-    return call
+        for stage in filter(homogenizer.overrides, STAGES):
+            wrapped = functools.partial(compare, homogenizer, stage, getattr(homogenizer, stage))
+            setattr(homogenizer, stage, wrapped)
+    return pipe
 
 
 def _run_all_stages(subject: HomogenizerSubject, pipe: Pipeline) -> None:
@@ -58,8 +50,7 @@ def _run_all_stages(subject: HomogenizerSubject, pipe: Pipeline) -> None:
     for _ in range(2):
         pipe.combine(rows, **inputs)
         pipe.combine({"a": rows[:, :5], "b": rows[:, 5:]}, **inputs)
-    for name, value in caller_tensors.items():
-        require_equal(value, before[name], f"`{name}` after the steps")
+    require_all_equal(caller_tensors, before, "`{}` after the steps")
     features = rows[:, None, :].clone()  # the same number of features as in the steps above
     pipe.transform(features, [TaskKey(slot, f"domain {slot}") for slot in range(len(rows))])
     require_equal(features, rows[:, None, :], "the features passed to `transform`")
@@ -78,25 +69,19 @@ def inputs_unchanged(subject: HomogenizerSubject) -> None:
     This includes the caller's tensors over two steps, features passed through `transform`, and the inputs of the
     attached encoder. Values are compared, so writes through `.data` or NumPy are found.
     """
-    changes: list[str] = []
+    changes: dict[str, None] = {}
 
-    def compare(homogenizer: Any, stage: str, call: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    def compare(homogenizer: Any, stage: str, call: Callable[..., Any], *arguments: Any) -> Any:
         before = _inputs(arguments[0])
         result = call(*arguments)
-        changes.extend(f"`{stage}` writes to `{name}`" for name in changed_names(before, _inputs(arguments[0])))
+        changes.update({f"`{stage}` writes to `{name}`": None for name in changed_names(before, _inputs(arguments[0]))})
         return result
 
-    pipe = wrap_stages(subject.pipeline(), compare)
-    try:
-        _run_all_stages(subject, pipe)
-    except CheckFailure as failure:
-        raise failure if not changes else _in_place_failure(changes) from failure
+    failure = error_of(lambda: _run_all_stages(subject, wrap_stages(subject.pipeline(), compare)), CheckFailure)
     if changes:
-        raise _in_place_failure(changes)
-
-
-def _in_place_failure(changes: list[str]) -> CheckFailure:
-    return CheckFailure(f"{', '.join(dict.fromkeys(changes))} in place: work on a copy")
+        raise CheckFailure(f"{', '.join(changes)} in place: work on a copy") from failure
+    if failure is not None:
+        raise failure
 
 
 def _inputs(argument: Any) -> Mapping[str, object]:
@@ -111,10 +96,8 @@ def _inputs(argument: Any) -> Mapping[str, object]:
     }  # fmt: skip
     values: dict[str, object] = {}
     for name, read in readers.items():
-        try:
+        with contextlib.suppress(GradhomogError):  # not among its `needs`
             values[name] = snapshot(read())
-        except GradhomogError:  # not among its `needs`
-            continue
     return values
 
 
@@ -125,22 +108,25 @@ def no_stage_writes_to_self(subject: HomogenizerSubject) -> None:
     So a step that raises later changes nothing. All attributes are compared before and after `transform`, `mix`,
     `rows`, `update`, `measured` and `paper_scale`. `measured` must return the same numbers if it is called twice.
     """
-    changes: list[str] = []
+    changes: dict[str, None] = {}
 
-    def compare(homogenizer: Any, stage: str, call: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        before = {name: snapshot(value) for name, value in vars(homogenizer).items()}
+    def attributes(homogenizer: Any) -> dict[str, object]:
+        return {name: snapshot(value) for name, value in vars(homogenizer).items()}
+
+    def compare(homogenizer: Any, stage: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        before = attributes(homogenizer)
         result = call(*arguments)
-        after = {name: snapshot(value) for name, value in vars(homogenizer).items()}
-        changes.extend(f"`{stage}` changes `self.{name}`" for name in changed_names(before, after))
+        changed = changed_names(before, attributes(homogenizer))
+        changes.update({f"`{stage}` changes `self.{name}`": None for name in changed})
         if stage == "measured" and snapshot(call(*arguments)) != snapshot(result):
-            changes.append("`measured` returns other numbers in a second call")
+            changes["`measured` returns other numbers in a second call"] = None
         return result
 
     _run_all_stages(subject, wrap_stages(subject.pipeline(), compare))
     if changes:
         raise CheckFailure(
-            f"{', '.join(dict.fromkeys(changes))}: return new state from `update` under names listed in `state_names`; "
-            "pass values from `mix` or `rows` to `update` by `StageResult(value, aux=...)`"
+            f"{', '.join(changes)}: return new state from `update` under names listed in `state_names`; pass values from "
+            "`mix` or `rows` to `update` by `StageResult(value, aux=...)`"
         )
 
 
@@ -153,7 +139,7 @@ def no_graph_kept(subject: HomogenizerSubject) -> None:
     rows = torch.randn(3, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
     losses = torch.tensor([0.5, 1.0, 1.5], dtype=torch.float64, requires_grad=True)
     pipe, before_rows = subject.pipeline(), subject.pipeline()
-    if subject.vector(rows, losses=losses, pipe=pipe, steps=2).requires_grad:
+    if subject.combine(rows, losses=losses, pipe=pipe, steps=2).requires_grad:
         raise CheckFailure("the direction requires grad although create_graph is False")
     subject.encoder_step(before_rows, small_network.batch())
     for homogenizer in (*pipe, *before_rows):

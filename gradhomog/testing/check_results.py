@@ -1,15 +1,19 @@
-"""Checks of plugins: registration, execution and results."""
+"""Checks of plugins: registration, execution, and the report of their results as data and as a printed table."""
 
 from __future__ import annotations
 
+import contextvars
 import inspect
+import json
 import math
 import re
+import textwrap
 import time
-from collections.abc import Callable, Mapping, Set
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from gradhomog.errors import GradhomogError
 from gradhomog.registry import Kind
@@ -21,6 +25,9 @@ Outcome = Literal["passed", "failed", "held", "not held", "expected", "not appli
 trait that is not claimed; neither is a failure. `"expected"`: a failure listed in `expected_failures`. `"reported"`: a
 measurement.
 """
+
+MARKS = {"passed": "✓", "failed": "✗", "expected": "x", "held": "+", "not held": "·", "reported": "i"}
+WIDTH = 120
 
 
 class CheckFailure(AssertionError):
@@ -37,13 +44,6 @@ class CheckFailure(AssertionError):
 
 class NotApplicable(Exception):
     """Raised by a check that has nothing to test on this plugin; the message gives the reason."""
-
-
-class Subject(Protocol):
-    """The plugin under check. Each check makes fresh objects of it, so checks are independent."""
-
-    @property
-    def claims(self) -> Set[str]: ...
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,14 @@ class Check:
     @property
     def summary(self) -> str:
         """The property in one sentence."""
-        return (inspect.getdoc(self.function) or "").partition("\n\n")[0].replace("\n", " ")
+        return self.explanation.partition("\n\n")[0].replace("\n", " ")
 
     @property
     def explanation(self) -> str:
         """The full description of the property, with its reason."""
         return inspect.getdoc(self.function) or ""
 
-    def binds(self, subject: Subject) -> bool:
+    def binds(self, subject: Any) -> bool:
         """True if the check is required of every plugin or the subject claims its trait."""
         return self.claim is None or self.claim in subject.claims
 
@@ -97,10 +97,56 @@ class CheckResult:
 
     def record(self) -> dict[str, Any]:
         """Return the fields as a dict for JSON; NaN and infinity in the example become None: JSON has neither."""
-        return {
-            "check": self.check, "outcome": self.outcome, "message": self.message,
-            "example": _replace_nonfinite(dict(self.example)), "seconds": round(self.seconds, 3),
-        }  # fmt: skip
+        example = _map_floats(dict(self.example), lambda number: number if math.isfinite(number) else None)
+        return {**vars(self), "example": example, "seconds": round(self.seconds, 3)}
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """Results of all checks of one plugin.
+
+    Attributes:
+        subject: the plugin with its options, distribution and version.
+        results: one per check, in order.
+    """
+
+    subject: str
+    results: tuple[CheckResult, ...]
+
+    @property
+    def passed(self) -> bool:
+        """True if no required check and no check of a claimed trait failed; expected failures are allowed."""
+        return all(result.outcome != "failed" for result in self.results)
+
+    def __iter__(self) -> Iterator[CheckResult]:
+        return iter(self.results)
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __getitem__(self, check: str) -> CheckResult:
+        """The result of a check by name."""
+        return {result.check: result for result in self.results}[check]
+
+    def record(self) -> dict[str, Any]:
+        """Return the report as a dict for JSON."""
+        results = [result.record() for result in self.results]
+        return {"subject": self.subject, "passed": self.passed, "results": results}
+
+    def __str__(self) -> str:
+        width = max((len(result.check) for result in self.results), default=0)
+        wrapper = textwrap.TextWrapper(
+            WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6, break_long_words=False
+        )  # fmt: skip
+        lines = [self.subject, ""]
+        for result in self.results:
+            lines.append(f"  {MARKS.get(result.outcome, '-')} {result.check:<{width}}  {result.outcome}".rstrip())
+            lines += wrapper.wrap(result.message)
+            rounded = _map_floats(dict(result.example), lambda number: float(f"{number:.4g}"))
+            lines += [f"      {name} = {json.dumps(value)}" for name, value in rounded.items()]
+        counts = Counter(result.outcome for result in self.results)
+        summary = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+        return "\n".join([*lines, "", f"{summary}; {sum(result.seconds for result in self.results):.1f} s"])
 
 
 KIT: dict[Kind, dict[str, Check]] = {"homogenizers": {}, "learners": {}, "domains": {}}
@@ -129,10 +175,16 @@ def full_or_fast(full: int, fast: int) -> int:
     return fast if FAST.get() else full
 
 
-def run(check: Check, subject: Subject, reason: str | None = None, *, fast: bool = False) -> CheckResult:
+def run(check: Check, subject: Any, reason: str | None = None, *, fast: bool = False) -> CheckResult:
     """Run one check. A `reason` marks it as an expected failure."""
+
+    def outcome_in_mode() -> tuple[Outcome, str, Mapping[str, Any]]:
+        SHRINKING.set(check.binds(subject) and reason is None)
+        FAST.set(fast)
+        return _outcome(check, subject)
+
     start = time.perf_counter()
-    outcome, message, example = _outcome(check, subject, fast, shrinks=reason is None)
+    outcome, message, example = contextvars.copy_context().run(outcome_in_mode)
     if reason is not None and outcome == "failed":
         outcome, message = "expected", f"{reason} ({message})"
     elif reason is not None and outcome in ("held", "not held"):
@@ -143,38 +195,35 @@ def run(check: Check, subject: Subject, reason: str | None = None, *, fast: bool
     return CheckResult(check.name, outcome, message, example, time.perf_counter() - start)
 
 
-def _outcome(check: Check, subject: Subject, fast: bool, shrinks: bool) -> tuple[Outcome, str, Mapping[str, Any]]:
+def _outcome(check: Check, subject: Any) -> tuple[Outcome, str, Mapping[str, Any]]:
     binding = check.binds(subject)
-    tokens = SHRINKING.set(binding and shrinks), FAST.set(fast)
     try:
         measured = check.function(subject)
     except NotApplicable as reason:
         return "not applicable", str(reason), {}
-    except CheckFailure as failure:
-        return "failed" if binding else "not held", str(failure), failure.example
-    except GradhomogError as error:  # raised by a stage; the message names the plugin
-        return "failed" if binding else "not held", f"{type(error).__name__}: {error}", {}
     except Exception as error:  # an error in one plugin must not stop the checks of the others
-        return "failed" if binding else "not held", describe_error(error), {}
-    finally:
-        SHRINKING.reset(tokens[0])
-        FAST.reset(tokens[1])
+        example = error.example if isinstance(error, CheckFailure) else {}
+        return "failed" if binding else "not held", describe_failure(error), example
     if measured is not None:
         return "reported", measured, {}
     return ("passed", "", {}) if binding else ("held", f"not claimed: '{check.claim}' could be added to its traits", {})
 
 
-def describe_error(error: BaseException) -> str:
-    """Return the type and the first line of the message of an error."""
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+def describe_failure(error: BaseException) -> str:
+    """Return the message of a failed check or of a gradhomog error in full, of another error its first line."""
+    if isinstance(error, CheckFailure):
+        return str(error)
+    message = str(error) if isinstance(error, GradhomogError) else str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {message}"
 
 
-def _replace_nonfinite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _replace_nonfinite(item) for key, item in value.items()}
+def _map_floats(value: Any, convert: Callable[[float], float | None]) -> Any:
+    """Convert all floats in nested lists and dicts."""
+    if isinstance(value, Mapping):
+        return {key: _map_floats(item, convert) for key, item in value.items()}
     if isinstance(value, list):
-        return [_replace_nonfinite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return [_map_floats(item, convert) for item in value]
+    return convert(value) if isinstance(value, float) else value
 
 
 def to_plain_data(value: Any) -> Any:

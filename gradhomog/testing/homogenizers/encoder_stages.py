@@ -10,15 +10,14 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from gradhomog.learners.learner import Learner
 from gradhomog.step.pipelines import Pipeline
 from gradhomog.step.step import TaskKey
 from gradhomog.testing import small_network
-from gradhomog.testing.check import CheckFailure, NotApplicable, check, full_or_fast
-from gradhomog.testing.comparisons import ATOL, RTOL, STEP, require_equal
-from gradhomog.testing.homogenizers.subject import HomogenizerSubject
+from gradhomog.testing.check_results import CheckFailure, NotApplicable, check, full_or_fast
+from gradhomog.testing.comparisons import require_all_equal, require_equal, require_exact_rows
 from gradhomog.testing.small_network import network, task
 from gradhomog.testing.snapshots import module_structure, module_values
+from gradhomog.testing.subjects import HomogenizerSubject
 
 SIZE = 5  # an odd number of features: −1 is a rotation in even dimensions only
 REGISTRATIONS = (
@@ -130,11 +129,14 @@ def _registration_fails(at: int) -> Iterator[list[int]]:
         yield calls
 
 
-def _require_unchanged(encoder: nn.Module, before: list[object], values: dict[str, Tensor], when: str) -> None:
+def _require_structure(encoder: nn.Module, before: list[object], when: str) -> None:
     if module_structure(encoder) != before:
         raise CheckFailure(f"{when}, the encoder has changed: hooks, parameters or `forward` are left")
-    for name, value in module_values(encoder).items():
-        require_equal(value, values[name], f"the encoder's `{name}` {when}")
+
+
+def _require_unchanged(encoder: nn.Module, before: list[object], values: dict[str, Tensor], when: str) -> None:
+    _require_structure(encoder, before, when)
+    require_all_equal(module_values(encoder), values, f"the encoder's `{{}}` {when}")
 
 
 @check("homogenizers")
@@ -144,40 +146,32 @@ def removed_at_meta_test(subject: HomogenizerSubject) -> None:
     Checked with the installed learners: hooks, parameters, buffers and modes must be the original ones, also after a
     task that fails. Values of parameters and buffers must not change without a step.
     """
-    names = subject.learner_names()
-    for name in names[: full_or_fast(len(names), 2)]:
-        learner = subject.learners.make(name, subject.pipeline())
+    learners = subject.learners()
+    for plugin in learners[: full_or_fast(len(learners), 2)]:
+        name, learner = plugin.name, plugin.make_for(*network(), subject.pipeline())
         before, values = module_structure(learner.encoder), module_values(learner.encoder)
         learner.rows(small_network.batch(seed=2))
-        for path, value in module_values(learner.encoder).items():
-            require_equal(value, values[path], f"the encoder's `{path}` after rows of {name}, without a step")
+        what = f"the encoder's `{{}}` after rows of {name}, without a step"
+        require_all_equal(module_values(learner.encoder), values, what)
         outer = torch.optim.SGD(learner.parameters(), lr=0.05)
         for step in range(2):
             learner.step(small_network.batch(seed=step), outer)
-        if module_structure(learner.encoder) != before:
-            raise CheckFailure(
-                f"after a step of {name}, the encoder has changed: hooks, parameters or `forward` are left"
-            )
-        bare = subject.learners.make(name, None)
+        _require_structure(learner.encoder, before, f"after a step of {name}")
+        bare = plugin.make_for(*network())
         bare.load_state_dict({**learner.state_dict(), "homogenizers": bare.homogenizers.state_dict()})
-        single_task = task(77)
-        arguments = single_task.support_x, single_task.support_y, single_task.query_x
-        require_equal(
-            learner.predict(*arguments), bare.predict(*arguments), f"predictions of {name} after meta-training"
-        )
+        query = task(77)
+        found, expected = (one.predict(query.support_x, query.support_y, query.query_x) for one in (learner, bare))
+        require_equal(found, expected, f"predictions of {name} after meta-training")
         values = module_values(learner.encoder)
-        _fail_in_the_head(learner)
+        handle = learner.head.register_forward_hook(_fail_in_the_head)
+        with contextlib.suppress(Exception):
+            learner.rows(small_network.batch())
+        handle.remove()
         _require_unchanged(learner.encoder, before, values, f"after a task of {name} failed")
 
 
-def _fail_in_the_head(learner: Learner) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("deliberate error in the head")
-
-    handle = learner.head.register_forward_hook(fail)
-    with contextlib.suppress(Exception):
-        learner.rows(small_network.batch())
-    handle.remove()
+def _fail_in_the_head(*_: object) -> None:
+    raise RuntimeError("deliberate error in the head")
 
 
 @check("homogenizers")
@@ -189,32 +183,11 @@ def rows_are_derivatives(subject: HomogenizerSubject) -> None:
     """
     if not subject.acts_before_rows:
         raise NotApplicable("it overrides neither `attach` nor `transform`")
-    exact = [name for name in subject.learners.names if subject.learners.exact(name)]
+    exact = [learner for learner in subject.installed_learners if "exact_rows" in learner.claims]
     if not exact:
         raise NotApplicable("no installed learner claims the trait `exact_rows`")
-    for name in exact[: full_or_fast(len(exact), 1)]:
-        batch, pipe = small_network.batch(seed=5, tasks=1), subject.pipeline()
+    for learner in exact[: full_or_fast(len(exact), 1)]:
+        pipe = subject.pipeline()
         subject.outputs(pipe, 3)  # a rotation starts as the identity
-        learner = subject.learners.make(name, pipe)
-        with learner.mode(training=True), pipe.attached(learner.encoder):
-            _require_exact(learner, name, batch[0])
-
-
-def _require_exact(learner: Learner, name: str, single_task: Any) -> None:
-    key, generator = TaskKey(0, "domain 0"), torch.Generator().manual_seed(2)
-    gradients = learner.task_row(single_task, key).gradients
-    for parameter, value in learner.named_parameters().items():
-        along = torch.randn(value.shape, generator=generator, dtype=value.dtype)
-        start, ends = value.detach().clone(), []
-        for sign in (1, -1):
-            value.data.copy_(start + sign * STEP * along)
-            ends.append(float(learner.task_row(single_task, key).loss))
-        value.data.copy_(start)
-        expected = (ends[0] - ends[1]) / (2 * STEP)
-        gradient = gradients[parameter]
-        found = 0.0 if gradient is None else float((gradient * along).sum())
-        if abs(found - expected) > RTOL * abs(expected) + ATOL:
-            raise CheckFailure(
-                f"the row of `{parameter}` with {name} is not the derivative of the loss: along a random direction it "
-                f"is {found:.8g}; finite differences give {expected:.8g}"
-            )
+        batch = small_network.batch(seed=5, tasks=1)
+        require_exact_rows(learner.make_for(*network(), pipe), batch, f" with {learner.name}")

@@ -1,0 +1,73 @@
+"""Every check finds its faults, and correct plugins pass all checks."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from gradhomog.testing import CheckReport, check_domain, check_homogenizer, check_learner, checks
+from tests.testing.faults import FAULTS, GOOD, Fault
+
+pytestmark = pytest.mark.slow
+
+for path in sorted(Path(__file__).parent.glob("*/faulty_*.py")):
+    importlib.import_module(f"tests.testing.{path.parent.name}.{path.stem}")
+
+CHECK = {"homogenizers": check_homogenizer, "learners": check_learner, "domains": check_domain}
+WITHOUT_FAULT = {
+    "imports_cleanly": "tested in test_kits.py with installed distributions",
+    "devices": "needs another device",
+}
+
+
+def test_every_check_has_a_faulty_plugin():
+    """A check of several kinds is one function; it needs a faulty plugin of one of them."""
+    functions = {check.function: check.name for kind in GOOD for check in checks(kind)}
+    tested = {check.function for fault in FAULTS for check in checks(fault.kind) if check.name == fault.check}
+    assert {name for function, name in functions.items() if function not in tested} == set(WITHOUT_FAULT)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_the_check_finds_the_fault(fault: Fault):
+    report = CHECK[fault.kind](fault.spec, only=fault.check)
+    result = report[fault.check]
+    assert result.outcome == "failed", result
+    assert re.search(fault.message, result.message), result.message
+    assert not report.passed
+    if fault.example_is_valid is not None:
+        assert fault.example_is_valid(**result.example), result.example
+
+
+GOOD_PLUGINS = [(kind, factory) for kind in GOOD for factory in GOOD[kind]]
+OF_IMAGES_AND_VARIANTS = {
+    "image_size", "splits_share_no_input", "splits_share_no_class", "listed_variants_work", "unknown_variant_rejected",
+}  # fmt: skip
+
+
+@functools.cache
+def report_of(kind: str, factory: type) -> CheckReport:
+    return CHECK[kind](GOOD[kind][factory], fast=kind == "homogenizers")
+
+
+@pytest.mark.parametrize(("kind", "factory"), GOOD_PLUGINS)
+def test_correct_plugins_pass_all_checks(kind: str, factory: type):
+    found = {result.check: result for result in report_of(kind, factory)}
+    allowed = {"passed", "held", "not held", "not applicable", "reported"}
+    assert {result.outcome for result in found.values()} <= allowed, found
+    if kind != "homogenizers":
+        not_applicable = OF_IMAGES_AND_VARIANTS if factory.__name__ == "Ramps" else set()
+        skipped = {name for name, result in found.items() if result.outcome == "not applicable"}
+        assert skipped == {"imports_cleanly", *not_applicable}
+
+
+@pytest.mark.parametrize("name", sorted({check.name for kind in GOOD for check in checks(kind)} - set(WITHOUT_FAULT)))
+def test_every_check_passes_for_a_correct_plugin(name: str):
+    outcomes = {
+        result.outcome for plugin in GOOD_PLUGINS for result in report_of(*plugin) if result.check == name
+    }  # fmt: skip
+    # No correct homogenizer claims "momentum" and "per_tensor".
+    assert outcomes & {"passed", "reported", "held"} or name in ("momentum", "per_tensor"), outcomes
