@@ -21,7 +21,8 @@ SCALE = inspect.Parameter("scale", inspect.Parameter.KEYWORD_ONLY, default="mean
 """The option that gradhomog adds to a method whose paper uses another scale than the mean of the rows."""
 
 
-def option_parameters(spec: Spec) -> dict[str, inspect.Parameter]:
+@functools.lru_cache(maxsize=256)  # a plugin is made hundreds of times by its tests
+def option_parameters(spec: Spec) -> Mapping[str, inspect.Parameter]:
     """Return the options of a plugin, in order: its factory's parameters except those that gradhomog supplies.
 
     Their annotations are types, or `Parameter.empty` if they cannot be resolved. The option `scale` is added if the

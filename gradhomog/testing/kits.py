@@ -22,8 +22,7 @@ MODULES: dict[Kind, tuple[str, ...]] = {
         "homogenizers.derivatives", "homogenizers.state", "training_state", "cost",
     ),
     "learners": (
-        "declarations", "learners.rows", "learners.steps", "learners.evaluation", "learners.networks",
-        "training_state", "cost",
+        "declarations", "learners.rows", "learners.steps", "learners.evaluation", "training_state", "cost",
     ),
     "domains": ("declarations", "domains.tasks", "domains.splits"),
 }  # fmt: skip

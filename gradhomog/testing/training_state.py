@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,12 +15,15 @@ from gradhomog.testing.snapshots import seeded_global_generators
 from gradhomog.testing.subjects import STEPS
 
 
-def _require_continued(subject: Any, duplicate: Callable[[Any], Any], how: str) -> None:
-    first = subject.begin()
-    subject.train(first)
-    second = duplicate(first)
-    expected, found = (subject.train(run, start=STEPS) for run in (first, second))
-    require_all_equal(found, expected, f"{{}} after it was {how} during training")
+def _trained(subject: Any) -> Any:
+    run = subject.begin()
+    subject.train(run)
+    return run
+
+
+def _require_continued(subject: Any, run: Any, how: str) -> None:
+    """Raise unless a run continues like one that was never interrupted."""
+    require_all_equal(subject.train(run, start=STEPS), subject.uninterrupted, f"{{}} after {how}")
 
 
 @check("homogenizers", "learners")
@@ -42,35 +44,28 @@ def resumes_from_state_dict(subject: Any) -> None:
     optimizer's state is saved with it.
     """
 
-    def save_and_load(run: Any) -> Any:
-        file = io.BytesIO()
-        torch.save(subject.save(run), file)
-        file.seek(0)
-        fresh = subject.begin(seed=1)
-        try:
-            subject.load(fresh, torch.load(file, weights_only=True))
-        except pickle.UnpicklingError as cause:
-            raise CheckFailure(
-                f"its state holds other objects than tensors, numbers, strings, lists and dicts: {cause}"
-            ) from cause
-        return fresh
-
-    _require_continued(subject, save_and_load, "saved and loaded")
+    file = io.BytesIO()
+    torch.save(subject.save(_trained(subject)), file)
+    file.seek(0)
+    fresh = subject.begin(seed=1)
+    try:
+        subject.load(fresh, torch.load(file, weights_only=True))
+    except pickle.UnpicklingError as cause:
+        raise CheckFailure(
+            f"its state holds other objects than tensors, numbers, strings, lists and dicts: {cause}"
+        ) from cause
+    _require_continued(subject, fresh, "it was saved and loaded during training")
 
 
 @check("homogenizers", "learners")
 def resumes_from_pickle(subject: Any) -> None:
     """An instance that is pickled during training, as for a worker process, continues exactly."""
-    _require_continued(subject, lambda run: pickle.loads(pickle.dumps(run)), "pickled")
+    _require_continued(subject, pickle.loads(pickle.dumps(_trained(subject))), "it was pickled during training")
 
 
 @check("homogenizers", "learners")
 def resumes_from_copy(subject: Any) -> None:
     """A `copy.deepcopy` taken during training continues exactly and shares no state with the original."""
-    _require_continued(subject, copy.deepcopy, "copied")
-    original, alone = subject.begin(), subject.begin()
-    for run in (original, alone):
-        subject.train(run)
-    subject.train(copy.deepcopy(original), start=100)
-    found, expected = subject.train(original, start=STEPS), subject.train(alone, start=STEPS)
-    require_all_equal(found, expected, "{} after a copy was trained: the copy and the original share state")
+    original = _trained(subject)
+    _require_continued(subject, copy.deepcopy(original), "it was copied during training")
+    _require_continued(subject, original, "a copy was trained: the copy and the original share state")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,14 +23,12 @@ class Fault:
         check: name of the check that must fail.
         spec: spec of the faulty plugin.
         message: regular expression that the message of the failure must match.
-        example_is_valid: called with the example of the failure; True if it is small and a counterexample.
     """
 
     kind: Kind
     check: str
     spec: Any
     message: str
-    example_is_valid: Callable[..., bool] | None = None
 
     def __str__(self) -> str:
         return f"{self.check}-{self.spec.factory.__name__}"
@@ -40,9 +37,7 @@ class Fault:
 FAULTS: list[Fault] = []
 
 
-def fails(
-    check: str, message: str, example_is_valid: Callable[..., bool] | None = None, claims: str = "", **spec: Any
-) -> Any:
+def fails(check: str, message: str, claims: str = "", **spec: Any) -> Any:
     """Register the decorated subclass of a good plugin as faulty, with the same claims and needs.
 
     `claims` are additional traits; `spec` replaces fields of its spec.
@@ -55,7 +50,7 @@ def fails(
         if claims:
             spec["traits"] = {*base.traits, *claims.split()}
         faulty = dataclasses.replace(base, **{"factory": factory, **spec})
-        FAULTS.append(Fault(kind, check, faulty, message, example_is_valid))
+        FAULTS.append(Fault(kind, check, faulty, message))
         return factory
 
     return register

@@ -84,13 +84,6 @@ def test_several_inputs_are_reported_by_name_as_json_values():
     assert failure.example == {"jacobian": [[0.0], [0.0]], "dtype": "torch.float32"}
 
 
-def test_the_example_of_the_failure_replaces_an_input_of_the_same_name():
-    def property_of(number):
-        raise CheckFailure("no", number="every number fails")
-
-    assert failure_of(property_of, number=NUMBERS).example == {"number": "every number fails"}
-
-
 @pytest.mark.parametrize(
     ("error", "message"),
     [

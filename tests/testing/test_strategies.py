@@ -114,12 +114,6 @@ def test_every_two_rows_have_the_requested_conflict(data, tasks, step):
         assert torch.linalg.matrix_rank(jacobian / jacobian.norm(dim=1, keepdim=True), rtol=1e-6) == tasks
 
 
-@given(jacobians(tasks=2, params=(2, 6), conflict=0.25, duplicate=False))
-def test_only_zero_and_opposite_rows_may_violate_the_requested_conflict(jacobian):
-    if not has_zero(jacobian) and not has_opposite(jacobian):
-        assert cosines(jacobian).allclose(torch.tensor([-0.25], dtype=torch.float64))
-
-
 @pytest.mark.parametrize(
     "arguments", [{"conflict": 0.6, "params": 6}, {"conflict": -1.1, "params": 6}, {"conflict": 0.5, "params": 2}]
 )
@@ -180,20 +174,6 @@ def test_a_gramian_is_symmetric_and_positive_semidefinite(gramian):
     assert gramian.allclose(gramian.T, rtol=1e-12, atol=0)
     values = torch.linalg.eigvalsh(gramian)
     assert values[0] >= -1e-12 * values[-1]
-
-
-@given(gramians(tasks=3, params=(3, 5), conflict=0.25, spread=2, **ORDINARY))
-def test_a_gramian_has_the_requested_cosines_and_spread(gramian):
-    norms = gramian.diagonal().sqrt()
-    expected = 1.25 * torch.eye(3, dtype=torch.float64) - 0.25
-    assert (gramian / norms / norms[:, None]).allclose(expected, atol=1e-9)
-    assert orders_of_magnitude(norms) <= 2 + 1e-9
-
-
-@given(gramians(tasks=4, params=6, rank=2, spread=1))
-def test_a_gramian_has_at_most_the_requested_rank(gramian):
-    values = torch.linalg.eigvalsh(gramian)
-    assert values[:2].abs().max() <= 1e-12 * values[-1]
 
 
 @pytest.mark.slow
@@ -263,9 +243,3 @@ def test_a_duplicate_task_equals_the_first_in_all_parts():
         torch.equal(part[0], part[1]) for part in (batch.support_x, batch.support_y, batch.query_x, batch.query_y)
     )
     assert batch.domains == ("domain 0", "domain 1")
-
-
-def test_the_simplest_batch_has_the_fewest_tasks_and_full_scale():
-    batch = simplest(task_batches((1, 4), spread=3, zero=True), lambda _: True)
-    assert batch.domains == ("domain 0",)
-    assert 0.3 < float(batch.support_x.std()) < 3

@@ -48,8 +48,8 @@ def differentiable(subject: HomogenizerSubject) -> None:
             if not derivatives_close(found, expected, scale=1.0):
                 cause = _likely_cause(subject, inputs, name, found, expected, earlier)
                 raise CheckFailure(
-                    f"the derivative of the direction w.r.t. the {name} is wrong {_where(tasks, earlier)}: along a random "
-                    f"direction it is {found:.6g}; finite differences give {expected:.6g}. Likely cause: {cause}"
+                    f"the derivative of the direction w.r.t. the {name} is wrong {_where(tasks, earlier)}: along a "
+                    f"random direction it is {found:.6g}; finite differences give {expected:.6g}. Likely cause: {cause}"
                 )
         _require_second_order(value, inputs, along, tasks, earlier)
         _require_finite_derivatives_at_zero(value, inputs)
@@ -155,10 +155,10 @@ def _require_second_order(
         found, expected = _derivatives(directional_derivative, inputs, {name: along[name].flip(0)})
         if not derivatives_close(found, expected, scale=1.0):
             raise CheckFailure(
-                f"the second derivative w.r.t. the {name} is wrong {_where(tasks, earlier)}: along random directions it "
-                f"is {found:.6g}; finite differences of the first derivative, which is correct, give {expected:.6g}. "
-                "Likely cause: a custom backward, or torch.autograd.grad without create_graph=True, detaches the first "
-                "derivative"
+                f"the second derivative w.r.t. the {name} is wrong {_where(tasks, earlier)}: along random directions "
+                f"it is {found:.6g}; finite differences of the first derivative, which is correct, give "
+                f"{expected:.6g}. Likely cause: a custom backward, or torch.autograd.grad without create_graph=True, "
+                "detaches the first derivative"
             )
 
 

@@ -125,8 +125,8 @@ def no_stage_writes_to_self(subject: HomogenizerSubject) -> None:
     _run_all_stages(subject, wrap_stages(subject.pipeline(), compare))
     if changes:
         raise CheckFailure(
-            f"{', '.join(changes)}: return new state from `update` under names listed in `state_names`; pass values from "
-            "`mix` or `rows` to `update` by `StageResult(value, aux=...)`"
+            f"{', '.join(changes)}: return new state from `update` under names listed in `state_names`; pass values "
+            "from `mix` or `rows` to `update` by `StageResult(value, aux=...)`"
         )
 
 

@@ -1,7 +1,4 @@
-"""Homogenizers with faulty directions: NaN for degenerate rows, wrong dtype or scale, false claims of invariance.
-
-The functions `example_is_valid` apply the formula of the fault to the matrix of the example.
-"""
+"""Homogenizers with faulty directions: NaN for degenerate rows, wrong dtype or scale, false claims of invariance."""
 
 from __future__ import annotations
 
@@ -11,15 +8,7 @@ from tests.testing.faults import fails
 from tests.testing.homogenizers.good import Balance, Clip, LossRatio, Rotate, Veto
 
 
-def some_row_is_zero(jacobian, **_):
-    return (
-        len(jacobian) <= 2
-        and any(not any(row) for row in jacobian)
-        and all(abs(x) <= 1 for row in jacobian for x in row)
-    )
-
-
-@fails("finite_for_finite_rows", "returned NaN or infinity from `mix`", some_row_is_zero)
+@fails("finite_for_finite_rows", "returned NaN or infinity from `mix`")
 class DividesByNorm(Balance):
     """Weights inversely proportional to the norms, which may be zero."""
 
@@ -28,10 +17,7 @@ class DividesByNorm(Balance):
         return len(norms) * inverse / inverse.sum()
 
 
-@fails(
-    "finite_for_finite_rows", "must return from `rows` ",
-    lambda jacobian, dtype: jacobian == [[0.0]] and dtype == "torch.float32",
-)  # fmt: skip
+@fails("finite_for_finite_rows", "must return from `rows` ")
 class ReturnsFloat64(Clip):
     """Computes in float64 and does not convert the result back."""
 
@@ -64,13 +50,7 @@ class ClipsAllTensorsTogether(Clip):
     """Norms over all tensors, although it claims to act on each tensor separately."""
 
 
-def sum_of_two_ones(jacobian, tasks, found, expected, **_):
-    return jacobian == [[1.0]] and tasks == 2 and found == [2 * expected[0]]
-
-
-@fails(
-    "identical_rows", "2 identical rows: off by 1 .* Likely cause: the weights sum to 4 instead of 2", sum_of_two_ones
-)
+@fails("identical_rows", "2 identical rows: off by 1 .* Likely cause: the weights sum to 4 instead of 2")
 class Sums(Balance):
     """Returns the sum of the rows instead of the mean."""
 
@@ -121,42 +101,7 @@ class SumsDicts(Clip):
         return clipped if clipped.names == ("",) else clipped.map(lambda block: len(block) * block)
 
 
-def small_example(jacobian):
-    """Return the rows of an example; raise unless they are few, small and whole numbers."""
-    rows = torch.tensor(jacobian, dtype=torch.float64)
-    assert rows.numel() <= 30
-    assert float(rows.abs().max()) <= 8
-    assert torch.equal(rows, rows.round())
-    return rows
-
-
-def differ(one, two):
-    return not torch.allclose(one, two, atol=1e-6)
-
-
-def order_matters(direction):
-    """Return a function that is True if `direction(rows, order)` depends on the drawn order."""
-
-    def example_is_valid(jacobian, permutation, **_):
-        rows = small_example(jacobian)
-        original = list(range(len(rows)))
-        drawn = [slot for slot in permutation if slot in original]
-        return differ(direction(rows, original), direction(rows, drawn))
-
-    return example_is_valid
-
-
-def weighted_by_slot(rows, order):
-    norms = rows.norm(dim=1)
-    weights = norms + norms[order]  # the first step has the original order
-    return weights @ rows[order] / weights.sum()
-
-
-def weighted_by_position(rows, order):
-    return torch.linspace(0.5, 1.5, len(rows), dtype=rows.dtype) @ rows[order]
-
-
-@fails("permutation_equivariant", r"rows in the order \[.*\]: off by", order_matters(weighted_by_slot))
+@fails("permutation_equivariant", r"rows in the order \[.*\]: off by")
 class StateBySlot(Balance):
     """Keeps state by slot, which another task may have in the next step."""
 
@@ -169,7 +114,7 @@ class StateBySlot(Balance):
         return {"average": dict(enumerate(self.norms(step).tolist()))}
 
 
-@fails("permutation_equivariant", r"rows in the order \[.*\]: off by", order_matters(weighted_by_position))
+@fails("permutation_equivariant", r"rows in the order \[.*\]: off by")
 class SortsLosses(LossRatio):
     """Combines sorted losses with unsorted rows."""
 
@@ -178,17 +123,7 @@ class SortsLosses(LossRatio):
         return step.tasks * weights / weights.sum()
 
 
-def epsilon_counts(epsilon):
-    """Return a function that is True if an absolute epsilon is more than 1e-5 of the norms at the smaller scale."""
-
-    def example_is_valid(jacobian, exponent, **_):
-        norms = small_example(jacobian).norm(dim=1) * 2.0 ** min(exponent, 0)
-        return epsilon > 1e-5 * float(norms.max())
-
-    return example_is_valid
-
-
-@fails("scale_equivariant", r"rows times 2\^-\d+: off by .* Likely cause: an absolute epsilon", epsilon_counts(1e-15))
+@fails("scale_equivariant", r"rows times 2\^-\d+: off by .* Likely cause: an absolute epsilon")
 class TinyEpsilon(Balance):
     """Adds 1e-30 to the squared norms; rows of norm 1e-18 have squares of 1e-36."""
 
@@ -196,12 +131,7 @@ class TinyEpsilon(Balance):
         return super().weights((norms.square() + 1e-30).sqrt())
 
 
-def fourth_powers_are_lost(jacobian, exponent, **_):
-    fourth = (small_example(jacobian).float() * 2.0**exponent).norm() ** 4
-    return not 1e-37 < float(fourth) < 1e38
-
-
-@fails("scale_equivariant", r"rows times 2\^-?\d+: off by", fourth_powers_are_lost)
+@fails("scale_equivariant", r"rows times 2\^-?\d+: off by")
 class AlgebraInFloat32(Clip):
     """The Frobenius norm of a Gramian in float32, which contains fourth powers of the rows."""
 
@@ -228,17 +158,7 @@ class ClipsLosses(LossRatio):
         return super().weights(losses.clamp(max=10), average.clamp(max=10))
 
 
-def vote(rows):
-    majority_sign = rows.sign().sum(dim=0).sign()
-    return torch.where(rows.sign() * majority_sign < 0, 0, rows).mean(dim=0)
-
-
-def vote_is_not_equivariant(jacobian, rotation, **_):
-    rows, matrix = small_example(jacobian), torch.tensor(rotation, dtype=torch.float64)
-    return differ(vote(rows @ matrix), vote(rows) @ matrix)
-
-
-@fails("rotation_equivariant", "rotated rows: off by", vote_is_not_equivariant)
+@fails("rotation_equivariant", "rotated rows: off by")
 class VotesBySign(Clip):
     """A majority vote of signs per coordinate, which is not rotation-equivariant."""
 
@@ -247,22 +167,7 @@ class VotesBySign(Clip):
         return torch.where(block.sign() * majority_sign < 0, 0, block)
 
 
-def projected_once(rows):
-    projected = [row - sum(min(float(row @ r), 0) / float(r @ r) * r for r in rows if r.any()) for row in rows]
-    return torch.stack(projected).mean(dim=0)
-
-
-def conflicts(direction):
-    """Return a function that is True if the direction has a negative inner product with a row, as in the example."""
-
-    def example_is_valid(jacobian, inner_products, **_):
-        rows = small_example(jacobian)
-        return float((rows @ direction(rows)).min()) < 0 and min(inner_products) < 0
-
-    return example_is_valid
-
-
-@fails("non_conflicting", "the direction conflicts with a row", conflicts(projected_once))
+@fails("non_conflicting", "the direction conflicts with a row")
 class ProjectsOnce(Veto):
     """Projects each row once off all rows that it conflicts with, which causes new conflicts of three rows."""
 

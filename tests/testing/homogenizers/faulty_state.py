@@ -62,7 +62,7 @@ class PicklesOptionsOnly(LossRatio):
         return {"size": self.size, "losses": {}}
 
 
-@fails("resumes_from_copy", "after it was copied during training: not exactly equal")
+@fails("resumes_from_copy", "after a copy was trained: the copy and the original share state: not exactly equal")
 class CopiesShallowly(LossRatio):
     """A copy that shares its state with the original."""
 

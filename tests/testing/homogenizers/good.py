@@ -162,28 +162,6 @@ class LossRatio(Homogenizer):
         return {"largest loss": float(step.losses.max())}
 
 
-class AllStages(Balance, Rotate, Drop):
-    """Weights, rotated features and dropout in one homogenizer, which overrides four stages.
-
-    Args:
-        rate: in (0, 1], weight of the newest norm in the average, which is kept by domain.
-        seed: seed of the masks.
-    """
-
-    state_names = (*Balance.state_names, *Rotate.state_names, *Drop.state_names)
-
-    def __init__(self, rate: Annotated[float, Interval(gt=0, le=1)] = 0.5, seed: int = 0):
-        Balance.__init__(self, rate)
-        Rotate.__init__(self)
-        Drop.__init__(self, seed)
-
-    def update(self, step):
-        return {**Balance.update(self, step), **Rotate.update(self, step), **Drop.update(self, step)}
-
-    def measured(self, step):
-        return {"share": self.share, "angles": list(self.angles.values())}
-
-
 def make_spec(factory, traits="", needs="", reference="new"):
     """Return the spec of a homogenizer for tests."""
     return HomogenizerSpec(factory, "for tests", reference, set(traits.split()), set(needs.split()))
@@ -200,8 +178,5 @@ GOOD = {
         LossRatio, "differentiable stateful permutation_equivariant scale_equivariant loss_scale_invariant", "losses"
     ),
     Veto: make_spec(Veto, f"differentiable non_conflicting {EQUIVARIANT}", "gramian"),
-    AllStages: make_spec(
-        AllStages, f"differentiable stateful stochastic orthogonal {EQUIVARIANT}", "norms gramian features"
-    ),
 }
 """Specs with all traits that each homogenizer can claim."""

@@ -65,7 +65,8 @@ class TransformsWithoutTaskDimension(OneStep):
     """Features of one task, without the dimension of the tasks."""
 
     def transform(self, features, key):
-        return [tap[None] for tap in self.homogenizers.transform(features, [key])]
+        self.homogenizers.transform(features, [key])
+        return [features[None]]
 
 
 class ForwardOnly(nn.Module):

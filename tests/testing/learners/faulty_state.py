@@ -68,7 +68,7 @@ class UnsavedRate(OneStep):
         return report
 
 
-@fails("resumes_from_copy", "during training: not exactly equal")
+@fails("resumes_from_copy", "after a copy was trained: the copy and the original share state: not exactly equal")
 class SharesNetwork(OneStep):
     """A copy that shares its parameters with the original."""
 

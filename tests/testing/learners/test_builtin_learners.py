@@ -14,32 +14,17 @@ from gradhomog import available
 from gradhomog.testing import parametrize_with_checks
 
 DIFFERENT = [
-    "maml",
-    "reptile",
-    "imaml",
-    "protonet",
-    "metaoptnet",
-    "baseline(test_epochs=5)",
-    "skd(generation0_steps=5)",
-]
+    "maml", "reptile", "imaml", "protonet", "metaoptnet", "baseline(test_epochs=5)", "skd(generation0_steps=5)",
+]  # fmt: skip
 DERIVED = [
-    "mamlpp",
-    "meta_sgd",
-    "relationnet",
-    "relationnet_ata(hidden=9, ascent_steps=2, probability=1.0)",
-    'maml(inner="adam", inner_steps=2, norm="support")',
-    "fomaml",
+    "mamlpp", "meta_sgd", "relationnet", "relationnet_ata(hidden=9, ascent_steps=2, probability=1.0)",
+    'maml(inner="adam", inner_steps=2, norm="support")', "fomaml",
     'fomaml(inner="momentum", inner_steps=2, test_steps=4, norm="frozen", adapt="head.*")',
-    "anil",
-    "boil",
-    "cavia(context=3, inner_steps=2)",
-    "alfa(inner_steps=2)",
-    'relationnet(norm="support", objective="softmax")',
-    'baseline_pp(test_epochs=5, norm="support")',
-    "mtl(inner_steps=3, test_steps=5)",
-    'mtl(pretrain_steps=6, inner_steps=3, test_steps=5, norm="support")',
+    "anil", "boil", "cavia(context=3, inner_steps=2)", "alfa(inner_steps=2)",
+    'relationnet(norm="support", objective="softmax")', 'baseline_pp(test_epochs=5, norm="support")',
+    "mtl(inner_steps=3, test_steps=5)", 'mtl(pretrain_steps=6, inner_steps=3, test_steps=5, norm="support")',
     'skd(generation0_steps=0, norm="support")',
-]
+]  # fmt: skip
 DEVELOPMENT = bool(os.environ["DEVELOPMENT_LOOP"])
 
 
