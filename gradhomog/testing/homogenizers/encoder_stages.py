@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -183,11 +184,15 @@ def rows_are_derivatives(subject: HomogenizerSubject) -> None:
     """
     if not subject.acts_before_rows:
         raise NotApplicable("it overrides neither `attach` nor `transform`")
-    exact = [learner for learner in subject.installed_learners if "exact_rows" in learner.claims]
+    exact = [plugin for plugin in subject.installed_learners if "exact_rows" in plugin.claims]
     if not exact:
         raise NotApplicable("no installed learner claims the trait `exact_rows`")
-    for learner in exact[: full_or_fast(len(exact), 1)]:
+    key, query = TaskKey(0, "domain 0"), small_network.batch(seed=5, tasks=1)[0]
+    for plugin in exact[: full_or_fast(len(exact), 1)]:
         pipe = subject.pipeline()
         subject.outputs(pipe, 3)  # a rotation starts as the identity
-        batch = small_network.batch(seed=5, tasks=1)
-        require_exact_rows(learner.make_for(*network(), pipe), batch, f" with {learner.name}")
+        learner = plugin.make_for(*network(), pipe)
+        with learner.mode(training=True), pipe.attached(learner.encoder):
+            compute = partial(learner.task_row, query, key)
+            rows = {name: None if row is None else row[None] for name, row in compute().gradients.items()}
+            require_exact_rows(learner, rows, lambda: compute().loss[None], f" with {plugin.name}", "loss")  # noqa: B023
