@@ -74,39 +74,7 @@ def test_coordinates_without_gradient_do_not_change_the_length(rescale):
     torch.testing.assert_close(combine(rows, tau=0, rescale=rescale), rows[0])
 
 
-@pytest.mark.parametrize("rescale", [False, True])
-def test_opposite_rows_give_zero(rescale):
-    row = normal(50)
-    assert combine({"a": torch.stack([row, -2 * row])}, rescale=rescale)["a"].tolist() == [0.0] * 50
-
-
-@given(jacobians())
-def test_full_agreement_conflicts_with_no_row(rows):
-    assert bool((rows @ combine(rows) >= 0).all())
-
-
-@pytest.mark.parametrize("rescale", [False, True])
-def test_derivatives_are_those_of_a_fixed_mask(rescale):
-    rows = normal(3, 8).requires_grad_()
-    pipe = gradhomog.pipeline([("and_mask", {"tau": 0.3, "rescale": rescale})])
-    assert torch.autograd.gradcheck(lambda rows: pipe.combine(rows, create_graph=True), rows)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_rows_are_averaged_in_float32(dtype):
-    rows = normal(7, 300).abs().to(dtype)
-    found = combine(rows)
-    assert found.dtype == dtype
-    torch.testing.assert_close(found, rows.double().mean(0).to(dtype), rtol=1e-2, atol=0)
-
-
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_mean_of_rows_near_the_end_of_float32_is_finite(sign):
     rows = torch.tensor([[3e38, 2e38], [3e38, 2e38]]) * sign
     torch.testing.assert_close(combine(rows), rows[0])
-
-
-@pytest.mark.parametrize("options", [{"tau": 1.1}, {"tau": -0.1}, {"rescale": "layer"}])
-def test_options_out_of_range_raise(options):
-    with pytest.raises(gradhomog.OptionError, match=f"`{next(iter(options))}` must be"):
-        combine(torch.ones(2, 2), **options)

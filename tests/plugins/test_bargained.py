@@ -1,37 +1,47 @@
-"""Weights of Nash-MTL and FairGrad: derivatives, vmap and compilation; length of the step in both scales."""
+"""Nash-MTL and FairGrad: float32 rows, and the length of the step in both scales."""
 
 import pytest
 import torch
 
 import gradhomog
-from gradhomog_plugins._bargaining import projection_weights
-from tests.plugins.from_losses import assert_pure
 
-WEIGHTS = torch.tensor([0.5, 0.2, 0.9, 0.4], dtype=torch.float64)
+METHODS = ["nash_mtl", "fairgrad", "fairgrad(alpha=0.5)"]
 
 
-def test_the_step_and_its_length_are_one_function_of_gramian_and_weights():
-    rows = torch.randn(4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-    def flat(gramian, weights):
-        step, (ratio, length) = projection_weights(gramian, weights)
-        return torch.cat([step, ratio[None], length[None]])
-
-    assert_pure(flat, rows @ rows.T, WEIGHTS)
+def normal(tasks, params, seed=0):
+    return torch.randn(tasks, params, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_the_step_is_the_projection_of_the_mean_and_its_length_that_of_the_papers():
-    rows = torch.randn(4, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    step, (ratio, length) = projection_weights(rows @ rows.T, WEIGHTS)
-    paper = WEIGHTS @ rows
-    unit = paper / paper.norm()
-    torch.testing.assert_close(step @ rows / 4, (rows.mean(0) @ unit) * unit)
-    torch.testing.assert_close(length, paper.norm())
-    torch.testing.assert_close(step / ratio, WEIGHTS)
+def in_papers_scale(method, more=""):
+    options = method.partition("(")[2].removesuffix(")")
+    return f"{method.partition('(')[0]}({options}{', ' if options else ''}scale='paper'{more})"
 
 
-@pytest.mark.parametrize("method", ["nash_mtl", "fairgrad(alpha=0.5)"])
+@pytest.mark.parametrize("method", METHODS)
 def test_float32_rows_get_the_direction_of_the_same_rows_in_float64(method):
-    rows = torch.randn(6, 300, generator=torch.Generator().manual_seed(2))
+    rows = normal(6, 300, seed=2).float()
     expected = gradhomog.pipeline(method).combine(rows.double())
     torch.testing.assert_close(gradhomog.pipeline(method).combine(rows), expected.float(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_scale_mean_projects_the_mean_on_the_direction_of_the_paper(method):
+    rows = normal(4, 12, seed=1) * torch.tensor([[1.0], [5.0], [0.1], [2.0]])
+    paper = gradhomog.pipeline(in_papers_scale(method)).combine(rows)
+    unit = paper / paper.norm()
+    torch.testing.assert_close(gradhomog.pipeline(method).combine(rows), (rows.mean(0) @ unit) * unit)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_papers_step_is_clipped_to_max_norm_where_it_is_longer(method):
+    rows = normal(4, 12)
+    paper = gradhomog.pipeline(in_papers_scale(method)).combine(rows)
+    for factor, expected in ((0.5, 0.5 * paper), (1.5, paper)):
+        more = f", max_norm={factor * float(paper.norm())}"
+        torch.testing.assert_close(gradhomog.pipeline(in_papers_scale(method, more)).combine(rows), expected)
+
+
+@pytest.mark.parametrize("method", [*METHODS, *map(in_papers_scale, METHODS)])
+def test_opposite_rows_have_nothing_to_agree_on(method):
+    rows = torch.tensor([[1.0, 2.0], [-3.0, -6.0], [0.0, 1.0]])
+    assert not gradhomog.pipeline(method).combine(rows).any()

@@ -7,9 +7,7 @@ import torch
 import torchjd.scalarization
 
 import gradhomog
-from gradhomog import OptionError
-from gradhomog_plugins import cosmos, pbi
-from tests.plugins.from_losses import assert_pure, gradient_of, quadratics, rows_and_losses, weights
+from tests.plugins.from_losses import gradient_of, quadratics, rows_and_losses, weights
 
 PREFERENCE = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
 IDEAL = torch.tensor([0.1, 0.2, 0.0, 0.3], dtype=torch.float64)
@@ -99,14 +97,6 @@ def test_descent_along_pbi_ends_at_the_ratio_of_the_preference(ideal):
     assert float(gaps[1] / gaps[0]) == pytest.approx(3, rel=0.05)
 
 
-@pytest.mark.parametrize("size", [1e-300, 1e-160, 1e300])
-def test_a_factor_of_the_losses_of_any_size_changes_no_weight_of_pbi(size):
-    losses = torch.tensor([0.9, 0.2, 0.5], dtype=torch.float64)
-    expected = weights("pbi(penalty=0.4, preferences=[1, 2, 1])", losses)
-    found = weights("pbi(penalty=0.4, preferences=[1, 2, 1])", losses * size)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-
-
 def test_for_large_losses_cosmos_is_the_weighted_sum_and_for_small_ones_the_cosine():
     preference = [1, 2, 1]
     torch.testing.assert_close(
@@ -122,31 +112,3 @@ def test_for_large_losses_cosmos_is_the_weighted_sum_and_for_small_ones_the_cosi
 def test_a_loss_of_zero_with_all_the_preference_leaves_the_preference():
     # The derivative of the other task is zero and that of this one negative.
     assert weights("cosmos(preferences=[1, 0])", [0.0, 1.0]).tolist() == [2, 0]
-
-
-@pytest.mark.parametrize(
-    ("text", "losses", "message"),
-    [
-        ("cosmos(penalty=-1)", [1.0], "`penalty` must be"),
-        ("pbi(penalty=-1)", [1.0], "`penalty` must be"),
-        ("cosmos(preferences=[-1, 2])", [1.0, 1.0], "`preferences` must be .*-1"),
-        ("pbi(preferences=[0, 0])", [1.0, 1.0], "pbi: `preferences` must not all be zero"),
-        ("cosmos(preferences=[1])", [1.0, 1.0], "cosmos: `preferences` must hold one number per task; got 1 for 2"),
-        ("pbi(ideal=[0, inf])", [1.0, 1.0], "`ideal` must be .*inf"),
-        ("cosmos", [1.0, -0.1], "cosmos: losses must not be negative; task 1 has -0.1"),
-        ("cosmos(scale='paper')", [1e-300, 2e-300], "cosmos: weights N .* must be at most.*task 1"),
-    ],
-)
-def test_options_out_of_range_raise(text, losses, message):
-    with pytest.raises(OptionError, match=message):
-        weights(text, losses)
-
-
-def test_the_derivatives_are_differentiable_and_compile():
-    losses, ray = torch.tensor([0.5, 2.0, 1.2], dtype=torch.float64), torch.tensor([0.6, 0.0, 0.8]).double()
-    assert_pure(lambda gaps, unit: pbi.derivatives(gaps, unit, 0.3), losses, ray)
-    assert_pure(
-        lambda direction, size: cosmos.scaled_derivatives(direction, size, PREFERENCE[:3], 0.3),
-        losses,
-        torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64),
-    )

@@ -1,29 +1,16 @@
 """CR-MOGM against TorchJD's, and the wrapped method's state, needs, derivatives and errors."""
 
-import functools
 import io
 
 import pytest
 import torch
-from torchjd.aggregation import AlignedMTLWeighting, CRMOGMWeighting, GramianWeightedAggregator
 
 import gradhomog
 from gradhomog import NotDifferentiableError, OptionError
-from gradhomog_plugins.cr_mogm import moving_average
-from tests.plugins.from_losses import assert_pure
 
 
 def random_rows(tasks, params, seed=0):
     return torch.randn(tasks, params, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-@pytest.mark.parametrize("alpha", [0.0, 0.7, 1.0])
-def test_the_averaged_weights_of_a_method_that_torchjd_has_exactly_are_torchjds(alpha):
-    pipe = gradhomog.pipeline(f"cr_mogm(method='aligned_mtl', alpha={alpha})")
-    theirs = GramianWeightedAggregator(CRMOGMWeighting(AlignedMTLWeighting(), alpha=alpha))
-    for seed in range(10):
-        rows = random_rows(3, 6, seed)
-        torch.testing.assert_close(pipe.combine(rows), theirs(rows), rtol=1e-9, atol=1e-11)
 
 
 def test_of_a_mixing_matrix_the_column_sums_are_averaged():
@@ -88,11 +75,6 @@ def test_a_method_that_does_not_act_by_mix_alone_raises(method, message):
         gradhomog.pipeline([("cr_mogm", {"method": method})])
 
 
-def test_an_average_outside_zero_and_one_raises():
-    with pytest.raises(OptionError, match="`alpha` must be"):
-        gradhomog.pipeline("cr_mogm(alpha=1.1)")
-
-
 def test_an_error_of_the_wrapped_method_names_it():
     with pytest.raises(OptionError, match=r"mgda\(normalize='loss'\): losses must be positive"):
         gradhomog.pipeline("cr_mogm(method=\"mgda(normalize='loss')\")").combine(torch.eye(2), losses=[0.0, 1.0])
@@ -116,12 +98,3 @@ def test_the_state_of_another_method_raises():
     saved = gradhomog.pipeline("cr_mogm(method='mgda')").state_dict()
     with pytest.raises(gradhomog.ConfigError, match="the state was saved with `method` 'mgda'"):
         gradhomog.pipeline("cr_mogm(method='cagrad')").load_state_dict(saved)
-
-
-def test_the_average_is_one_function_of_past_and_weights():
-    past = torch.tensor([0.2, 1.5, 0.9], dtype=torch.float64)
-    current = torch.tensor([1.0, 0.4, 2.0], dtype=torch.float64)
-    assert_pure(functools.partial(moving_average, alpha=0.7), past, current)
-    past = torch.tensor([0.2, torch.nan, 0.9], dtype=torch.float64)
-    assert_pure(lambda given: moving_average(past, given, 0.7), current)
-    torch.testing.assert_close(moving_average(past, current, 0.7), torch.tensor([0.44, 0.4, 1.23], dtype=torch.float64))

@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 import gradhomog
 from gradhomog import OptionError
 from gradhomog.testing import jacobians
-from gradhomog_plugins.db_mtl import update_averages
-from tests.plugins.from_losses import assert_pure
 
 
 def normal(*shape, seed=0, dtype=torch.float64):
@@ -69,13 +67,6 @@ def test_later_stages_receive_the_balanced_rows():
     torch.testing.assert_close(after, torch.tensor([100.0, 0.0], dtype=torch.float64))
 
 
-def test_the_size_of_the_losses_changes_nothing_but_their_ratios():
-    one, other = gradhomog.pipeline("db_mtl"), gradhomog.pipeline("db_mtl")
-    for rows, losses in history(4):
-        expected = one.combine(rows, losses=losses)
-        torch.testing.assert_close(other.combine(rows, losses=1e-12 * losses), expected, rtol=1e-9, atol=1e-12)
-
-
 def test_without_log_no_losses_are_needed_and_rows_are_averaged_as_they_are():
     pipe, ones = gradhomog.pipeline("db_mtl(log=false)"), gradhomog.pipeline("db_mtl")
     for rows, _ in history(3):
@@ -94,17 +85,6 @@ def test_a_task_with_a_loss_of_zero_or_no_gradient_is_ignored_until_it_has_a_gra
     torch.testing.assert_close(gradhomog.pipeline("db_mtl").combine(rows, losses=[1.0] * 3), rows.mean(0))
 
 
-def test_averages_by_domain_follow_the_domain_and_wait_for_it():
-    first, second = normal(2, 5, seed=1), normal(2, 5, seed=2)
-    pipe = gradhomog.pipeline("db_mtl")
-    pipe.combine(first, losses=[1.0, 1.0], domains=["a", "b"])
-    pipe.combine(normal(1, 5), losses=[1.0], domains=["c"])
-    found = pipe.combine(second.flip(0), losses=[1.0, 1.0], domains=["b", "a"])
-    alone = gradhomog.pipeline("db_mtl")
-    alone.combine(first, losses=[1.0, 1.0])
-    torch.testing.assert_close(found, alone.combine(second, losses=[1.0, 1.0]))
-
-
 def test_two_tasks_of_one_domain_move_its_average_once():
     rows = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
     pipe = gradhomog.pipeline("db_mtl(beta=0.5)")
@@ -114,17 +94,6 @@ def test_two_tasks_of_one_domain_move_its_average_once():
     torch.testing.assert_close(found, torch.tensor([0.125, 0.125], dtype=torch.float64) / (1 - 0.5**2))
 
 
-def test_two_tasks_of_one_domain_may_be_swapped_and_their_losses_with_them():
-    pipes = [gradhomog.pipeline("db_mtl") for _ in range(2)]
-    for seed in range(3):
-        rows, losses = normal(3, 5, seed=seed), normal(3, seed=50 + seed).abs() + 0.1
-        expected = pipes[0].combine(rows, losses=losses, domains=["a", "a", "b"])
-        found = pipes[1].combine(rows[[1, 0, 2]], losses=losses[[1, 0, 2]], domains=["a", "a", "b"])
-        torch.testing.assert_close(found, expected)
-    state = pipes[0].state_dict()["0:db_mtl"]
-    assert state["counts"] == {"a": 3, "b": 3}
-
-
 def test_the_average_of_a_domain_moves_by_the_mean_of_its_tasks_log_gradients():
     rows, losses = normal(2, 5), torch.tensor([0.5, 4.0]).double()
     pipe = gradhomog.pipeline("db_mtl(beta=0.5)")
@@ -132,61 +101,6 @@ def test_the_average_of_a_domain_moves_by_the_mean_of_its_tasks_log_gradients():
     state = pipe.state_dict()["0:db_mtl"]
     expected = 0.5 * (rows / losses[:, None]).mean(0)
     torch.testing.assert_close(state["units"]["a"] * state["averages"][""]["a"], expected)
-
-
-def test_rows_without_parameters_are_balanced():
-    pipe = gradhomog.pipeline("db_mtl")
-    for _ in range(2):
-        assert pipe.combine(torch.zeros(3, 0), losses=[1.0, 2.0, 3.0]).shape == (0,)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_failed_step_leaves_the_averages_unchanged(dtype):
-    pipe, fresh = gradhomog.pipeline("db_mtl"), gradhomog.pipeline("db_mtl")
-    for each in (pipe, fresh):
-        each.combine(normal(3, 4, dtype=dtype), losses=[1.0, 2.0, 3.0])
-    with pytest.raises(gradhomog.GradhomogError):
-        pipe.combine(torch.full((3, 4), torch.nan, dtype=dtype), losses=[1.0, 2.0, 3.0])
-    later = normal(3, 4, seed=5, dtype=dtype)
-    assert torch.equal(pipe.combine(later, losses=[1.0] * 3), fresh.combine(later, losses=[1.0] * 3))
-
-
-def test_rows_of_other_names_or_shapes_restart_the_state():
-    pipe, rows = gradhomog.pipeline("db_mtl"), normal(2, 6)
-    pipe.combine(normal(2, 4, seed=3), losses=[1.0, 1.0])
-    expected = gradhomog.pipeline("db_mtl").combine(rows, losses=[1.0, 1.0])
-    assert torch.equal(pipe.combine(rows, losses=[1.0, 1.0]), expected)
-
-
-def test_half_precision_rows_are_averaged_in_float32():
-    pipe = gradhomog.pipeline("db_mtl(beta=0.999, log=false)")
-    for _ in range(1000):
-        found = pipe.combine(torch.ones(2, 3, dtype=torch.bfloat16))
-    pipe.combine(torch.zeros(2, 3, dtype=torch.bfloat16))
-    assert found.dtype == torch.bfloat16
-    assert pipe.state_dict()["0:db_mtl"]["averages"][""]["0"].dtype == torch.float32
-    assert float(pipe.combine(torch.zeros(2, 3, dtype=torch.bfloat16))[0]) < 1
-
-
-@pytest.mark.parametrize(
-    ("options", "losses", "message"),
-    [
-        ("beta=1", [1.0, 1.0], "`beta` must be"),
-        ("sigma=-1", [1.0, 1.0], "`sigma` must be"),
-        ("", [1.0, -1.0], "losses must not be negative"),
-        ("", None, "requires the losses of the tasks"),
-    ],
-)
-def test_losses_without_a_logarithm_and_options_out_of_range_raise(options, losses, message):
-    with pytest.raises(OptionError, match=message):
-        gradhomog.pipeline(f"db_mtl({options})").combine(torch.eye(2), losses=losses)
-
-
-@pytest.mark.parametrize("factor", [1e-290, 1e290])
-def test_a_common_factor_of_all_losses_changes_nothing_however_large(factor):
-    rows, losses = normal(3, 4), torch.tensor([1.0, 0.5, 2.0]).double()
-    found, expected = (gradhomog.pipeline("db_mtl").combine(rows, by * losses) for by in (factor, 1.0))
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_rows_that_a_loss_near_zero_makes_too_long_raise_and_change_no_state():
@@ -213,20 +127,7 @@ def test_rows_that_cannot_have_equal_lengths_in_their_dtype_raise_with_both_task
         )
 
 
-def test_a_loss_without_an_inverse_raises_with_the_name():
-    with pytest.raises(OptionError, match=r"db_mtl: losses must be zero or at least 1e-300, .*; task 1 has 5e-324"):
-        gradhomog.pipeline("db_mtl").combine(torch.eye(2), losses=[1.0, 5e-324])
-    with pytest.raises(OptionError, match=r"db_mtl: losses must not be negative, .*; task 1 has -1\.0. Use log=False"):
-        gradhomog.pipeline("db_mtl").combine(torch.eye(2), losses=[1.0, -1.0])
-
-
 def test_half_precision_rows_may_be_longer_than_their_largest_number():
     rows = torch.full((2, 4096), 2000.0, dtype=torch.float16)  # 128 000 long, and 65 504 is the largest
     found = gradhomog.pipeline("db_mtl").combine(rows, losses=[1.0, 1.0])
     torch.testing.assert_close(found, rows[0], rtol=1e-2, atol=0)
-
-
-def test_the_averages_are_a_pure_differentiable_function():
-    numbers = [torch.tensor(values, dtype=torch.float64) for values in ([0.5, 2.0], [0.3, 0.9], [0.9, 0.2], [1.5, 0.7])]
-    for index in range(3):
-        assert_pure(lambda *given, index=index: update_averages(*given)[index], *numbers)

@@ -7,7 +7,6 @@ import torch
 import torchjd.scalarization
 
 import gradhomog
-from gradhomog import OptionError
 from tests.plugins.from_losses import gradient_of, weights
 
 ROWS = torch.eye(3, dtype=torch.float64)
@@ -57,15 +56,3 @@ def test_a_temperature_next_to_zero_gives_all_weight_to_the_slowest():
     weights(pipe, [1.0, 1.0])
     weights(pipe, [0.5, 0.9])
     assert weights(pipe, [0.5, 0.9]).tolist() == [0, 2]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("dwa(temperature=0)", "`temperature` must be"),
-        ("dwa(period=0)", "`period` must be"),
-    ],
-)
-def test_options_out_of_range_raise(text, message):
-    with pytest.raises(OptionError, match=message):
-        weights(text, [1.0])

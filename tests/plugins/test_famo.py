@@ -7,9 +7,7 @@ import torch
 import torchjd.scalarization
 
 import gradhomog
-from gradhomog import NotDifferentiableError, OptionError
-from gradhomog_plugins.famo import logit_gradients
-from tests.plugins.from_losses import assert_pure, gradient_of, quadratics, rows_and_losses, weights
+from tests.plugins.from_losses import gradient_of, quadratics, rows_and_losses, weights
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
@@ -92,42 +90,3 @@ def test_two_tasks_of_one_domain_with_constant_losses_do_not_change_its_weight()
     weights(pipe, [0.1, 10.0, 1.0], steps=5, domains=["a", "a", "b"])
     (method,) = pipe
     assert {key: moments[0] for key, moments in method.logits.items()} == pytest.approx({"a": 0.0, "b": 0.0}, abs=1e-6)
-
-
-def test_it_needs_only_the_losses_and_is_not_differentiable():
-    pipe = gradhomog.pipeline("famo")
-    assert pipe.members[0].needs == {"losses"}
-    with pytest.raises(NotDifferentiableError, match="famo"):
-        pipe.combine(torch.eye(2, requires_grad=True), [1.0, 1.0], create_graph=True)
-
-
-@pytest.mark.parametrize("size", [1e-300, 1e-155, 1e308])
-def test_a_common_factor_of_the_losses_of_any_size_changes_nothing(size):
-    losses, rows = torch.tensor([0.9, 0.2, 0.5], dtype=torch.float64), torch.eye(3, dtype=torch.float64)
-    pipes = [gradhomog.pipeline("famo(lr=0.5)") for _ in range(2)]
-    for step in range(4):
-        now = losses * (1 - 0.1 * step * torch.arange(3))
-        expected, found = (p.homogenize(rows, now * s).weights for p, s in zip(pipes, (1.0, size), strict=True))
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("text", "losses", "message"),
-    [
-        ("famo(lr=0)", [1.0], "`lr` must be"),
-        ("famo(weight_decay=-1)", [1.0], "`weight_decay` must be"),
-        ("famo(smoothing=1)", [1.0], "`smoothing` must be"),
-        ("famo(lowest=inf)", [1.0], "`lowest` must be"),
-        ("famo(lowest=[0])", [1.0, 0.4], "famo: `lowest` must hold one number per task"),
-    ],
-)
-def test_options_out_of_range_raise(text, losses, message):
-    with pytest.raises(OptionError, match=message):
-        weights(text, losses)
-
-
-def test_the_gradient_of_the_logits_is_that_of_the_softmax():
-    logits, decrease = torch.tensor([0.1, -0.4, 0.3]).double(), torch.tensor([0.5, 2.0, 1.2], dtype=torch.float64)
-    expected = torch.autograd.functional.vjp(lambda values: torch.softmax(values, 0), logits, decrease)[1]
-    torch.testing.assert_close(logit_gradients(torch.softmax(logits, 0), decrease), expected)
-    assert_pure(logit_gradients, torch.softmax(logits, 0), decrease)

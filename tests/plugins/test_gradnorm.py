@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import gradhomog
-from gradhomog import OptionError
 from gradhomog_plugins.gradnorm import weight_gradient
 
 
@@ -79,15 +78,6 @@ def test_domains_keep_their_proportion_to_domains_that_are_not_in_the_batch():
     assert float(weighted.max() / weighted.min()) < 1.3
 
 
-def test_a_slow_task_gets_the_larger_weighted_gradient():
-    rows = torch.eye(2, dtype=torch.float64)
-    pipe = gradhomog.pipeline("gradnorm(alpha=1.5, lr=0.01)")
-    pipe.combine(rows, losses=[1.0, 1.0])
-    for _ in range(200):
-        result = pipe.homogenize(rows, torch.tensor([0.9, 0.1]))
-    assert float(result.weights[0]) > 1.2 > 0.8 > float(result.weights[1]) > 0
-
-
 def test_weights_stay_positive_and_average_to_one_under_a_huge_rate():
     generator = torch.Generator().manual_seed(0)
     pipe = gradhomog.pipeline("gradnorm(lr=5)")
@@ -98,50 +88,12 @@ def test_weights_stay_positive_and_average_to_one_under_a_huge_rate():
         assert abs(float(weights.mean()) - 1) < 1e-12
 
 
-def test_a_task_with_zero_gradient_keeps_its_share_and_changes_no_other():
-    rows = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
-    pipe = gradhomog.pipeline("gradnorm(alpha=0)")
-    for _ in range(5):
-        direction = pipe.combine(rows, losses=[1.0, 1.0])
-    assert torch.isfinite(direction).all()
-
-
-def test_state_by_domain_follows_the_domain_to_another_slot():
-    rows = torch.tensor([[5.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
-    pipe = gradhomog.pipeline("gradnorm(alpha=0, lr=0.1)")
-    pipe.combine(rows, losses=[1.0, 1.0], domains=["big", "small"])
-    weights = pipe.homogenize(rows.flip(0), torch.ones(2), domains=["small", "big"]).weights
-    assert float(weights[0]) > float(weights[1])
-
-
-def test_two_tasks_of_one_domain_share_a_weight():
-    rows = torch.tensor([[5.0, 0.0], [0.0, 5.0], [1.0, 1.0]], dtype=torch.float64)
-    pipe = gradhomog.pipeline("gradnorm(alpha=0, lr=0.05)")
-    for _ in range(3):
-        weights = pipe.homogenize(rows, torch.ones(3), domains=["a", "a", "b"]).weights
-    assert float(weights[0]) == float(weights[1]) < float(weights[2])
-
-
 def test_norms_can_be_measured_on_some_parameters_only():
     rows = {"encoder.w": torch.tensor([[1.0], [1.0]]), "head.w": torch.tensor([[9.0], [0.1]])}
     pipe = gradhomog.pipeline("gradnorm(alpha=0, parameters='encoder.*')")
     for _ in range(3):
         weights = pipe.homogenize(rows, torch.ones(2)).weights
     assert weights.tolist() == [1.0, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("gradnorm(alpha=-1)", "`alpha` must be"),
-        ("gradnorm(lr=0)", "`lr` must be"),
-        ("gradnorm(initial_loss=0)", "`initial_loss` must be"),
-        ("gradnorm(parameters='body.*')", "`parameters` must match"),
-    ],
-)
-def test_options_out_of_range_raise(text, message):
-    with pytest.raises(OptionError, match=message):
-        gradhomog.pipeline(text).combine(torch.eye(2), losses=[1.0, 1.0])
 
 
 @pytest.mark.parametrize("options", ["alpha=2000", "lr=1e6", "alpha=2000, lr=1e6"])
@@ -160,12 +112,3 @@ def test_a_first_loss_next_to_zero_leaves_the_weights_finite():
     for losses in ([1e-300, 1.0], [1e10, 1.0], [1e10, 0.5]):
         weights = pipe.homogenize(torch.eye(2), torch.tensor(losses, dtype=torch.float64)).weights
         assert all(0 < weight < 2 for weight in weights.tolist())
-
-
-@pytest.mark.parametrize("exponent", [-18, 18])
-def test_a_common_factor_of_the_rows_changes_no_weight(exponent):
-    rows = torch.randn(3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    pipe, scaled = gradhomog.pipeline("gradnorm(lr=0.2)"), gradhomog.pipeline("gradnorm(lr=0.2)")
-    for losses in ([1.0, 2.0, 3.0], [0.5, 2.0, 1.0], [0.4, 1.0, 1.0]):
-        found = scaled.homogenize(10.0**exponent * rows, losses).weights
-        torch.testing.assert_close(found, pipe.homogenize(rows, losses).weights, rtol=1e-9, atol=0)

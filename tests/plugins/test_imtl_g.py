@@ -35,22 +35,6 @@ def test_independent_rows_give_the_papers_direction_and_torchjds(tasks):
     torch.testing.assert_close(found, torchjd.aggregation.IMTLG()(rows), rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("tasks", [2, 3, 5, 8])
-def test_projections_are_equal_and_weights_sum_to_one(tasks):
-    rows = random_rows(tasks, 20, seed=tasks) * torch.logspace(-2, 2, tasks, dtype=torch.float64)[:, None]
-    found = gradhomog.pipeline("imtl_g").homogenize(rows)
-    projections = units(rows) @ found.direction[""]
-    torch.testing.assert_close(projections, projections.mean().expand_as(projections), rtol=1e-9, atol=0)
-    assert float(projections.min()) > 0
-    assert float(found.weights.mean()) == pytest.approx(1, abs=1e-12)
-
-
-def test_orthogonal_rows_are_weighted_by_their_inverse_norms():
-    rows = torch.diag(torch.tensor([1.0, 2.0, 4.0]))
-    weights = gradhomog.pipeline("imtl_g").homogenize(rows).weights
-    torch.testing.assert_close(weights, torch.tensor([12, 6, 3], dtype=torch.float64) / 7)
-
-
 @given(jacobians())
 def test_the_step_is_at_most_as_long_as_the_longest_row_times_its_mean_cosine(rows):
     direction = gradhomog.pipeline("imtl_g").combine(rows)
@@ -103,29 +87,12 @@ def test_opposite_rows_project_equally_on_zero_only():
     torch.testing.assert_close(papers_direction(rows), torch.zeros(2, dtype=torch.float64))
 
 
-def test_large_gradients_give_the_same_direction():
-    # Seen in TorchJD 0.18: zero for these rows, because of an absolute threshold.
-    rows = random_rows(3, 5)
-    torch.testing.assert_close(
-        gradhomog.pipeline("imtl_g").combine(1e15 * rows), 1e15 * gradhomog.pipeline("imtl_g").combine(rows)
-    )
-
-
 def test_float64_rows_that_are_a_millionth_apart_keep_their_rank():
     # With the tolerance of float32 the step was 1 to 2 % off: the first two rows counted as parallel.
     row, across, other = torch.linalg.qr(random_rows(3, 20).T)[0].T
     rows = torch.stack([row, 2 * (row + 1e-6 * across), 0.1 * row + other])
     projections = units(rows) @ gradhomog.pipeline("imtl_g").combine(rows)
     torch.testing.assert_close(projections, projections.mean().expand_as(projections), rtol=1e-3, atol=0)
-
-
-def test_a_zero_row_gets_no_weight():
-    pipe = gradhomog.pipeline("imtl_g")
-    rows = torch.cat([random_rows(3, 5), torch.zeros(2, 5)])[[0, 3, 1, 4, 2]]
-    for scale in (1e-18, 1.0, 1e18):
-        found = pipe.homogenize(scale * rows)
-        assert found.weights[[1, 3]].tolist() == [0, 0]
-        torch.testing.assert_close(found.direction[""] / scale, pipe.combine(rows[[0, 2, 4]]))
 
 
 @pytest.mark.parametrize(
@@ -137,12 +104,3 @@ def test_the_direction_is_twice_differentiable(rows):
 
     assert torch.autograd.gradcheck(direction, rows.clone().requires_grad_())
     assert torch.autograd.gradgradcheck(direction, rows.clone().requires_grad_())
-
-
-def test_derivatives_beside_a_zero_row_are_finite():
-    rows = torch.cat([random_rows(2, 5), torch.zeros(1, 5)]).requires_grad_()
-    direction = impartial_weights(rows @ rows.T) @ rows
-    [slope] = torch.autograd.grad(direction.square().sum(), rows, create_graph=True)
-    [curvature] = torch.autograd.grad(slope.sum(), rows)
-    assert slope.isfinite().all()
-    assert curvature.isfinite().all()

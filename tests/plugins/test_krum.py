@@ -2,11 +2,8 @@
 
 import pytest
 import torch
-import torchjd.aggregation
 
 import gradhomog
-from gradhomog import OptionError
-from gradhomog_plugins.krum import selection_weights
 
 
 def random_rows(tasks, params, seed=0):
@@ -31,26 +28,11 @@ def test_the_mean_of_the_rows_with_the_lowest_scores(byzantine, selected):
     torch.testing.assert_close(found, rows[by_score[:selected]].mean(0))
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_distances_that_are_not_squared_give_what_torchjd_gives(seed):
-    rows = random_rows(7, 5, seed=seed)
-    expected = torchjd.aggregation.Krum(n_byzantine=1, n_selected=3)(rows)
-    found = gradhomog.pipeline("krum(n_byzantine=1, n_selected=3, squared=false)").combine(rows)
-    torch.testing.assert_close(found, expected)
-
-
 def test_the_papers_squares_can_choose_another_row_than_distances():
     rows = torch.tensor([[-5.0], [6.0], [4.0], [-1.0], [-3.0], [3.0]])[:, [0, 0]]
     assert min(range(6), key=scores(rows, 0).__getitem__) == 3
     assert gradhomog.pipeline("krum").combine(rows).tolist() == [-1.0, -1.0]
     assert gradhomog.pipeline("krum(squared=false)").combine(rows).tolist() == [3.0, 3.0]
-
-
-def test_rows_far_from_all_others_get_no_weight():
-    rows = torch.cat([1 + 0.1 * random_rows(5, 4), torch.full((2, 4), -1e6)])
-    weights = gradhomog.pipeline("krum(n_byzantine=2, n_selected=3)").homogenize(rows).weights
-    assert weights[5:].tolist() == [0.0, 0.0]
-    assert sorted(weights.tolist())[-3:] == pytest.approx([7 / 3] * 3)
 
 
 def test_with_one_neighbour_the_tied_row_nearer_to_the_others_is_selected():
@@ -70,39 +52,6 @@ def test_of_two_rows_the_mean_and_of_one_the_row():
     rows = random_rows(2, 3)
     torch.testing.assert_close(gradhomog.pipeline("krum").combine(rows), rows.mean(0))
     torch.testing.assert_close(gradhomog.pipeline("krum").combine(rows[:1]), rows[0])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("n_byzantine=-1", "`n_byzantine` must be"),
-        ("n_selected=0", "`n_selected` must be"),
-        ("n_byzantine=3", "krum: `n_byzantine` must be at most 2 for 5 tasks"),
-        ("n_selected=6", "krum: `n_selected` must be at most the number of tasks, 5"),
-    ],
-)
-def test_options_that_leave_no_neighbours_or_no_rows_raise(options, message):
-    with pytest.raises(OptionError, match=message):
-        gradhomog.pipeline(f"krum({options})").combine(random_rows(5, 3))
-
-
-def test_the_direction_is_differentiable_in_the_selected_rows():
-    def direction(rows):
-        return gradhomog.pipeline("krum(n_byzantine=1, n_selected=2)").combine(rows, create_graph=True)
-
-    assert torch.autograd.gradcheck(direction, random_rows(5, 3).requires_grad_())
-
-
-@pytest.mark.parametrize("squared", [True, False])
-def test_the_shares_run_under_vmap_and_compile(squared):
-    rows = random_rows(15, 7).reshape(3, 5, 7)
-    gramians = rows @ rows.transpose(1, 2)
-    each = torch.stack([selection_weights(gramian, 2, 3, squared) for gramian in gramians])
-    torch.testing.assert_close(
-        torch.func.vmap(lambda gramian: selection_weights(gramian, 2, 3, squared))(gramians), each
-    )
-    compiled = torch.compile(selection_weights, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(gramians[0], 2, 3, squared), each[0])
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2, 4, 0, 1, 3]])

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import gradhomog
-from gradhomog import NotDifferentiableError, OptionError
 from gradhomog_plugins.ldc_mtl import neighbour_slopes
 from tests.plugins.from_losses import gradient_of, quadratics, rows_and_losses, weights
 
@@ -49,12 +48,6 @@ def test_with_the_mean_of_the_weights_the_direction_is_parallel_to_the_papers():
     for factor in (1.0, torch.tensor([0.9, 0.5, 0.8, 0.7], dtype=torch.float64)):
         found, expected = mean.combine(rows, factor * losses), paper.combine(rows, factor * losses)
         torch.testing.assert_close(found / found.norm(), expected / expected.norm())
-
-
-def test_the_slopes_are_the_derivatives_of_the_sum_of_neighbouring_differences():
-    heights = torch.tensor([0.4, 0.1, 0.7, 0.6, 0.65], dtype=torch.float64, requires_grad=True)
-    (expected,) = torch.autograd.grad((heights[:-1] - heights[1:]).abs().sum(), heights)
-    torch.testing.assert_close(neighbour_slopes(heights.detach()), expected)
 
 
 def test_equal_losses_up_to_the_rounding_of_float32_have_no_slope():
@@ -105,35 +98,3 @@ def test_slots_are_neighbours_in_their_order_in_batches_of_any_order():
         expected = weights(pipes[0], losses)
         found = weights(pipes[1], losses[order], slots=order)
         torch.testing.assert_close(found, expected[order])
-
-
-def test_a_factor_of_the_losses_changes_nothing():
-    pipes = [gradhomog.pipeline("ldc_mtl(lr=0.1)") for _ in range(3)]
-    for losses in ([0.5, 1.0, 2.0], [0.4, 0.9, 1.1], [0.1, 0.8, 1.0]):
-        now = torch.tensor(losses, dtype=torch.float64)
-        expected, *found = (weights(p, f * now) for p, f in zip(pipes, (1.0, 1e-200, 1e200), strict=True))
-        for other in found:
-            torch.testing.assert_close(other, expected, rtol=1e-7, atol=1e-9)
-
-
-def test_it_is_not_differentiable():
-    with pytest.raises(NotDifferentiableError, match="ldc_mtl"):
-        gradhomog.pipeline("ldc_mtl").combine(torch.eye(2, requires_grad=True), [1.0, 1.0], create_graph=True)
-
-
-@pytest.mark.parametrize(
-    ("text", "losses", "message"),
-    [
-        ("ldc_mtl(penalty=0.5)", [1.0], "`penalty` must be"),
-        ("ldc_mtl(lr=0)", [1.0], "`lr` must be"),
-        ("ldc_mtl(bound=70)", [1.0], "`bound` must be"),
-        ("ldc_mtl(normalization='mean')", [1.0], "`normalization` must be"),
-        ("ldc_mtl", [1.0, -1.0], "ldc_mtl: losses must not be negative for 'initial'; task 1 has -1.0"),
-        ("ldc_mtl", [1.0, 0.0], "ldc_mtl: the first loss of a task must not be zero; task 1 has 0.0"),
-        ("ldc_mtl(normalization='log')", [0.0], "ldc_mtl: losses must be positive for 'log'; task 0 has 0.0"),
-        ("ldc_mtl(scale='paper')", [1.0, 1e-300], "ldc_mtl: weights N .* must be at most.*task 1"),
-    ],
-)
-def test_options_out_of_range_raise(text, losses, message):
-    with pytest.raises(OptionError, match=message):
-        weights(text, losses)

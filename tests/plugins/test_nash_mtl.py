@@ -6,7 +6,6 @@ import torchjd.aggregation
 from hypothesis import assume, given
 
 import gradhomog
-from gradhomog import OptionError
 from gradhomog.testing import jacobians
 
 # cvxpy warns that its problems do not get faster, and sometimes that their solution may be inaccurate.
@@ -50,43 +49,3 @@ def test_weights_of_many_tasks_are_in_balance_where_norms_spread_from_a_tenth_to
 def test_the_papers_step_has_one_length_for_gradients_of_any_size(size):
     direction = gradhomog.pipeline("nash_mtl(scale='paper')").combine(size * comparable(5))
     assert float(direction.norm()) == pytest.approx(5**0.5)
-
-
-def test_scale_mean_projects_the_mean_on_the_direction_of_the_paper():
-    rows = comparable(4, seed=1) * torch.tensor([[1.0], [5.0], [0.1], [2.0]])
-    paper = gradhomog.pipeline("nash_mtl(scale='paper')").combine(rows)
-    unit = paper / paper.norm()
-    torch.testing.assert_close(gradhomog.pipeline("nash_mtl").combine(rows), (rows.mean(0) @ unit) * unit)
-
-
-def test_the_papers_step_is_clipped_to_max_norm_where_it_is_longer():
-    rows = comparable(4)
-    paper = gradhomog.pipeline("nash_mtl(scale='paper')").combine(rows)
-    clipped = gradhomog.pipeline("nash_mtl(scale='paper', max_norm=1)").combine(rows)
-    torch.testing.assert_close(clipped, paper / 2)
-    unclipped = gradhomog.pipeline("nash_mtl(scale='paper', max_norm=3)").combine(rows)
-    torch.testing.assert_close(unclipped, paper)
-
-
-@pytest.mark.parametrize("scale", ["mean", "paper"])
-def test_opposite_rows_have_nothing_to_agree_on(scale):
-    rows = torch.tensor([[1.0, 2.0], [-3.0, -6.0], [0.0, 1.0]])
-    assert not gradhomog.pipeline(f"nash_mtl(scale='{scale}')").combine(rows).any()
-
-
-def test_a_zero_row_is_ignored():
-    rows = comparable(3)
-    beside = torch.cat([rows, torch.zeros(1, 12, dtype=torch.float64)])
-    pipe = gradhomog.pipeline("nash_mtl(scale='paper')")
-    torch.testing.assert_close(pipe.combine(beside), pipe.combine(rows))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("nash_mtl(max_norm=0, scale='paper')", "`max_norm` must be"),
-    ],
-)
-def test_options_out_of_range_raise(text, message):
-    with pytest.raises(OptionError, match=message):
-        gradhomog.pipeline(text)

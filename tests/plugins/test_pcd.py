@@ -57,26 +57,6 @@ def test_every_other_task_receives_its_share_and_no_more_than_necessary(rows, da
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7 * float(rows[primary].norm()))
 
 
-@pytest.mark.parametrize("tau", [0.0, 0.25, 1.0])
-@pytest.mark.parametrize("cosine", [-0.9, -0.3, 0.1, 0.5])
-def test_two_tasks_have_the_closed_form(tau, cosine):
-    first = torch.tensor([2.0, 0.0], dtype=torch.float64)
-    second = torch.tensor([cosine, math.sqrt(1 - cosine**2)], dtype=torch.float64)
-    solution = first / 2 + max(tau - cosine, 0.0) * second
-    expected = 2 * solution / solution.norm()
-    torch.testing.assert_close(combine(torch.stack([first, 7 * second]), tau=tau), expected)
-
-
-@pytest.mark.parametrize("tasks", [2, 3, 5])
-def test_several_steps_equal_torchjd_without_its_epsilon(tasks):
-    pipe = gradhomog.pipeline("pcd(tau=0.2, beta=0.8)")
-    peer = torchjd.aggregation.PCD(tau=0.2, beta=0.8, eps=0.0)
-    for step in range(6):
-        rows = normal(tasks, 10, seed=step) * (1 + 3 * step * torch.eye(tasks, 1, dtype=torch.float64))
-        rows[1:] -= 0.5 * rows[0]
-        torch.testing.assert_close(pipe.combine(rows), peer(rows), rtol=1e-7, atol=1e-9)
-
-
 def test_all_steps_until_now_have_nearly_the_same_weight_in_the_first_of_them():
     # v̂ is the mean of the squares at first; an average that starts at its first value would follow it for long.
     pipe, rows = gradhomog.pipeline("pcd(tau=0.5)"), torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
@@ -92,11 +72,6 @@ def test_a_factor_of_another_loss_has_no_effect_and_one_of_the_primary_loss_only
     for step in range(3):
         each = rows + normal(3, 6, seed=step + 1)
         torch.testing.assert_close(scaled.combine(factors * each), 4 * plain.combine(each))
-
-
-def test_satisfied_constraints_leave_the_primary_row():
-    rows = torch.tensor([[1.0, 0.0], [1.0, 1.0], [2.0, -1.0]])
-    torch.testing.assert_close(combine(rows, tau=0.5), rows[0])
 
 
 @both_dtypes
@@ -186,31 +161,8 @@ def test_options_that_do_not_fit_raise(options, domains, message):
         combine(torch.ones(3, 2), domains=domains, **options)
 
 
-@pytest.mark.parametrize(("beta", "tau"), [(0.0, 0.2), (0.7, 0.0), (0.7, 0.9)])
-def test_the_direction_is_twice_differentiable_in_the_second_step(beta, tau):
-    rows = torch.tensor([[2.0, 0.5, 0.0, 0.3], [-1.0, 0.5, 0.2, 0.0], [-0.3, 0.0, 1.0, 0.5]], dtype=torch.float64)
-
-    def direction(rows):
-        pipe = gradhomog.pipeline([("pcd", {"beta": beta, "tau": tau})])
-        pipe.combine(torch.eye(3, 4, dtype=torch.float64))
-        return pipe.combine(rows, create_graph=True)
-
-    assert torch.autograd.gradcheck(direction, rows.requires_grad_())
-    assert torch.autograd.gradgradcheck(direction, rows)
-
-
 @pytest.mark.parametrize("second", [[1.0, 1.0], [0.0, 0.0]])
 def test_without_active_constraints_the_derivative_is_that_of_the_primary_row(second):
     rows = torch.tensor([[1.0, 0.0], second], dtype=torch.float64, requires_grad=True)
     [slope] = torch.autograd.grad(combine(rows, create_graph=True).sum(), rows)
     assert slope.tolist() == [[1.0, 1.0], [0.0, 0.0]]
-
-
-def test_derivatives_beside_a_zero_row_are_finite():
-    rows = torch.tensor([[1.0, 0.0], [0.0, 0.0], [-1.0, 1.0]], dtype=torch.float64, requires_grad=True)
-    for primary in (0, 1):
-        direction = combine(rows, create_graph=True, primary=primary)
-        [slope] = torch.autograd.grad(direction.square().sum(), rows, create_graph=True)
-        [curvature] = torch.autograd.grad(slope.sum(), rows)
-        assert bool(slope.isfinite().all())
-        assert bool(curvature.isfinite().all())

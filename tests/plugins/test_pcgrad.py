@@ -2,11 +2,8 @@
 
 from types import SimpleNamespace
 
-import pytest
 import torch
-import torchjd.aggregation
 from hypothesis import given
-from hypothesis import strategies as st
 
 import gradhomog
 from gradhomog.testing import jacobians
@@ -31,42 +28,6 @@ def test_fixed_order_equals_algorithm_1_on_the_vectors(rows):
     expected = algorithm_1(rows, orders)
     found = gradhomog.pipeline("pcgrad(order='fixed', scale='paper')").combine(rows)
     torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9 * float(rows.norm(dim=1).max()))
-
-
-@given(jacobians(tasks=(2, 2)))
-def test_two_tasks_equal_torchjd_which_has_no_choice_of_order(rows):
-    expected = torchjd.aggregation.PCGrad()(rows)
-    found = gradhomog.pipeline("pcgrad(scale='paper')").combine(rows)
-    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9 * float(rows.norm(dim=1).max()))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tasks", [3, 5])
-def test_random_orders_give_the_same_directions_as_torchjd(tasks):
-    rows = torch.randn(tasks, 4, generator=torch.Generator().manual_seed(tasks), dtype=torch.float64)
-    rows = rows - 0.8 * rows.mean(0)
-    pipe = gradhomog.pipeline("pcgrad(scale='paper')")
-    ours = torch.stack([pipe.combine(rows) for _ in range(400)])
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        theirs = torch.stack([torchjd.aggregation.PCGrad()(rows) for _ in range(400)])
-    assert float(ours.std(dim=0).max()) > 1e-3  # the order matters here
-    error = (ours.var(dim=0) / 400 + theirs.var(dim=0) / 400).sqrt()
-    assert ((ours.mean(0) - theirs.mean(0)).abs() < 5 * error + 1e-9).all()
-
-
-@given(jacobians(tasks=(2, 2)))
-def test_two_tasks_conflict_with_neither(rows):
-    direction = gradhomog.pipeline("pcgrad").combine(rows)
-    norms = rows.norm(dim=1)
-    assert (rows @ direction >= -1e-9 * norms * norms.max()).all()
-
-
-@given(jacobians(tasks=(2, 6)), st.integers(0, 100))
-def test_rows_without_conflict_are_averaged_in_every_order(rows, seed):
-    agreeing = rows.abs()
-    found = gradhomog.pipeline(f"pcgrad(seed={seed})").combine(agreeing)
-    torch.testing.assert_close(found, agreeing.mean(0))
 
 
 def test_every_order_of_the_others_is_drawn_equally_often():

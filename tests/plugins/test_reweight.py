@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradhomog
-from gradhomog import OptionError
 from gradhomog_plugins.reweight import bound_weights, fixed_point
 
 positive = st.floats(1e-3, 1e3)
@@ -74,13 +73,6 @@ def test_the_leaders_first_step_follows_a_double_backward_through_the_norms(seed
     torch.testing.assert_close(first_moments / 0.1, expected, rtol=1e-10, atol=1e-12)
 
 
-def test_beta_zero_equalises_the_norms_and_needs_no_losses():
-    pipe = gradhomog.pipeline("reweight(beta=0, solver='fixed_point')")
-    found = pipe.homogenize(rows_of([4.0, 1.0, 0.25])).weights
-    weighted = found * torch.tensor([4.0, 1.0, 0.25])
-    torch.testing.assert_close(weighted, weighted.mean().expand(3))
-
-
 @given(st.lists(positive, min_size=1, max_size=8), st.floats(1, 5))
 def test_bounded_weights_keep_their_sum_and_their_order(values, largest):
     given_weights = torch.tensor(values, dtype=torch.float64)
@@ -137,24 +129,6 @@ def test_two_tasks_of_one_domain_move_their_weight_once_by_their_mean():
         found.append(next(iter(pipe)).leader)
     assert found[0] == found[1]
     assert [state[3] for state in found[0].values()] == [1, 1]  # one step of Adam each
-
-
-@pytest.mark.parametrize(
-    ("text", "losses", "message"),
-    [
-        ("reweight(beta=-1)", [1.0, 1.0], "`beta` must be"),
-        ("reweight(beta=inf)", [1.0, 1.0], "`beta` must be"),
-        ("reweight(lr=0)", [1.0, 1.0], "`lr` must be"),
-        ("reweight(initial_loss=0)", [1.0, 1.0], "`initial_loss` must be"),
-        ("reweight(max_weight=0.5)", [1.0, 1.0], "`max_weight` must be"),
-        ("reweight(variant='paper', solver='fixed_point')", [1.0, 1.0], "only fixed point is zero"),
-        ("reweight(solver='fixed_point')", [-1.0, 1.0], "must not be negative unless beta=0"),
-        ("reweight", None, "requires the losses"),
-    ],
-)
-def test_wrong_options_and_missing_losses_raise(text, losses, message):
-    with pytest.raises(OptionError, match=message):
-        gradhomog.pipeline(text).combine(torch.eye(2), losses=losses)
 
 
 def test_norms_that_are_equal_up_to_rounding_move_no_weight():

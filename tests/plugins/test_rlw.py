@@ -8,7 +8,6 @@ import torch
 import torchjd.scalarization
 
 import gradhomog
-from gradhomog import OptionError
 from gradhomog_plugins.rlw import draw_weights
 from tests.plugins.from_losses import gradient_of
 
@@ -61,8 +60,3 @@ def test_weights_are_new_in_every_step_and_a_function_of_the_seed():
     assert not torch.equal(first, other.combine(rows))
     assert torch.equal(first, gradhomog.pipeline("rlw").combine(rows))
     assert float(first.sum()) == pytest.approx(1)
-
-
-def test_an_unknown_distribution_raises():
-    with pytest.raises(OptionError, match="`distribution` must be one of"):
-        gradhomog.pipeline("rlw(distribution='cauchy')")

@@ -163,11 +163,6 @@ def test_an_angle_does_not_exceed_its_limit_over_many_steps(form):
     assert rotation.angle < 1e-4 * (1 + 1e-3)
 
 
-def test_a_plane_of_noise_stays_near_the_identity():
-    rotation = after(Plane, 0, 300, features=16, lr=0.02)
-    assert rotation.angle < 0.3
-
-
 @both
 @pytest.mark.parametrize("sign", [1, -1])
 def test_parallel_and_opposite_directions_are_not_turned(form, sign):

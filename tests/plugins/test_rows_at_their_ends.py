@@ -1,7 +1,6 @@
 """Rows at the ends of their dtype: dependent up to rounding, and of the longest and shortest norms."""
 
 import pytest
-import scipy.optimize
 import torch
 
 import gradhomog
@@ -14,34 +13,6 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 def random_rows(tasks, params, seed):
     return torch.randn(tasks, params, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def nearest_without_conflict(rows, row):
-    """Return the projection on {d : Jd ≥ 0} by SciPy's non-negative least squares on the rows."""
-    rows, row = rows.numpy(), row.numpy()
-    return torch.from_numpy(row + scipy.optimize.nnls(rows.T, -row)[0] @ rows)
-
-
-def upgrad(rows):
-    return torch.stack([nearest_without_conflict(rows, row) for row in rows]).mean(0)
-
-
-def dualproj(rows):
-    return nearest_without_conflict(rows, rows.mean(0))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("projected", [upgrad, dualproj])
-def test_rows_with_an_opposite_pair_are_projected_in_every_precision(projected, dtype):
-    # The first seed had weights of 2e6, cosines .243 .528 .484 −.243: the Gramian's rounding passed for a direction.
-    for seed in range(1, 41):
-        rows = torch.randn(4, 5, generator=torch.Generator().manual_seed(seed)).to(dtype)
-        rows[3] = -rows[0]
-        exact = rows.double()
-        found = gradhomog.pipeline(projected.__name__).combine(rows).double()
-        size = float(exact.norm(dim=1).mean())
-        assert float((found - projected(exact)).norm()) < size * max(1e-5, torch.finfo(dtype).eps), seed
-        assert float((exact @ found / exact.norm(dim=1)).min()) > -size * max(1e-5, torch.finfo(dtype).eps), seed
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -73,6 +44,42 @@ def test_solvers_converge_if_rows_add_up_to_zero(method, dtype):
         rows[-1] = -rows[:-1].sum(0)
         direction = gradhomog.pipeline(method).combine(rows.to(dtype))
         assert float(direction.norm()) < 2 * torch.finfo(dtype).eps ** 0.5 * float(rows.norm(dim=1).mean())
+
+
+ALONE = ["cagrad(zero_rows='drop')", "imtl_g", "mgda(zero_rows='drop')"]  # weights of mean one for the other rows
+
+
+@pytest.mark.parametrize("scale", [1e-18, 1.0, 1e18])
+@pytest.mark.parametrize(
+    "method",
+    [
+        *ALONE, "aligned_mtl", "aligned_mtl(scale_mode='median')", "aligned_mtl(scale_mode='rmse')", "config", "dcgd",
+        "dcgd(variant='projection')", "dcgd(variant='average')", "dualproj", "fairgrad", "graddrop",
+        "gradvac(order='fixed')", "nash_mtl", "pcgrad(order='fixed')", "upgrad",
+    ],
+)  # fmt: skip
+def test_zero_rows_change_the_number_of_rows_only(method, scale):
+    rows = random_rows(3, 5, 0)
+    rows[1] = 0.3 * rows[1] - 2 * rows[0]
+    more = torch.cat([rows, torch.zeros(2, 5)])[[0, 3, 1, 4, 2]]
+    expected = gradhomog.pipeline(method).combine(rows) * (1 if method in ALONE else 3 / 5)
+    torch.testing.assert_close(gradhomog.pipeline(method).combine(scale * more) / scale, expected)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "and_mask", "and_mask(rescale=true)", "config", "dcgd", "dcgd(variant='projection')",
+        "dcgd(variant='average')", "dualproj", "fairgrad", "fairgrad(scale='paper')", "gradvac", "imtl_g", "mgda",
+        "nash_mtl", "nash_mtl(scale='paper')", "pcd(tau=0)", "pcgrad", "sand_mask", "sand_mask(rescale=true)",
+        "sdmgrad", "upgrad",
+    ],
+)  # fmt: skip
+def test_opposite_rows_give_zero(method, dtype):
+    row = random_rows(1, 1000, 1)[0]
+    rows = torch.stack([row, -2 * row]).to(dtype)
+    assert float(gradhomog.pipeline(method).combine(rows).double().norm()) <= 1e-12 * float(row.norm())
 
 
 def one_step(pipe, rows, losses):

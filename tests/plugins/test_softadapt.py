@@ -103,17 +103,3 @@ def test_differences_of_losses_that_overflow_raise():
         OptionError, match=r"softadapt: differences of losses must be finite; task 0 has .*Divide the losses"
     ):
         last_weights("softadapt(order=5)", sequence)
-
-
-@pytest.mark.parametrize(
-    ("text", "losses", "message"),
-    [
-        ("softadapt(variant='fast')", [1.0], "`variant` must be"),
-        ("softadapt(order=6)", [1.0], "`order` must be"),
-        ("softadapt(beta=inf)", [1.0], "`beta` must be"),
-        ("softadapt(variant='loss_weighted')", [1.0, -1.0], "must not be negative .* task 1 has -1.0"),
-    ],
-)
-def test_options_out_of_range_raise(text, losses, message):
-    with pytest.raises(OptionError, match=message):
-        weights(text, losses)

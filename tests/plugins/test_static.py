@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import gradhomog
-from gradhomog import OptionError
 
 ROWS = torch.eye(3, dtype=torch.float64)
 
@@ -31,20 +30,3 @@ def test_random_weights_are_a_function_of_domain_and_seed_within_their_range():
     torch.testing.assert_close(first[[1, 2, 0]], turned)
     assert not torch.allclose(first, weights(2, ["a", "b", "c"]))
     assert float(first.max() / first.min()) <= 16
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("static(weights=[1, 2])", r"static: `weights` must hold one number per task; got 2 for 3 tasks\."),
-        ("static(weights=[1])", r"static: `weights` must hold one number per task; got 1 for 3 tasks\."),
-        ("static(weights=[1, -2, 1])", r"`weights` must be .*-2"),
-        ("static(weights=[0, 0, 0])", r"not all be zero"),
-        ('static(weights={"a": 1})', "entries for the tasks a; got tasks without names"),
-        ("static(spread=0.5)", r"`spread` must be"),
-        ("static(weights='equal')", r"`weights` must be a list.*got 'equal'"),
-    ],
-)
-def test_weights_that_cannot_be_used_raise(text, message):
-    with pytest.raises(OptionError, match=message):
-        gradhomog.pipeline(text).combine(ROWS)

@@ -7,9 +7,7 @@ import torch
 import torchjd.scalarization
 
 import gradhomog
-from gradhomog import OptionError
-from gradhomog_plugins.stch import mean_weights, paper_weights
-from tests.plugins.from_losses import assert_pure, gradient_of, quadratics, rows_and_losses, weights
+from tests.plugins.from_losses import gradient_of, quadratics, rows_and_losses, weights
 
 PREFERENCE = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
 
@@ -95,18 +93,6 @@ def test_in_logarithms_with_the_authors_mu_the_weights_never_change_again():
     assert weights(adapting, [3.0, 0.1]).tolist() != pytest.approx(fixed)
 
 
-def test_in_logarithms_the_unit_of_a_loss_changes_the_length_only():
-    rows, losses = rows_and_losses(*reversed(quadratics()))
-    units = torch.tensor([1.0, 100.0, 0.1, 5.0], dtype=torch.float64)
-    directions = []
-    for factor in (torch.ones_like(units), units):
-        pipe = gradhomog.pipeline("stch(log=true, warmup=0, period=1, mu=0.3)")
-        pipe.combine(factor[:, None] * rows, factor * losses)
-        found = pipe.combine(factor[:, None] * rows, factor * losses * torch.tensor([0.5, 0.9, 0.7, 0.8]))
-        directions.append(found / found.norm())
-    torch.testing.assert_close(*directions)
-
-
 def test_a_domain_that_first_occurs_after_the_warm_up_uses_its_first_loss():
     pipe = gradhomog.pipeline("stch(log=true, warmup=0, period=1, mu=0.5)")
     weights(pipe, [1.0, 2.0], domains=["a", "b"])
@@ -114,30 +100,6 @@ def test_a_domain_that_first_occurs_after_the_warm_up_uses_its_first_loss():
     found = weights(pipe, [1.0, 2.0], domains=["a", "new"])
     expected = torch.tensor([1.0, 0.5**2 / 2.0], dtype=torch.float64)  # (L/m)^{1/μ} / L
     torch.testing.assert_close(found, expected / expected.mean())
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("stch(mu=0)", "`mu` must be"),
-        ("stch(warmup=-1)", "`warmup` must be"),
-        ("stch(period=0)", "`period` must be"),
-        ("stch(weights=[-1, 2])", "`weights` must be .*-1"),
-        ("stch(weights=[0, 0])", "must not all be zero"),
-        ("stch(weights=[1])", "stch: `weights` must hold one number per task; got 1 for 2"),
-        ("stch(ideal=[0, inf])", "`ideal` must be .*inf"),
-        ("stch(log=true, weights=[1, 1])", "are not part of the formula"),
-    ],
-)
-def test_options_out_of_range_raise(text, message):
-    with pytest.raises(OptionError, match=message):
-        weights(text, [1.0, 1.0])
-
-
-@pytest.mark.parametrize("function", [mean_weights, paper_weights])
-def test_the_weights_are_differentiable_and_compile(function):
-    heights = torch.tensor([0.5, 2.0, 1.2], dtype=torch.float64)
-    assert_pure(function, heights, torch.tensor([-1.0, 0.2, -0.3], dtype=torch.float64))
 
 
 @pytest.mark.parametrize("mu", [0.1, 1e-3])

@@ -245,22 +245,6 @@ def test_training_continues_bit_for_bit_from_a_saved_state(text):
     assert torch.equal(steps(first, 5), steps(second, 5))
 
 
-def test_the_direction_may_be_changed_in_place():
-    pipe, other = (gradhomog.pipeline("tracked(method='upgrad', every=10)") for _ in range(2))
-    for number, rows in enumerate(random_rows(6, 2, 5)):
-        row = rows[number % 2]
-        found = step_of(pipe, row, number % 2)
-        torch.testing.assert_close(found, step_of(other, row, number % 2))
-        found.zero_()
-
-
-def test_rows_of_other_shapes_restart_the_averages():
-    pipe = gradhomog.pipeline("tracked(method='static')")
-    pipe.combine({"w": torch.ones(2, 3)})
-    rows = {"w": torch.tensor([[[2.0, 0.0]], [[0.0, 4.0]]])}
-    torch.testing.assert_close(pipe.combine(rows)["w"], torch.tensor([[1.0, 2.0]]))
-
-
 @pytest.mark.parametrize("factor", [1e-18, 1.0, 1e18])
 def test_degenerate_rows_are_those_of_the_method(factor):
     cases = {
@@ -297,19 +281,6 @@ def test_averages_in_bfloat16_are_within_two_percent_of_those_in_float32():
         assert found.dtype == torch.float32
         assert (found - expected).norm() < 0.02 * expected.norm()
     assert rounded.state_dict()["0:tracked"]["averages"]["0"].dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_rows_are_averaged_in_float32(dtype):
-    pipe, averages = gradhomog.pipeline("tracked(method='upgrad')"), Averages(0.9)
-    for number, rows in enumerate(random_rows(6, 2, 50).to(dtype)):
-        row = rows[number % 2]
-        averages.add(number % 2, row.double())
-        found = step_of(pipe, row, number % 2)
-        assert found.dtype == dtype
-        expected = gradhomog.pipeline("upgrad").combine(averages.rows())
-        torch.testing.assert_close(found.double(), expected, rtol=2e-2, atol=2e-2)
-    assert pipe.state_dict()["0:tracked"]["averages"]["0"].dtype == torch.float32
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradhomog
-from gradhomog import OptionError
 from gradhomog.testing import jacobians
 from gradhomog_plugins._columns import COLUMNS
 from gradhomog_plugins.trimmed_mean import mean_of_middle
@@ -72,46 +71,3 @@ def test_blocks_and_tensors_change_nothing():
     torch.testing.assert_close(whole, mean_of_middle(rows, 1))
     parts = gradhomog.pipeline("trimmed_mean").combine({"a": rows[:, :60].reshape(5, 4, 15), "b": rows[:, 60:]})
     torch.testing.assert_close(torch.cat([parts["a"].flatten(), parts["b"]]), whole)
-
-
-def test_it_differentiates_and_equal_entries_share_the_derivative():
-    rows = normal(6, 3).requires_grad_()
-    assert torch.autograd.gradcheck(lambda rows: mean_of_middle(rows, 2), rows)
-    assert torch.autograd.gradgradcheck(lambda rows: mean_of_middle(rows, 2), rows)
-    same = torch.ones(4, 1, dtype=torch.float64, requires_grad=True)
-    (gradient,) = torch.autograd.grad(mean_of_middle(same, 1).sum(), same)
-    assert float(gradient.sum()) == 1
-
-
-def test_the_mathematics_is_batched_and_compiles_whole():
-    rows = normal(5, 7, 8)
-    expected = torch.stack([mean_of_middle(each, 2) for each in rows])
-    torch.testing.assert_close(torch.func.vmap(mean_of_middle, in_dims=(0, None))(rows, 2), expected)
-    compiled = torch.compile(mean_of_middle, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(rows[0], 2), expected[0])
-
-
-def test_rows_without_parameters_give_a_direction_without_parameters():
-    assert gradhomog.pipeline("trimmed_mean").combine(torch.zeros(5, 0)).shape == (0,)
-
-
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_a_row_that_is_not_finite_raises_and_is_not_trimmed_away(bad):
-    rows = normal(5, 4)
-    rows[2, 1] = bad
-    with pytest.raises(gradhomog.NonfiniteError, match="task 2"):
-        gradhomog.pipeline("trimmed_mean").combine(rows)
-
-
-@pytest.mark.parametrize(
-    ("trim", "tasks", "message"),
-    [
-        (-1, 3, "`trim` must be"),
-        (0.5, 3, r"a share of the tasks in \[0, 0.5\); got 0.5"),
-        (1, 1, "must leave at least one task: 1 of 1 are removed at each end"),
-        (2, 4, "must leave at least one task"),
-    ],
-)
-def test_a_trim_that_leaves_no_task_raises(trim, tasks, message):
-    with pytest.raises(OptionError, match=message):
-        gradhomog.pipeline([("trimmed_mean", {"trim": trim})]).combine(torch.ones(tasks, 2))

@@ -6,26 +6,10 @@ import math
 
 import pytest
 import torch
-import torchjd.scalarization
 
 import gradhomog
 from gradhomog import OptionError
-from tests.plugins.from_losses import gradient_of, quadratics, rows_and_losses, weights
-
-
-def test_thirty_steps_follow_torchjds_loss_with_a_separate_adam():
-    theta, losses_of = quadratics()
-    theirs = torchjd.scalarization.UW(4).double()
-    optimizer = torch.optim.Adam(theirs.parameters(), lr=0.05)
-    pipe = gradhomog.pipeline("uw(lr=0.05, scale='paper')")
-    for _ in range(30):
-        rows, losses = rows_and_losses(losses_of, theta)
-        expected = gradient_of(theirs, losses_of, theta)
-        torch.testing.assert_close(pipe.combine(rows, losses), expected, rtol=1e-9, atol=1e-12)
-        optimizer.zero_grad()
-        theirs(losses).backward()
-        optimizer.step()
-        theta = theta - 0.02 * expected
+from tests.plugins.from_losses import weights
 
 
 def test_the_form_for_classification_moves_by_its_own_derivative():
@@ -53,31 +37,10 @@ def test_one_kind_for_all_cancels_in_the_mean_and_two_kinds_start_at_two_to_one(
     assert found.tolist() == pytest.approx([4 / 3, 2 / 3])
 
 
-def test_a_loss_of_zero_ends_at_the_bound_and_not_at_infinity():
-    found = weights("uw(lr=0.5, bound=2, scale='paper')", [0.0, 1.0], steps=300) / 2
-    assert found.tolist() == pytest.approx([0.5 * math.exp(2), 0.5], rel=1e-3)
-
-
-def test_state_by_domain_follows_the_domain_to_another_slot_and_two_of_one_domain_share_it():
-    pipe = gradhomog.pipeline("uw(lr=0.1)")
-    weights(pipe, [4.0, 0.1], steps=5, domains=["large", "small"])
-    found = weights(pipe, [1.0, 1.0, 1.0], domains=["small", "large", "small"])
-    assert float(found[0]) == float(found[2]) > 1 > float(found[1])
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("uw(lr=0)", "`lr` must be"),
-        ("uw(bound=-1)", "`bound` must be"),
-        ("uw(bound=70)", "`bound` must be"),
-        ("uw(kind='ranking')", "`kind` must be"),
-        ('uw(kind={"a": "regression"})', "`kind` has entries for the tasks a; got tasks without names"),
-    ],
-)
-def test_options_out_of_range_raise(text, message):
-    with pytest.raises(OptionError, match=message):
-        weights(text, [1.0])
+@pytest.mark.parametrize(("method", "factor"), [("uw", 0.5), ("imtl_l", 1)])
+def test_a_loss_of_zero_ends_at_the_bound_and_not_at_infinity(method, factor):
+    found = weights(f"{method}(lr=0.5, bound=2, scale='paper')", [0.0, 1.0], steps=300) / 2
+    assert found.tolist() == pytest.approx([factor * math.exp(2), factor], rel=1e-3)
 
 
 def test_a_kind_by_domain_names_every_domain():

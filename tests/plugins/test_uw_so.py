@@ -7,7 +7,6 @@ import scipy.special
 import torch
 
 import gradhomog
-from gradhomog import OptionError
 from tests.plugins.from_losses import gradient_of, quadratics, rows_and_losses, weights
 
 
@@ -48,26 +47,3 @@ def test_the_largest_weight_is_that_of_the_smallest_loss_and_the_unit_of_the_los
 )
 def test_losses_near_the_ends_of_float64_give_all_weight_to_the_smallest_or_equal_weights(losses, expected):
     assert weights("uw_so", losses).tolist() == expected
-
-
-def test_the_weights_are_a_pure_function_of_the_losses():
-    def direction(losses):
-        rows = torch.eye(3, dtype=torch.float64)
-        return gradhomog.pipeline("uw_so").combine(rows, losses, create_graph=True)
-
-    losses = torch.tensor([0.5, 0.5, 1.2], dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(direction, losses)
-    assert torch.autograd.gradgradcheck(direction, losses)
-
-
-@pytest.mark.parametrize(
-    ("text", "losses", "message"),
-    [
-        ("uw_so(temperature=0)", [1.0], "`temperature` must be"),
-        ("uw_so", [1.0, 0.0], "uw_so: losses must be positive.*task 1 has 0.0"),
-        ("uw_so", [-1.0], "uw_so: losses must be positive.*task 0 has -1.0"),
-    ],
-)
-def test_options_out_of_range_raise(text, losses, message):
-    with pytest.raises(OptionError, match=message):
-        weights(text, losses)

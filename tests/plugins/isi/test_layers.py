@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-import gradhomog
 from gradhomog import OptionError
 from gradhomog_plugins.isi import ISI
 from tests.plugins.isi.networks import attached, images, network
@@ -88,25 +87,3 @@ def test_a_pooling_that_follows_no_convolution_raises():
     ISI(layers="0").attach(encoder)
     with pytest.raises(OptionError, match="'0' in `layers` must pool the output of a convolution"):
         encoder(images())
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("isi(rate=1)", "`rate` must be"),
-        ("isi(temperature=-1)", "`temperature` must be"),
-        ("isi(bandwidth=0)", "`bandwidth` must be"),
-        ("isi(bandwidth=inf)", "`bandwidth` must be"),
-        ("isi(radius=0)", "`radius` must be"),
-        ("isi(neighbours=0)", "`neighbours` must be"),
-        ("isi(until=-1)", "`until` must be"),
-        ("isi(layers=0)", "`layers` must be"),
-        ("isi(layers=[])", "`layers` must be"),
-        ("isi(layers='')", "`layers` must be"),
-        ("isi(sampling='gauss')", "`sampling` must be"),
-        ("isi(parts='none')", "`parts` must be"),
-    ],
-)
-def test_options_out_of_range_raise(text, message):
-    with pytest.raises(OptionError, match=message):
-        gradhomog.pipeline(text)

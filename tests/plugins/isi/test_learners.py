@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 
 import pytest
 import torch
@@ -22,47 +21,6 @@ def test_learners_train_with_it_in_a_pipeline(kind):
     report = model.step(tasks(), outer)
     assert torch.isfinite(report.losses).all()
     assert [stage.name for stage in model.probe(tasks())] == ["plain", "isi", "pcgrad"]
-
-
-def test_meta_test_is_that_of_the_plain_learner():
-    found = [learner(text).evaluate(tasks()).losses for text in ("none", "isi(rate=0.9)")]
-    assert found[0] == found[1]
-
-
-def test_training_continues_bit_for_bit_from_a_saved_state():
-    text = "isi(neighbours=9, sampling='multinomial', rate=0.3, until=3)"
-    first = learner(text)
-    outer = torch.optim.SGD(first.parameters(), lr=0.1)
-    first.step(tasks(seed=0), outer)
-    saved = io.BytesIO()
-    torch.save(first.state_dict(), saved)
-    saved.seek(0)
-    second = learner(text)
-    second.load_state_dict(torch.load(saved, weights_only=True))
-    for model in (first, second):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for seed in (1, 2, 3):
-            model.step(tasks(seed=seed), optimizer)
-    for mine, theirs in zip(first.parameters(), second.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
-
-
-def test_masks_are_a_function_of_the_seed_and_the_number_of_the_meta_step():
-    models = [learner(f"isi(seed={seed}, rate=0.5)") for seed in (0, 0, 1)]
-    losses = [model.rows(tasks()).losses for model in (*models, models[0])]  # a repeated meta-step draws the same
-    assert torch.equal(losses[0], losses[1])
-    assert torch.equal(losses[0], losses[3])
-    assert not torch.equal(losses[0], losses[2])
-    models[0].step(tasks(), torch.optim.SGD(models[0].parameters(), lr=0.0))
-    assert not torch.equal(losses[0], models[0].rows(tasks()).losses)
-
-
-def test_the_global_generator_and_the_attributes_of_modules_are_unchanged():
-    model = learner("isi(neighbours=5)")
-    before, attributes = torch.get_rng_state(), [set(vars(m)) for m in model.encoder.modules()]
-    model.step(tasks(), torch.optim.SGD(model.parameters(), lr=0.1))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert attributes == [set(vars(m)) for m in model.encoder.modules()]
 
 
 def test_the_shares_dropped_in_a_step_are_reported():

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 import gradhomog
-from gradhomog_plugins.rotograd import equalizing_weights, lengths
 from tests.plugins.rotograd.steps import draw, learn, matrices, weights_of_the_paper
 
 
@@ -71,19 +70,6 @@ def test_without_any_gradient_rows_are_unchanged():
     assert torch.equal(matrices(pipe, 4, 3), torch.eye(4, dtype=torch.float64).repeat(3, 1, 1))
 
 
-def test_the_weights_differentiate_twice_in_norms_and_gradients():
-    gradients, first = draw(3, 2, 4).requires_grad_(), torch.tensor([1.0, 3.0, 0.5], dtype=torch.float64)
-
-    def weights(values):
-        return equalizing_weights(lengths(values), first)
-
-    assert torch.autograd.gradcheck(weights, (gradients,))
-    assert torch.autograd.gradgradcheck(weights, (gradients,))
-    beside_zero = torch.cat([gradients.detach()[:2], torch.zeros(1, 2, 4)]).requires_grad_()
-    (slope,) = torch.autograd.grad(weights(beside_zero).sum(), beside_zero)
-    assert slope.isfinite().all()
-
-
 @pytest.mark.parametrize("earlier", [0, 2])
 def test_gradients_with_a_graph_reach_the_direction_in_the_first_step_and_later(earlier):
     rows, state = torch.eye(3, dtype=torch.float64), None
@@ -100,11 +86,3 @@ def test_gradients_with_a_graph_reach_the_direction_in_the_first_step_and_later(
             learn(pipe, draw(3, 2, 4, seed=step + 5))
         state = pipe.state_dict()
     assert torch.autograd.gradcheck(direction, (draw(3, 2, 4).requires_grad_(),))
-
-
-def test_the_weights_run_over_batches_and_compile_without_a_break():
-    norms, first = draw(4, 3).abs(), draw(4, 3, seed=1).abs()
-    expected = torch.stack([equalizing_weights(*pair) for pair in zip(norms, first, strict=True)])
-    torch.testing.assert_close(torch.func.vmap(equalizing_weights)(norms, first), expected)
-    compiled = torch.compile(equalizing_weights, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(norms[0], first[0]), expected[0])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gradhomog
-from gradhomog import ConfigError, DataError, OptionError
+from gradhomog import ConfigError, DataError
 from tests.plugins.rotograd.steps import draw, keys_of, learn, matrices
 
 
@@ -25,21 +25,6 @@ def test_each_half_can_be_switched_off():
     assert torch.equal(
         gradhomog.pipeline("rotograd(rotation=false, magnitude=false)").combine(torch.eye(2)), torch.eye(2).mean(0)
     )  # and needs no features
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("rotograd(lr=0)", "`lr` must be"),
-        ("rotograd(decay=1.5)", "`decay` must be"),
-        ("rotograd(size=0)", "`size` must be"),
-        ("rotograd(burn_in=-1)", "`burn_in` must be"),
-        ("rotograd(pool='class')", "`pool` must be"),
-    ],
-)
-def test_wrong_options_raise_with_the_name(text, message):
-    with pytest.raises(OptionError, match=message):
-        gradhomog.pipeline(text)
 
 
 def test_features_that_do_not_fit_raise():

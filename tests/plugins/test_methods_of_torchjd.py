@@ -1,0 +1,76 @@
+"""Directions of several steps equal TorchJD's aggregators and scalarizations where these are exact."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torchjd.aggregation as theirs
+import torchjd.scalarization
+from torchjd.aggregation import AlignedMTLWeighting, CRMOGMWeighting, GramianWeightedAggregator
+
+import gradhomog
+from tests.plugins.from_losses import gradient_of, quadratics, rows_and_losses
+
+EXACT, ITERATED = 1e-9, 1e-3
+AGGREGATORS = {
+    **{f"aligned_mtl(scale_mode='{m}')": (lambda m=m: theirs.AlignedMTL(scale_mode=m), EXACT)
+       for m in ("min", "median", "rmse")},
+    "cagrad(c=0.5, scale='paper')": (lambda: theirs.CAGrad(c=0.5), ITERATED),
+    "config(scale='paper')": (theirs.ConFIG, EXACT),
+    **{f"cr_mogm(method='aligned_mtl', alpha={a})": (
+        lambda a=a: GramianWeightedAggregator(CRMOGMWeighting(AlignedMTLWeighting(), alpha=a)), EXACT
+    ) for a in (0.0, 0.7, 1.0)},
+    "fairgrad(alpha=0.5, scale='paper')": (lambda: theirs.FairGrad(alpha=0.5), ITERATED),
+    "fairgrad(alpha=2.0, scale='paper')": (lambda: theirs.FairGrad(alpha=2.0), ITERATED),
+    "krum(n_byzantine=1, n_selected=3, squared=false)": (lambda: theirs.Krum(n_byzantine=1, n_selected=3), 1e-7),
+    "pcd(tau=0.2, beta=0.8)": (lambda: theirs.PCD(tau=0.2, beta=0.8, eps=0.0), EXACT),
+    "trimmed_mean(trim=1)": (lambda: theirs.TrimmedMean(1), EXACT),
+}  # fmt: skip
+# Those for two tasks draw no order, or need no more than one step of their solver.
+OF_TWO_ROWS = {
+    "gradvac(beta=0.3, scale='paper')": lambda: theirs.GradVac(beta=0.3, eps=0.0),
+    "mgda": lambda: theirs.MGDA(epsilon=1e-9, max_iters=10_000),
+    "pcd(tau=0.2, beta=0.8)": lambda: theirs.PCD(tau=0.2, beta=0.8, eps=0.0),
+    "pcgrad(scale='paper')": theirs.PCGrad,
+}
+
+
+def history(tasks, steps, spread, conflict=0.0):
+    """Rows of several steps, of norms that spread."""
+    generator = torch.Generator().manual_seed(tasks)
+    for _ in range(steps):
+        rows = torch.randn(tasks, 20, generator=generator, dtype=torch.float64)
+        yield (rows - conflict * rows.mean(0)) * torch.logspace(-spread, spread, tasks, dtype=torch.float64)[:, None]
+
+
+@pytest.mark.parametrize("text", AGGREGATORS)
+def test_directions_are_those_of_the_aggregator(text):
+    make, tolerance = AGGREGATORS[text]
+    pipe, aggregator = gradhomog.pipeline(text), make()
+    for rows in history(5, 6, spread=0 if tolerance == ITERATED else 1):
+        torch.testing.assert_close(pipe.combine(rows), aggregator(rows), rtol=tolerance, atol=0.1 * tolerance)
+
+
+@pytest.mark.parametrize("text", OF_TWO_ROWS)
+def test_directions_of_two_rows_are_those_of_the_aggregator(text):
+    pipe, aggregator = gradhomog.pipeline(text), OF_TWO_ROWS[text]()
+    for rows in history(2, 30, spread=0.2, conflict=0.8):
+        torch.testing.assert_close(pipe.combine(rows), aggregator(rows), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"), [("uw(lr=0.05, scale='paper')", "UW"), ("imtl_l(lr=0.05, scale='paper')", "IMTLL")]
+)
+def test_thirty_steps_follow_a_scalarization_whose_weights_adam_moves(text, name):
+    theta, losses_of = quadratics()
+    scalarization = getattr(torchjd.scalarization, name)(4).double()
+    optimizer = torch.optim.Adam(scalarization.parameters(), lr=0.05)
+    pipe = gradhomog.pipeline(text)
+    for _ in range(30):
+        rows, losses = rows_and_losses(losses_of, theta)
+        expected = gradient_of(scalarization, losses_of, theta)
+        torch.testing.assert_close(pipe.combine(rows, losses), expected, rtol=1e-9, atol=1e-12)
+        optimizer.zero_grad()
+        scalarization(losses).backward()
+        optimizer.step()
+        theta = theta - 0.02 * expected

@@ -1,0 +1,87 @@
+"""Values of options that methods reject, alone and for the tasks and losses of a batch."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import gradhomog
+from gradhomog import OptionError
+
+# The first option of each is the one that is out of range.
+OUT_OF_RANGE = [
+    "and_mask(tau=1.1)", "and_mask(tau=-0.1)", "and_mask(rescale='layer')", "cagrad(c=-0.1)", "cagrad(c=inf)",
+    "cosmos(penalty=-1)", "cosmos(preferences=[-1, 2])", "cr_mogm(alpha=1.1)", "db_mtl(beta=1)", "db_mtl(sigma=-1)",
+    "dwa(temperature=0)", "dwa(period=0)", "excess_mtl(lr=0)", "excess_mtl(lr=inf)", "fairgrad(alpha=0)",
+    "fairgrad(alpha=inf)", "fairgrad(alpha=0.1)", "fairgrad(alpha=30)", "fairgrad(max_norm=-1, scale='paper')",
+    "famo(lr=0)", "famo(weight_decay=-1)", "famo(smoothing=1)", "famo(lowest=inf)", "fwt(gamma=11)", "fwt(beta=-2)",
+    "fwt(beta=inf)", "fwt(layers='')", "fwt(layers=[])", "go4align(groups=0)", "go4align(lr=-1)", "graddrop(leak=-0.1)",
+    "graddrop(leak=[0, 2])", "graddrop(leak=[])", "graddrop(sharpness=0.5)", "graddrop(sharpness=inf)",
+    "gradnorm(alpha=-1)", "gradnorm(lr=0)", "gradnorm(initial_loss=0)", "gradvac(beta=1.5)", "gradvac(ceiling=1)",
+    "imtl_l(lr=0)", "imtl_l(bound=inf)", "isi(rate=1)", "isi(temperature=-1)", "isi(bandwidth=0)", "isi(bandwidth=inf)",
+    "isi(radius=0)", "isi(neighbours=0)", "isi(until=-1)", "isi(layers=0)", "isi(layers=[])", "isi(layers='')",
+    "isi(sampling='gauss')", "isi(parts='none')", "krum(n_byzantine=-1)", "krum(n_selected=0)", "ldc_mtl(penalty=0.5)",
+    "ldc_mtl(lr=0)", "ldc_mtl(bound=70)", "ldc_mtl(normalization='mean')", "moco(beta=0)", "moco(beta=1.5)",
+    "moco(beta_decay=-1)", "moco(gamma=-1)", "moco(gamma_decay=inf)", "moco(rho=-0.1)",
+    "nash_mtl(max_norm=0, scale='paper')", "pbi(penalty=-1)", "pbi(ideal=[0, inf])", "pcd(primary=-1)", "pcd(tau=1.5)",
+    "pcd(beta=1.0)", "relobralo(alpha=1.5)", "relobralo(rho=-1)", "relobralo(temperature=0)", "reweight(beta=-1)",
+    "reweight(beta=inf)", "reweight(lr=0)", "reweight(initial_loss=0)", "reweight(max_weight=0.5)",
+    "rlw(distribution='cauchy')", "rotate(parameterization='procrustes')", "rotate(lr=0)", "rotate(max_angle=4.0)",
+    "rotate(limit=0)", "rotate_rows(max_angle=-1.0)", "rotograd(lr=0)", "rotograd(decay=1.5)", "rotograd(size=0)",
+    "rotograd(burn_in=-1)", "rotograd(pool='class')", "sand_mask(tau=1.0)", "sand_mask(tau=-0.1)", "sand_mask(k=0.0)",
+    "sand_mask(rescale='layer')", "sdmgrad(regularization=-1)", "sdmgrad(lr=0)", "sdmgrad(momentum=1)",
+    "sdmgrad(iterations=0)", "sdmgrad(solver='adam')", "softadapt(variant='fast')", "softadapt(order=6)",
+    "softadapt(beta=inf)", "static(spread=0.5)", "static(weights='equal')", "static(weights=[1, -2, 1])", "stch(mu=0)",
+    "stch(warmup=-1)", "stch(period=0)", "stch(weights=[-1, 2])", "stch(ideal=[0, inf])", "tracked(rows=0)",
+    "tracked(average=1.0)", "trimmed_mean(trim=-1)", "trimmed_mean(trim=0.5)", "uw(lr=0)", "uw(bound=-1)",
+    "uw(bound=70)", "uw(kind='ranking')", "uw_so(temperature=0)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", OUT_OF_RANGE)
+def test_a_value_out_of_range_raises_with_the_name_of_its_option(text):
+    name, option = re.match(r"(\w+)\((\w+)=", text).groups()
+    with pytest.raises(OptionError, match=f"{name}.*`{option}` must be"):
+        gradhomog.pipeline(text)
+
+
+ONES = [1.0, 1.0, 1.0]
+NUMBER = "must hold one number per task; got"
+# For the losses of a step; None: a step without losses.
+UNUSABLE = [
+    ("static(weights=[1, 2])", ONES, rf"static: `weights` {NUMBER} 2 for 3 tasks\."),
+    ("static(weights=[1])", ONES, rf"static: `weights` {NUMBER} 1 for 3 tasks\."),
+    ("static(weights=[0, 0, 0])", ONES, "not all be zero"),
+    ('static(weights={"a": 1})', ONES, "entries for the tasks a; got tasks without names"),
+    ('uw(kind={"a": "regression"})', ONES, "`kind` has entries for the tasks a; got tasks without names"),
+    ("stch(weights=[0, 0, 0])", ONES, "must not all be zero"),
+    ("stch(weights=[1])", ONES, f"stch: `weights` {NUMBER} 1 for 3"),
+    ("stch(log=true, weights=[1, 1, 1])", ONES, "are not part of the formula"),
+    ("pbi(preferences=[0, 0, 0])", ONES, "pbi: `preferences` must not all be zero"),
+    ("cosmos(preferences=[1])", ONES, f"cosmos: `preferences` {NUMBER} 1 for 3"),
+    ("cosmos(scale='paper')", [1e-300, 2e-300], "cosmos: weights N .* must be at most.*task 1"),
+    ("famo(lowest=[0])", ONES, f"famo: `lowest` {NUMBER} 1 for 3"),
+    ("graddrop(leak=[0, 1])", ONES, f"{NUMBER} 2 for 3 tasks"),
+    ("gradnorm(parameters='body.*')", ONES, "`parameters` must match"),
+    ("krum(n_byzantine=3)", [1.0] * 5, "krum: `n_byzantine` must be at most 2 for 5 tasks"),
+    ("krum(n_selected=6)", [1.0] * 5, "krum: `n_selected` must be at most the number of tasks, 5"),
+    ("trimmed_mean(trim=1)", [1.0], "must leave at least one task: 1 of 1 are removed at each end"),
+    ("trimmed_mean(trim=2)", [1.0] * 4, "must leave at least one task"),
+    ("rotate(pool='class')", ONES, "a plane has one; use parameterization='geodesic'"),
+    ("rotate(pool='sample')", ONES, "a plane has one; use parameterization='geodesic'"),
+    ("reweight(variant='paper', solver='fixed_point')", ONES, "only fixed point is zero"),
+    ("reweight(solver='fixed_point')", [-1.0, 1.0], "must not be negative unless beta=0"),
+    ("reweight", None, "requires the losses"),
+    ("db_mtl", None, "requires the losses of the tasks"),
+    ("ldc_mtl(scale='paper')", [1.0, 1e-300], "ldc_mtl: weights N .* must be at most.*task 1"),
+    ("go4align(scale='paper')", [1e300, 1e-300], "go4align: weights p ΣL / L, averaged by group, .* at most.*task 1"),
+    ("go4align(lr=1e4)", [1e305, 2e305], r"go4align: `lr` times a loss must be finite; task 0 has 1e\+305"),
+]
+
+
+@pytest.mark.parametrize(("text", "losses", "message"), UNUSABLE)
+def test_a_value_that_does_not_fit_the_batch_raises(text, losses, message):
+    with pytest.raises(OptionError, match=message):
+        gradhomog.pipeline(text).combine(torch.eye(len(losses or ONES)), losses)
