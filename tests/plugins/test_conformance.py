@@ -19,7 +19,7 @@ BUILT_IN = [
 
 ON_ROWS = (
     "finite_*", "identical_rows", "no_gradient_*", "half_*", "*equivariant", "differentiable",
-    "resumes_from_state_dict",
+    "resumes_from_state_dict", "state_by_name",
 )  # fmt: skip
 
 

@@ -84,19 +84,6 @@ def test_the_rounding_of_float32_losses_does_not_move_them_from_the_ray_of_pbi(l
     torch.testing.assert_close(found.double(), torch.tensor([0.5, 1.5], dtype=torch.float64), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("ideal", [0.0, -2.0])
-def test_descent_along_pbi_ends_at_the_ratio_of_the_preference(ideal):
-    # A front L_2 = 1/L_1: the direction w.r.t. L itself, and L on the front where the first is e^t.
-    time = torch.tensor(1.0, dtype=torch.float64)
-    pipe = gradhomog.pipeline(f"pbi(preferences=[1, 3], ideal={ideal})")
-    for step in range(400):
-        losses = torch.stack([time.exp(), (-time).exp()])
-        rows = torch.stack([time.exp(), -(-time).exp()])[:, None]
-        time = time - 0.2 / (1 + step) ** 0.6 * pipe.combine(rows, losses)[0]
-    gaps = losses - ideal
-    assert float(gaps[1] / gaps[0]) == pytest.approx(3, rel=0.05)
-
-
 def test_for_large_losses_cosmos_is_the_weighted_sum_and_for_small_ones_the_cosine():
     preference = [1, 2, 1]
     torch.testing.assert_close(

@@ -46,16 +46,6 @@ def test_with_noise_between_the_batches_smoothing_brings_the_weights_near_to_the
     assert 0.6 * expected < preferred[0.9] < 1.1 * expected
 
 
-def test_at_convergence_all_losses_fall_at_the_same_relative_rate():
-    # A small step along d changes log L_i by n_i² ω_i / L_i for orthogonal rows of norms n.
-    norms, losses = torch.tensor([2.0, 1.0, 0.5], dtype=torch.float64), torch.tensor([1.0, 2.0, 0.3]).double()
-    pipe = gradhomog.pipeline("famo(smoothing=0, weight_decay=0, lr=0.05)")
-    for _ in range(600):
-        rates = norms * pipe.combine(torch.diag(norms), losses) / losses
-        losses = losses * torch.exp(-1e-3 * rates)
-    torch.testing.assert_close(rates, rates.mean().expand(3), rtol=0.05, atol=0)
-
-
 def test_the_first_weights_are_those_of_the_geometric_mean_and_all_remain_positive():
     losses = [0.5, 2.0, 8.0]
     pipe = gradhomog.pipeline("famo(lr=0.3)")

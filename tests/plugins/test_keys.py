@@ -44,21 +44,6 @@ STATEFUL = [
 IN_THE_NETWORK = {"fwt", "isi", "rotate", "rotogbml", "rotograd"}
 
 
-def assert_equal_states(found, expected):
-    assert type(found) is type(expected)
-    if isinstance(expected, dict):
-        assert found.keys() == expected.keys()
-        for name in expected:
-            assert_equal_states(found[name], expected[name])
-    elif isinstance(expected, list):
-        for one, other in zip(found, expected, strict=True):
-            assert_equal_states(one, other)
-    elif isinstance(expected, str | None):
-        assert found == expected
-    else:
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-
-
 def batches(tasks, steps):
     """Rows and losses of several steps; the first task has the longest rows and the largest losses."""
     generator = torch.Generator().manual_seed(0)
@@ -77,35 +62,6 @@ def step(pipe, rows, losses, index, names=None, slots=None):
 
 
 @pytest.mark.parametrize("text", STATEFUL)
-def test_the_order_of_two_tasks_of_one_name_has_no_effect(text):
-    # GradVac changes each row by the others one after another, in an order of positions. Two tasks have only one order.
-    names = "aa" if "gradvac" in text else "aabc"
-    order = [*range(len(names))]
-    pipe, swapped = gradhomog.pipeline(text), gradhomog.pipeline(text)
-    for rows, losses in batches(len(names), steps=5):
-        direction = step(pipe, rows, losses, order, names)
-        torch.testing.assert_close(
-            step(swapped, rows, losses, [1, 0, *order[2:]], names), direction, rtol=1e-9, atol=1e-12
-        )
-    assert_equal_states(swapped.state_dict(), pipe.state_dict())
-
-
-@pytest.mark.parametrize("text", STATEFUL)
-def test_the_order_of_named_tasks_has_no_effect_and_that_of_tasks_without_names_has(text):
-    named, permuted, numbered = (gradhomog.pipeline(text) for _ in range(3))
-    differs = False
-    for number, (rows, losses) in enumerate(batches(3, steps=5)):
-        order = [0, 2] if "gradvac" in text else [0, 1, 2]  # its rows are changed in an order of positions
-        other = order[number % len(order) :] + order[: number % len(order)]
-        direction = step(named, rows, losses, order, "abc")
-        torch.testing.assert_close(step(permuted, rows, losses, other, "abc"), direction, rtol=1e-9, atol=1e-12)
-        if "primary" not in text or "primary=0" in text:
-            found = step(numbered, rows, losses, other)
-            differs |= not torch.allclose(found, direction, rtol=1e-3)
-    assert differs or "primary='" in text or text.startswith("gradvac")  # which has one target for the two tasks
-
-
-@pytest.mark.parametrize("text", STATEFUL)
 def test_a_task_that_is_left_out_of_a_step_is_that_task_in_every_other(text):
     """The oracle: tasks without names, whose positions the caller passes in every step."""
     primary = ("primary='a'", "primary=0"), ("primary='b'", "primary=1")
@@ -113,8 +69,9 @@ def test_a_task_that_is_left_out_of_a_step_is_that_task_in_every_other(text):
     named, numbered = gradhomog.pipeline(text), gradhomog.pipeline(by_position)
     for number, (rows, losses) in enumerate(batches(4, steps=6)):
         present = [0, 1, 3] if number % 2 else [0, 1, 2, 3]
+        order = present if "gradvac" in text else present[number % 3 :] + present[: number % 3]  # it follows positions
         expected = step(numbered, rows, losses, present, slots=present)
-        torch.testing.assert_close(step(named, rows, losses, present, "abcd"), expected, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(step(named, rows, losses, order, "abcd"), expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("change", ["left out", "None", "other order"])

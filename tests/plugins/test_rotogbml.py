@@ -46,10 +46,6 @@ def test_it_is_the_sum_of_the_modules_that_are_switched_on(modules):
     assert torch.equal(trained(f"rotogbml({options})"), trained(written))
 
 
-def test_without_any_module_it_is_the_plain_learner_bit_for_bit():
-    assert torch.equal(trained("rotogbml(isi=false, rotate=false, reweight=false)"), trained(None))
-
-
 def test_options_reach_their_modules_and_common_ones_reach_both():
     pipe = gradhomog.pipeline("rotogbml(reweight={'beta': 0.1}, rotate={'lr': 0.01, 'key': 'slot'})")
     _, rotate, reweight = pipe
@@ -63,20 +59,3 @@ def test_an_unknown_option_of_a_module_raises_with_its_name():
 
 def test_it_keeps_the_name_that_the_user_wrote():
     assert str(gradhomog.pipeline("rotogbml + pcgrad")) == "rotogbml + pcgrad"
-
-
-def test_identical_tasks_leave_the_plain_meta_gradient_to_rounding():
-    """With reweight, rotate and both, ω stays at one and the rotations at the identity."""
-    alike = lambda seed=0: [images(1, seed)[0]] * 3  # noqa: E731
-    plain = trained(None, 3, alike)
-    for text in (
-        "reweight(lr=0.1)", "reweight(solver='fixed_point')", "rotate(lr=0.5)",
-        "rotogbml(isi=false, reweight={'lr': 0.1}, rotate={'lr': 0.5})",
-    ):  # fmt: skip
-        torch.testing.assert_close(trained(text, 3, alike), plain, rtol=1e-5, atol=1e-6)
-
-
-def test_permuting_the_tasks_of_a_batch_changes_no_meta_step_with_state_by_domain():
-    text = "rotogbml(isi=false, rotate={'lr': 0.3}, reweight={'lr': 0.1})"
-    permuted = lambda seed=0: [images(3, seed)[slot] for slot in (2, 0, 1)]  # noqa: E731
-    torch.testing.assert_close(trained(text, 4, permuted), trained(text, 4), rtol=1e-4, atol=1e-5)

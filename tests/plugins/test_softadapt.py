@@ -43,17 +43,6 @@ def test_the_normalized_variant_depends_on_the_ratios_of_the_rates_only():
         torch.testing.assert_close(found, 2 * softmax([-0.75, -0.25]))
 
 
-def test_with_falling_losses_the_slowest_task_has_the_largest_weight_in_every_variant():
-    for variant in ("original", "normalized", "loss_weighted"):
-        found = last_weights(f"softadapt(variant='{variant}')", [[1.0, 1.0, 1.0], [0.4, 0.9, 0.6]])
-        assert found.argsort().tolist() == [0, 2, 1]
-
-
-def test_a_negative_beta_prefers_the_fastest_task():
-    found = last_weights("softadapt(beta=-0.1)", [[1.0, 1.0], [0.4, 0.9]])
-    assert float(found[0]) > 1 > float(found[1])
-
-
 def test_the_loss_weighted_variant_multiplies_by_the_mean_losses_of_the_window():
     sequence = [[8.0, 1.0], [4.0, 1.0], [3.0, 2.0], [2.0, 2.5]]
     found = last_weights("softadapt(variant='loss_weighted', beta=0.5, order=2)", sequence)

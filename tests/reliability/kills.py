@@ -30,7 +30,7 @@ from gradhomog.experiments.results.comparison_dir import MANIFEST, PLAN
 from gradhomog.experiments.results.records import records
 
 OVERRIDES = [
-    "problem.name=landscape", "train.steps=40", "train.validate_every=4", "train.checkpoint_every=1",
+    "problem.name=landscape", "train.steps=24", "train.validate_every=4", "train.checkpoint_every=1",
     "train.log_every=1", 'homogenizers=["none", "pcgrad", "mgda", "static | static(weights=\\"random\\")"]', "seeds=1",
 ]  # fmt: skip
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -17,7 +18,6 @@ from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.execution.comparison import compare
 from gradhomog.experiments.results import checksums
 from gradhomog.experiments.results.records import records
-from tests.experiments.run_helpers import gradhomog_without_figures
 
 SMALL = [
     "problem.name=landscape", "train.steps=40", "train.validate_every=4", "train.checkpoint_every=1",
@@ -25,18 +25,15 @@ SMALL = [
 ]  # fmt: skip
 
 
-def arguments(out: Path, *more: str) -> list[str]:
-    return ["compare", *(word for text in SMALL for word in ("--set", text)), "--out", str(out), *more]
-
-
 def command(out: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "gradhomog", *arguments(out, *more)]
+    settings = [word for text in SMALL for word in ("--set", text)]
+    return [sys.executable, "-m", "gradhomog", "compare", *settings, "--out", str(out), *more]
 
 
-def complete(out: Path, *more: str) -> None:
-    """Compute the comparison in one process, without figures: both take longer than the runs."""
-    process = gradhomog_without_figures(*arguments(out, "--jobs=1", *more))
-    subprocess.run(process, check=True, capture_output=True, timeout=300)
+def complete(out: Path, *, resume: bool = False) -> None:
+    """Compute the comparison in this process, without the report: both take longer than the runs."""
+    with mock.patch("gradhomog.experiments.execution.comparison.write_report"):
+        compare(load(None, SMALL).with_baselines(), out, resume=resume)
 
 
 def scores(folder: Path) -> list[tuple[str, list[float]]]:
@@ -74,7 +71,7 @@ def test_a_full_disk_is_reported_and_the_comparison_resumes_once_there_is_space(
     done = subprocess.run(command(small_disk / "out"), capture_output=True, text=True, timeout=300)
     assert "No space left on device" in error_output(done)
     subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
-    complete(small_disk / "out", "--resume")
+    complete(small_disk / "out", resume=True)
     assert scores(small_disk / "out") == reference_scores
 
 

@@ -90,8 +90,8 @@ def peak_growth(path: Path) -> tuple[str, int]:
 
 @pytest.mark.parametrize("name", ["images", "extra"])
 def test_unused_arrays_are_never_decompressed(tmp_path: Path, name: str) -> None:
-    """256 MiB of zeros in 256 KB: as images for four labels, and as an array of another name."""
-    path = write_zeros(tmp_path / "bomb.npz", name, array_bytes("|u1", (2**22, 8, 8)), 2**28)
+    """128 MiB of zeros in 128 KB: as images for four labels, and as an array of another name."""
+    path = write_zeros(tmp_path / "bomb.npz", name, array_bytes("|u1", (2**21, 8, 8)), 2**27)
     assert path.stat().st_size < 2**20
     error, growth = peak_growth(path)
     assert growth < 2**26

@@ -110,9 +110,8 @@ def output(
     )
 
 
-@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
-def test_output_that_is_not_unicode_shows_question_marks(encoding: str) -> None:
-    done = output("show", "gradnorm", encoding=encoding)  # its options have "≥"
+def test_output_that_is_not_unicode_shows_question_marks() -> None:
+    done = output("show", "gradnorm", encoding="cp1252")  # its options have "≥"
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"alpha=1.5 (a number ? 0)" in done.stdout
 

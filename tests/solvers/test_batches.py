@@ -133,11 +133,6 @@ def test_converged_has_the_batch_shape():
 
 
 @each
-def test_weights_have_no_graph_without_requires_grad(name):
-    assert not SOLVERS[name](gramians(4, 1)[0]).requires_grad
-
-
-@each
 @pytest.mark.parametrize("shape", [(3,), (2, 3), (2, 3, 2)])
 def test_a_gramian_that_is_not_square_raises(name, shape):
     with pytest.raises(OptionError, match=r"`gramian` must have shape \[..., tasks, tasks\]"):

@@ -58,30 +58,6 @@ def test_long_opposite_rows_and_a_short_row_give_zero(ratio):
     assert float(direction.norm()) < 1e-6 / ratio
 
 
-@given(jacobians(tasks=(2, 2)))
-def test_two_rows_have_the_closed_form(jacobian):
-    first, second = jacobian
-    apart = float((first - second) @ (first - second))
-    if apart == 0:
-        return
-    expected = min(max(float((second - first) @ second) / apart, 0.0), 1.0)
-    assert abs(float(minimum_norm_weights(jacobian @ jacobian.T).weights[0]) - expected) < 1e-7
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_the_norm_is_at_most_that_of_scipys_solution(seed):
-    generator = np.random.default_rng(seed)
-    jacobian = generator.normal(size=(6, 8)) + generator.normal(size=8)
-    gramian = jacobian @ jacobian.T
-    found = scipy.optimize.minimize(
-        lambda w: w @ gramian @ w, np.full(6, 1 / 6), jac=lambda w: 2 * gramian @ w, method="SLSQP",
-        bounds=[(0, 1)] * 6, constraints={"type": "eq", "fun": lambda w: w.sum() - 1}, options={"ftol": 1e-15},
-    )  # fmt: skip
-    ours = minimum_norm_weights(torch.from_numpy(gramian)).weights.numpy()
-    assert ours @ gramian @ ours <= found.fun + 1e-9
-    np.testing.assert_allclose(ours, found.x, atol=1e-4)
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_the_vector_is_that_of_nonnegative_least_squares_on_the_rows(seed):
     # min ‖Jᵀx‖² + (1 − 1ᵀx)² over x ≥ 0 has the same direction; SciPy solves it on J, without the Gramian.

@@ -7,36 +7,7 @@ import torch
 
 import gradhomog
 from gradhomog import DataError, OptionError, PluginRunError
-from gradhomog.step.step import TaskKey
 from tests.step.members import ROWS, faulty
-
-
-@pytest.mark.parametrize(
-    ("stage", "function", "message"),
-    [
-        ("mix", lambda self, e: 1 / 0, r"Faulty raised in `mix`: ZeroDivisionError"),
-        ("mix", lambda self, e: torch.ones(5), r"weights of shape \[2\] or a matrix \[2, 2\]; got a tensor \(5,\)"),
-        ("mix", lambda self, e: [1.0, 1.0], r"got list"),
-        ("mix", lambda self, e: torch.tensor([1.0, float("nan")]), r"NaN or infinity from `mix`"),
-        ("mix", lambda self, e: torch.ones(2, requires_grad=True), r"with a graph"),
-        ("rows", lambda self, s: s.jacobian.select([0]), r"from `rows` a Jacobian of 2 tasks.*of 1 tasks"),
-        ("rows", lambda self, s: s.jacobian.map(torch.Tensor.double), r"dtypes.*float64"),
-        ("rows", lambda self, s: s.jacobian.materialize(), r"created by `map`, `replace` or `repeat`.*got a dict of"),
-        ("update", lambda self, e: {}["x"], r"raised in `update`: KeyError"),
-    ],
-)
-def test_an_error_names_the_member_and_its_stage(stage, function, message):
-    with pytest.raises(PluginRunError, match=message):
-        gradhomog.pipeline([faulty(stage, function)]).combine(ROWS)
-
-
-def test_a_transform_that_changes_the_shape_raises():
-    with pytest.raises(
-        PluginRunError, match=r"features of shape \(1, 4, 3\), torch.float32 on cpu; got a tensor \(1, 4\)"
-    ):
-        gradhomog.pipeline([faulty("transform", lambda self, z, keys: z[..., 0])]).transform(
-            torch.ones(1, 4, 3), [TaskKey(0)]
-        )
 
 
 @pytest.mark.parametrize(

@@ -53,10 +53,3 @@ def test_an_invalid_state_changes_nothing():
     with pytest.raises(ConfigError):
         pipe.load_state_dict(other)
     assert str(pipe.state_dict()) == before
-
-
-def test_the_global_generator_is_unchanged():
-    before = torch.get_rng_state()
-    pipe = gradhomog.pipeline("pcgrad + static(weights='random') + gradnorm + mgda")
-    pipe.combine(ROWS, losses=[1.0, 2.0])
-    assert torch.equal(torch.get_rng_state(), before)

@@ -142,20 +142,6 @@ def test_the_repetition_of_a_failed_step_draws_the_same_random_numbers():
     assert len(set(drawing.drawn)) == 1
 
 
-def test_a_wrapped_method_draws_the_same_numbers_as_alone():
-    class Wrapper(Homogenizer):
-        def __init__(self, inner):
-            self.inner = inner
-
-        def mix(self, step):
-            return self.inner.mix(step.view(self.inner))
-
-    alone, inner = Drawing(7), Drawing(7)
-    gradhomog.pipeline([alone]).combine(ROWS)
-    gradhomog.pipeline([Wrapper(inner)]).combine(ROWS)
-    assert inner.drawn[0] == alone.drawn[0]
-
-
 def test_the_generator_of_begin_is_a_function_of_seed_step_slot_and_part():
     class Masks(Homogenizer):
         def __init__(self):

@@ -40,21 +40,6 @@ def test_attach_may_return_a_single_handle():
     assert not encoder._forward_hooks
 
 
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (lambda self, encoder: [1], "handles with a method `remove`; got int"),
-        (lambda self, encoder: (1 / 0 for _ in "x"), "raised in `attach`: ZeroDivisionError"),
-    ],
-)
-def test_a_faulty_attach_is_named_and_reverted(function, message):
-    pipe = gradhomog.pipeline([Plus(), faulty("attach", function)])
-    encoder = nn.Linear(2, 2)
-    with pytest.raises(PluginRunError, match=message), pipe.attached(encoder):
-        pass
-    assert not encoder._forward_hooks
-
-
 def left_behind(self, encoder):
     encoder.register_forward_hook(lambda module, inputs, output: 5 * output)
     encoder[0].register_forward_pre_hook(lambda module, inputs: None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 from gradhomog_plugins.isi import ISI
 from tests.plugins.isi.networks import OTHER, begin, images, learner, network, tasks
@@ -41,29 +40,6 @@ def test_second_order_rows_are_the_derivative_of_the_loss_with_the_same_masks(op
     expected = (losses[0] - losses[1]) / 2e-6
     derivative = sum((rows * direction[name]).flatten(1).sum(1) for name, rows in found.items())
     torch.testing.assert_close(derivative, expected, rtol=1e-6, atol=1e-8)
-
-
-def test_the_graph_contains_only_the_product_with_the_mask():
-    isi, encoder, x = ISI(layers=1), nn.Sequential(nn.Conv2d(1, 3, 3, padding=1)).double(), images().double()
-    plain = encoder(x)
-    isi.attach(encoder)
-    begin(isi, part="query")
-    mask = (encoder(x) / plain).detach()
-    x.requires_grad_()
-
-    def loss(weight, inputs, masked):
-        bias = encoder[0].bias.detach()
-        if masked:
-            return torch.func.functional_call(encoder, {"0.weight": weight, "0.bias": bias}, (inputs,)).pow(3).sum()
-        return (nn.functional.conv2d(inputs, weight, bias, padding=1) * mask).pow(3).sum()
-
-    weight = encoder[0].weight.detach().requires_grad_()
-    derivatives = []
-    for masked in (True, False):
-        first = torch.autograd.grad(loss(weight, x, masked), (weight, x), create_graph=True)
-        second = torch.autograd.grad(sum(g.pow(2).sum() for g in first), (weight, x))
-        derivatives.append((*first, *second))
-    torch.testing.assert_close(*derivatives)
 
 
 def test_under_vmap_every_task_has_separate_masks_and_the_rows_of_a_single_task():

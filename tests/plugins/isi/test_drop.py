@@ -97,11 +97,7 @@ def test_at_infinite_temperature_masks_are_inverted_dropout():
     torch.testing.assert_close(dropped[kept], plain[kept] / 0.7)
     assert scipy.stats.binomtest(int((~kept).sum()), kept.numel(), 0.3).pvalue > 1e-3
     counts = (~kept).sum(dim=(2, 3)).flatten().double()  # of 256 positions; with dropout they are binomial
-    expected = scipy.stats.binom(256, 0.3)
-    assert (
-        scipy.stats.kstest(counts.numpy(), expected.cdf).pvalue > 1e-3 or abs(counts.var() / expected.var() - 1) < 0.3
-    )
-    torch.testing.assert_close(counts.var(), torch.tensor(expected.var()).double(), rtol=0.3, atol=0)
+    torch.testing.assert_close(counts.var(), torch.tensor(256 * 0.3 * 0.7).double(), rtol=0.3, atol=0)
 
 
 def draws_of(sample, shape, times=40):
@@ -127,17 +123,6 @@ def test_each_position_is_dropped_with_its_probability_by_both_samplers():
         assert float(((found - expected) / error).abs().max()) < 5
     # The calibration is the multinomial's marginal, up to the effect of a fixed number of draws.
     torch.testing.assert_close(1 - (1 - shares) ** draws, 1 - keep, rtol=0, atol=0.03)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("positions", [1, 3, 400])
-def test_the_multinomial_drops_at_its_rate_on_maps_of_every_size(positions):
-    layer = nn.Conv1d(1, 8, 1)
-    isi = ISI(layers=1, rate=0.1, temperature=math.inf, sampling="multinomial", rescale=False)
-    isi.attach(layer)
-    inputs = torch.randn(4, 1, positions)
-    found = sum(float((layer(inputs) == 0).float().mean()) for _ in range(300)) / 300
-    assert found == pytest.approx(0.1, abs=0.06 if positions == 1 else 0.02)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])

@@ -45,17 +45,6 @@ def test_a_repeated_meta_step_draws_the_same_masks_and_the_next_one_new_ones():
     assert not any(torch.equal(one, other) for one, other in zip(first, later, strict=True))
 
 
-def test_a_single_task_gets_new_masks_in_every_meta_step():
-    isi, encoder = ISI(), network()
-    with attached(isi, encoder) as zeros:
-        for step in range(2):
-            begin(isi, step=step)
-            encoder(images())
-            begin(isi, part="query", step=step)
-            isi.assign_state(isi.update(None))
-    assert not torch.equal(*zeros)
-
-
 def test_every_pass_has_new_masks_without_begin_and_they_are_a_function_of_seed_and_step():
     found = []
     for seed, steps in ((0, 0), (0, 0), (1, 0), (0, 1)):
