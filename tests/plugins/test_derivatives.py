@@ -20,7 +20,8 @@ MASKS = ["and_mask(tau=0.5)", "and_mask(tau=0.5, rescale=true)", "sand_mask(tau=
 TWICE = [
     "imtl_g", "cagrad", "aligned_mtl", "aligned_mtl(scale_mode='median')", "aligned_mtl(scale_mode='rmse')", "upgrad",
     "dualproj", "config", *LENGTHS, "sdmgrad", "pcgrad", "gradvac", "graddrop", "rotate_rows", "pcd", "pcd(primary=1)",
-    "dcgd", "dcgd(variant='projection')", "dcgd(variant='average')", "sand_mask", *MASKS,
+    "dcgd", "dcgd(variant='projection')", "dcgd(variant='average')", "sand_mask", *MASKS, "multiadam", "metabalance",
+    "lra", "db_mtl", "moco", "excess_mtl",
 ]  # fmt: skip
 
 
