@@ -33,6 +33,8 @@ def test_normalizing_solves_for_the_normalized_rows_and_weights_the_given_rows()
     assert gradhomog.pipeline("mgda(normalize='l2')").homogenize(rows).weights.tolist() == pytest.approx([1, 1])
     by_loss = gradhomog.pipeline("mgda(normalize='loss')").homogenize(rows, torch.tensor([10.0, 1.0]))
     assert by_loss.weights.tolist() == pytest.approx([1, 1])
+    by_both = gradhomog.pipeline("mgda(normalize='loss+')").homogenize(rows, torch.tensor([10.0, 1.0]))
+    assert by_both.weights.tolist() == pytest.approx([200 / 101, 2 / 101])  # rows of norms 1/10 and 1
 
 
 FEATURE_GRADS = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
