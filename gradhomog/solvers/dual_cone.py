@@ -11,6 +11,7 @@ from gradhomog.solvers.pivoting import ROUNDING, on_support, pivot, product
 from gradhomog.solvers.scaling import ScaledGramian, Solution, needs_graph, to_numpy
 
 
+@np.errstate(all="ignore")  # a Gramian that overflows is reported by the step
 def dual_cone_weights(gramian: Tensor, weights: Tensor, rounding: float | None = None) -> Solution:
     """Return weights of the projection of Jᵀu onto {d : Jd ≥ 0}: argmin of vᵀGv over v ≥ u.
 
