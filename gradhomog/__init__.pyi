@@ -1,5 +1,6 @@
 """The public names, each once; `__init__.py` imports them from here at their first use."""
 
+from . import files as files
 from . import keyed as keyed
 from .autograd.accumulation import accumulated as accumulated
 from .autograd.backward import backward as backward
@@ -7,6 +8,8 @@ from .autograd.backward_pass import disable_donated_buffers as disable_donated_b
 from .autograd.loss import loss as loss
 from .autograd.task_features import TaskFeatures as TaskFeatures
 from .autograd.task_features import task_features as task_features
+from .benchmarks import Benchmark as Benchmark
+from .benchmarks import BenchmarkCheck as BenchmarkCheck
 from .conflict import conflict_rate as conflict_rate
 from .conflict import cosines as cosines
 from .conflict import distance_bound as distance_bound
@@ -17,6 +20,7 @@ from .diagnosis.result import DiagnosisResult as DiagnosisResult
 from .errors import AmbiguousPluginError as AmbiguousPluginError
 from .errors import ConfigError as ConfigError
 from .errors import ConvergenceWarning as ConvergenceWarning
+from .errors import DamagedCacheWarning as DamagedCacheWarning
 from .errors import DataError as DataError
 from .errors import DisabledPluginError as DisabledPluginError
 from .errors import ExpressionError as ExpressionError
@@ -30,6 +34,7 @@ from .errors import PluginLoadError as PluginLoadError
 from .errors import PluginRunError as PluginRunError
 from .errors import RankError as RankError
 from .errors import UnknownPluginError as UnknownPluginError
+from .errors import did_you_mean as did_you_mean
 from .learners.domains import Domain as Domain
 from .learners.domains import Split as Split
 from .learners.domains import domain as domain
@@ -43,16 +48,26 @@ from .learners.results import TaskRows as TaskRows
 from .learners.task_dataset import TaskDataset as TaskDataset
 from .learners.tasks import Task as Task
 from .learners.tasks import TaskBatch as TaskBatch
+from .learners.tasks import classification_task as classification_task
+from .learners.tasks import draw_examples as draw_examples
+from .problems import Examples as Examples
+from .problems import MultiTaskData as MultiTaskData
+from .problems import Problem as Problem
+from .problems import ProblemRun as ProblemRun
 from .ranks.ranks import Ranks as Ranks
 from .registry import PluginInfo as PluginInfo
 from .registry import Registry as Registry
 from .registry import available as available
 from .registry.annotated_values import ValidatedConstructor as ValidatedConstructor
+from .registry.annotated_values import validated as validated
 from .registry.hooks import hookimpl as hookimpl
+from .registry.specs import BenchmarkSpec as BenchmarkSpec
 from .registry.specs import DomainSpec as DomainSpec
 from .registry.specs import HomogenizerSpec as HomogenizerSpec
 from .registry.specs import LearnerSpec as LearnerSpec
+from .registry.specs import NetworkSpec as NetworkSpec
 from .registry.specs import ObserverSpec as ObserverSpec
+from .registry.specs import ProblemSpec as ProblemSpec
 from .rows import Jacobian as Jacobian
 from .rows import as_jacobian as as_jacobian
 from .rows import jacobian_of_rows as jacobian_of_rows

@@ -10,6 +10,7 @@ import difflib
 import re
 import traceback
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -89,6 +90,17 @@ class ConvergenceWarning(UserWarning):
 
 class MomentumWarning(UserWarning):
     """The outer optimizer averages gradients over steps, although a homogenizer's rows are averages already."""
+
+
+class DamagedCacheWarning(RuntimeWarning):
+    """Cached pictures differ from those that were decoded, and are decoded again."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"{self.path} is damaged: its content does not match its SHA-256. Its pictures are decoded again."
 
 
 class DataError(GradhomogError, ValueError):

@@ -23,7 +23,7 @@ import gradhomog.cli
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-PACKAGES = ("gradhomog", "gradhomog_adapters", "gradhomog_observers", "gradhomog_plugins")
+PACKAGES = ("gradhomog", "gradhomog_adapters", "gradhomog_data", "gradhomog_observers", "gradhomog_plugins")
 DECLARED = {**PROJECT["entry-points"], "console_scripts": PROJECT["scripts"]}
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "gradhomog", "plugins", "adapters")
 
@@ -66,7 +66,7 @@ def test_versions_that_were_tested_begin_at_the_declared_lower_bounds_and_are_na
 
 
 @pytest.mark.slow
-def test_the_wheel_puts_four_packages_and_nothing_else_into_site_packages(names: set[str]) -> None:
+def test_the_wheel_puts_five_packages_and_nothing_else_into_site_packages(names: set[str]) -> None:
     info = f"gradhomog-{gradhomog.__version__}.dist-info"
     assert {name.split("/")[0] for name in names} == {*PACKAGES, info}
 
@@ -113,9 +113,9 @@ def test_the_installed_wheel_lists_and_loads_its_plugins_in_a_clean_process(whee
     site = tmp_path / "site"
     pip("install", "--no-deps", "--no-build-isolation", "--target", str(site), str(wheel))
     code = (
-        "import json, gradhomog\n"
+        "import json, gradhomog, gradhomog.registry\n"
         "registry = gradhomog.Registry()\n"
-        "kinds = ('homogenizers', 'learners', 'domains', 'observers')\n"
+        "kinds = gradhomog.registry.KINDS\n"
         "names = {f'gradhomog.{k}': {i.name: i.module for i in registry.list(k) if i.distribution == 'gradhomog'}"
         " for k in kinds}\n"
         "pipe = gradhomog.pipeline('gradhomog:pcgrad')\n"

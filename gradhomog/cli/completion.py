@@ -61,7 +61,8 @@ def plugin_names(kinds: Sequence[Kind] | None = None) -> Completer:
     def complete_names(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
         from gradhomog.registry import KINDS, installed
 
-        selected = [parsed_args.kind] if parsed_args.kind else kinds or KINDS
+        kind = getattr(parsed_args, "kind", None)
+        selected = [kind] if kind else kinds or KINDS
         return sorted({name for kind in selected for name in installed().names(kind) if name.startswith(prefix)})
 
     return complete_names

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gradhomog.cli._output import add_json, print_json, print_table
+from gradhomog.cli.completion import plugin_names
 
 NAMES = (
     "Recognized below ROOT: NAME-SIZE.npz, NAME.npz, filelists/NAME, NAME, and the folders of `gradhomog data list`. "
@@ -54,34 +55,28 @@ def add(commands: Any) -> None:
 def _add_root(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("root", type=Path, metavar="ROOT", help="data root: the folder that contains the benchmarks")
     names = parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks (default: all)")
-    names.completer = _benchmark_names  # type: ignore[attr-defined]
-
-
-def _benchmark_names(**_: object) -> list[str]:
-    from gradhomog.experiments.data.benchmarks.catalogue import BENCHMARKS
-
-    return list(BENCHMARKS)
+    names.completer = plugin_names(("benchmarks",))  # type: ignore[attr-defined]
 
 
 def run_list(args: argparse.Namespace) -> int:
-    from gradhomog.experiments.data.benchmarks.catalogue import BENCHMARKS, RULES
+    from gradhomog.benchmarks import benchmarks
 
     if args.json:
         print_json(
             [
-                {**dataclasses.asdict(benchmark), "rule": RULES[benchmark.rule], "splits": benchmark.splits}
-                for benchmark in BENCHMARKS.values()
+                {**dataclasses.asdict(benchmark), "rule": benchmark.split_rule, "splits": benchmark.splits}
+                for benchmark in benchmarks()
             ]
         )
         return 0
-    for benchmark in BENCHMARKS.values():
+    for benchmark in benchmarks():
         images = "" if benchmark.images is None else f", {benchmark.images:,} images"
         print(f"{benchmark.name}: {benchmark.title}, {benchmark.classes} classes{images}")
         rows = {
             "source": benchmark.source,
             "terms": benchmark.terms,
             "files": benchmark.layout,
-            "split": f"{RULES[benchmark.rule]}: " + ", ".join(f"{n} {split}" for split, n in benchmark.splits.items()),
+            "split": f"{benchmark.split_rule}: " + ", ".join(f"{n} {split}" for split, n in benchmark.splits.items()),
             "order": benchmark.order,
         }
         print_table([(f"  {key}", value) for key, value in rows.items()])
@@ -89,12 +84,11 @@ def run_list(args: argparse.Namespace) -> int:
 
 
 def run_check(args: argparse.Namespace) -> int:
-    from gradhomog.experiments.data.benchmarks.catalogue import BENCHMARKS, get
-    from gradhomog.experiments.data.benchmarks.check import check
+    from gradhomog.benchmarks import benchmark, benchmarks
 
-    benchmarks = [get(name) for name in dict.fromkeys(args.names)] or list(BENCHMARKS.values())
+    chosen = [benchmark(name) for name in dict.fromkeys(args.names)] or benchmarks()
     _require_root(args.root)
-    results = [check(args.root, benchmark, full=args.full) for benchmark in benchmarks]
+    results = [each.check(args.root, full=args.full) for each in chosen]
     if args.json:
         print_json([dataclasses.asdict(result) for result in results])
     else:
@@ -117,29 +111,35 @@ def run_check(args: argparse.Namespace) -> int:
 
 
 def run_lists(args: argparse.Namespace) -> int:
+    from gradhomog.benchmarks import benchmark, benchmarks
     from gradhomog.errors import DataError
-    from gradhomog.experiments.data.benchmarks.catalogue import BENCHMARKS, get
-    from gradhomog.experiments.data.benchmarks.lists import write_lists
-    from gradhomog.experiments.data.benchmarks.locate import has_source, list_source
+    from gradhomog.experiments.results.atomic_files import write_bytes
 
-    named = [get(name) for name in dict.fromkeys(args.names)]
+    named = [benchmark(name) for name in dict.fromkeys(args.names)]
     _require_root(args.root)
-    benchmarks = named or [item for item in BENCHMARKS.values() if has_source(args.root, item)]
-    if not benchmarks:
+    chosen = named or [each for each in benchmarks() if each.has_source(args.root)]
+    if not chosen:
         raise DataError(
             f"{args.root}: contains none of the benchmarks in their published folders. "
             "`gradhomog data list` prints the expected folders."
         )
     out = args.out or args.root / "filelists"
     manifests, errors = [], []
-    for benchmark in benchmarks:
-        print(f"listing {benchmark.name} …", file=sys.stderr)
+    for each in chosen:
+        print(f"listing {each.name} …", file=sys.stderr)
+        folder = out / each.name
         try:
-            listing = list_source(args.root, benchmark)
+            manifest, contents = each.lists(args.root, folder)
         except DataError as error:
             errors.append(str(error))
             continue
-        manifests.append({**write_lists(benchmark, listing, out / benchmark.name), "folder": str(out / benchmark.name)})
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            if content is None:
+                (folder / name).unlink(missing_ok=True)  # of an earlier call with another rule
+            else:
+                write_bytes(folder / name, content)
+        manifests.append({**manifest, "folder": str(folder)})
     if args.json:
         print_json(manifests)
     elif manifests:

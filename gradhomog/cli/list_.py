@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gradhomog.registry import Kind
 
 # Not imported from the registry, which takes as long as all other imports of the command line.
-KINDS: tuple[Kind, ...] = ("homogenizers", "learners", "domains", "observers")
+KINDS: tuple[Kind, ...] = ("homogenizers", "learners", "domains", "problems", "networks", "benchmarks", "observers")
 
 
 def add(commands: Any) -> None:

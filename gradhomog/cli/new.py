@@ -20,8 +20,8 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     command.add_argument("name", metavar="NAME", help="name of the plugin")
     command.add_argument(
-        "--kind", choices=("homogenizers", "learners", "domains"), default="homogenizers",
-        help="kind of the plugin (default: homogenizers)",
+        "--kind", choices=("homogenizers", "learners", "domains", "problems"), default="homogenizers",
+        type=lambda text: f"{text.removesuffix('s')}s", help="kind of the plugin (default: homogenizers)",
     )  # fmt: skip
     command.add_argument(
         "--into", type=Path, default=Path(), metavar="DIR",

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
-    from gradhomog.registry.specs import DomainSpec, HomogenizerSpec, LearnerSpec, ObserverSpec, Spec
+    from gradhomog.registry.specs import (
+        BenchmarkSpec,
+        DomainSpec,
+        HomogenizerSpec,
+        LearnerSpec,
+        NetworkSpec,
+        ObserverSpec,
+        ProblemSpec,
+        Spec,
+    )
 
 PROJECT = "gradhomog"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -32,6 +41,24 @@ def gradhomog_learner() -> LearnerSpec:
 @hookspec(firstresult=True)
 def gradhomog_domain() -> DomainSpec:
     """Describe this module's domain. Required in modules of the entry-point group `gradhomog.domains`."""
+    raise NotImplementedError
+
+
+@hookspec(firstresult=True)
+def gradhomog_problem(name: str) -> ProblemSpec:
+    """Describe a multi-task problem. Required in modules of the entry-point group `gradhomog.problems`."""
+    raise NotImplementedError
+
+
+@hookspec(firstresult=True)
+def gradhomog_network(name: str) -> NetworkSpec:
+    """Describe a network. Required in modules of the entry-point group `gradhomog.networks`."""
+    raise NotImplementedError
+
+
+@hookspec(firstresult=True)
+def gradhomog_benchmark(name: str) -> BenchmarkSpec:
+    """Describe a benchmark. Required in modules of the entry-point group `gradhomog.benchmarks`."""
     raise NotImplementedError
 
 

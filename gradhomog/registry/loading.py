@@ -6,7 +6,8 @@ import importlib.metadata
 import inspect
 import operator
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import cast
 
@@ -84,19 +85,14 @@ def _check_requirements(info: PluginInfo, requirements: Iterable[str]) -> None:
 
 
 def _import_module(info: PluginInfo) -> ModuleType:
-    # Imported here, so that listing plugins does not import PyTorch.
-    from gradhomog import global_state
-
     point = importlib.metadata.EntryPoint(info.name, info.module, f"gradhomog.{info.kind}")
-    settings, functions = [*map(operator.call, global_state.READ_SETTINGS)], global_state.read_functions()
     modules = set(sys.modules)
-    changes = []
+    changes: list[str] = []
+    # Commands that list benchmarks train nothing, and must not import PyTorch.
+    restored = _restore_torch(changes) if info.kind != "benchmarks" or "torch" in modules else nullcontext()
     try:
-        try:
+        with restored:
             plugin = point.load()
-        finally:
-            restored = global_state.restore_settings(settings), global_state.restore_functions(functions)
-            changes = [change for change in restored if change]
     except GradhomogError as cause:  # its message is complete
         raise PluginLoadError(f"{info} cannot be imported: {cause}") from cause
     except (Exception, SystemExit) as cause:  # SystemExit: a script without a guard must not end this process
@@ -114,6 +110,19 @@ def _import_module(info: PluginInfo) -> ModuleType:
     return plugin
 
 
+@contextmanager
+def _restore_torch(changes: list[str]) -> Iterator[None]:
+    """Restore the settings and functions of PyTorch after the context, and append the changes to a list."""
+    from gradhomog import global_state  # imported here, so that listing plugins does not import PyTorch
+
+    settings, functions = [*map(operator.call, global_state.READ_SETTINGS)], global_state.read_functions()
+    try:
+        yield
+    finally:
+        restored = global_state.restore_settings(settings), global_state.restore_functions(functions)
+        changes += [change for change in restored if change]
+
+
 def _read_spec(manager: pluggy.PluginManager, info: PluginInfo) -> Spec:
     """Return the result of the required hook of the only plugin of a manager."""
     hook_name, spec_type = KINDS[info.kind]
@@ -121,7 +130,7 @@ def _read_spec(manager: pluggy.PluginManager, info: PluginInfo) -> Spec:
     if not hook.get_hookimpls():
         raise _load_error(info, f"has no hook `{hook_name}`: define it and mark it with @gradhomog.hookimpl")
     try:
-        spec = hook()
+        spec = hook(name=info.name)  # a module may describe several plugins
     except (Exception, SystemExit) as cause:
         raise _load_error(info, f"raised in `{hook_name}`: {type(cause).__name__}: {cause}") from cause
     if not isinstance(spec, spec_type):

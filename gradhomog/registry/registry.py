@@ -27,7 +27,7 @@ from gradhomog.errors import (
 )
 from gradhomog.registry import hooks, loading
 from gradhomog.registry.options import bind
-from gradhomog.registry.specs import KINDS, Kind, PluginInfo, Spec
+from gradhomog.registry.specs import KINDS, DomainSpec, Kind, PluginInfo, Spec
 
 
 class Registry:
@@ -35,7 +35,7 @@ class Registry:
 
     Args:
         entry_points: the entry points of plugins; by default those of all installed distributions in the groups
-            `gradhomog.homogenizers`, `gradhomog.learners`, `gradhomog.domains` and `gradhomog.observers`.
+            `gradhomog.homogenizers`, `gradhomog.learners` and so on, for all `KINDS`.
         disabled: selectors (`name` or `distribution:name`) of disabled plugins; by default those in the environment
             variable GRADHOMOG_DISABLE, separated by commas.
 
@@ -172,6 +172,11 @@ class Registry:
         """
         info, spec = self.load(kind, selector)
         bound = bind(spec, info.name, options)  # without `scale`, which the pipeline applies
+        if isinstance(spec, DomainSpec) and spec.variants and arguments and arguments[0] not in spec.variants:
+            variant = arguments[0]
+            hint = did_you_mean(variant, spec.variants, f"`{info.name}:{{}}`")
+            found = repr(variant) if variant else "nothing after the name"
+            raise OptionError(f"`{info.name}` needs one of the variants {', '.join(spec.variants)}; got {found}.{hint}")
         try:
             made = self.manager.hook.gradhomog_make(spec=spec, arguments=arguments, options={**bound, **supplied})
         except GradhomogError:
@@ -248,7 +253,7 @@ def available(kind: Kind = "homogenizers") -> tuple[str, ...]:
     """Return the names of the installed plugins of a kind; imports none of them.
 
     Args:
-        kind: `"homogenizers"`, `"learners"`, `"domains"` or `"observers"`.
+        kind: `"homogenizers"`, `"learners"`, `"domains"`, `"problems"`, `"networks"`, `"benchmarks"` or `"observers"`.
 
     >>> "pcgrad" in available()
     True

@@ -123,7 +123,8 @@ class DomainSpec(Spec):
         factory: called as `factory(variant, size=size, **options)`, where `variant` is the text after the colon in the
             domain's name (`""` if there is none) and `size` the side of images in pixels; returns a `Domain`.
         summary, reference: as in `HomogenizerSpec`.
-        variants: the names accepted after the colon, for listings and suggestions; empty if any text is accepted.
+        variants: the names accepted after the colon, for listings and suggestions; others raise an error. Empty if any
+            text is accepted.
     """
 
     variants: tuple[str, ...] = ()
@@ -147,12 +148,68 @@ class ObserverSpec(Spec):
     supplied = ("config", "folder")
 
 
-Kind = Literal["homogenizers", "learners", "domains", "observers"]
+@dataclass(frozen=True)
+class ProblemSpec(Spec):
+    """Returned by the hook `gradhomog_problem`.
+
+    Attributes:
+        factory: called as `factory(run, **options)` with a `ProblemRun` and the other keys of `[problem]`; returns
+            `MultiTaskData`, or a `Problem`.
+        summary, reference: as in `HomogenizerSpec`.
+        defaults: defaults of the other keys of the run file, as nested tables, or a function of the options that
+            returns them.
+        unused_keys: key paths of the run file that the problem does not use, besides those of episodes and learners.
+        single_task: True if the method "single-task" exists, a separate network for each task, as for `MultiTaskData`.
+        deterministic: True if nothing is random, so that all seeds give the same result.
+    """
+
+    # Not hashed: options are cached by spec, and nested tables have no hash.
+    defaults: Mapping[str, Any] | Callable[[Mapping[str, Any]], Mapping[str, Any]] = field(
+        default_factory=dict, hash=False
+    )
+    unused_keys: tuple[str, ...] = ()
+    single_task: bool = True
+    deterministic: bool = False
+
+    supplied = ("run",)
+
+
+@dataclass(frozen=True)
+class NetworkSpec(Spec):
+    """Returned by the hook `gradhomog_network`.
+
+    Attributes:
+        factory: called as `factory(input_shape, outputs, width, flatten=flatten, **options)`; returns an encoder and a
+            head, modules that are initialized from PyTorch's global generator.
+        summary, reference: as in `HomogenizerSpec`.
+        maps: True if the encoder returns its last feature map, `[n, maps, h, w]`, for `flatten=False`; the head then
+            begins with the omitted layers.
+    """
+
+    maps: bool = True
+
+    supplied = ("input_shape", "outputs", "width", "flatten")
+
+
+@dataclass(frozen=True)
+class BenchmarkSpec(Spec):
+    """Returned by the hook `gradhomog_benchmark`.
+
+    Attributes:
+        factory: called without arguments; returns a `Benchmark`.
+        summary, reference: as in `HomogenizerSpec`.
+    """
+
+
+Kind = Literal["homogenizers", "learners", "domains", "problems", "networks", "benchmarks", "observers"]
 
 KINDS: dict[Kind, tuple[str, type[Any]]] = {
     "homogenizers": ("gradhomog_homogenizer", HomogenizerSpec),
     "learners": ("gradhomog_learner", LearnerSpec),
     "domains": ("gradhomog_domain", DomainSpec),
+    "problems": ("gradhomog_problem", ProblemSpec),
+    "networks": ("gradhomog_network", NetworkSpec),
+    "benchmarks": ("gradhomog_benchmark", BenchmarkSpec),
     "observers": ("gradhomog_observer", ObserverSpec),
 }
 """The required hook of each kind, and the type that it returns."""

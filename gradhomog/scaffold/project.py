@@ -16,13 +16,14 @@ import gradhomog
 from gradhomog.errors import OptionError
 from gradhomog.scaffold.naming import Names
 
-PluginKind = Literal["homogenizers", "learners", "domains"]
+PluginKind = Literal["homogenizers", "learners", "domains", "problems"]
 Licence = Literal["MIT", "Apache-2.0", "BSD-3-Clause", "none"]
 
 DESCRIPTIONS: dict[PluginKind, str] = {
     "homogenizers": "Gradient homogenization by rescaling rows towards their mean norm",
     "learners": "A meta-learner that adapts its head by ridge regression",
     "domains": "Few-shot classification of gratings drawn from formulas",
+    "problems": "A multi-task problem: regression of the sum and the product of two inputs",
 }
 
 

@@ -84,7 +84,7 @@ def gradhomog_install(request: pytest.FixtureRequest, tmp_path: Path) -> Iterato
         name: name of the distribution.
         source: source code of its module, indented or not.
         plugin: name of the plugin; by default the module's name.
-        kind: `"homogenizers"`, `"learners"`, `"domains"` or `"observers"`.
+        kind: a kind of plugin, such as `"homogenizers"`.
         target: object reference of the entry point; by default the module.
         version: version of the distribution.
         requires: requirements in its metadata, such as `"gradhomog>=0.1,<0.2"`.

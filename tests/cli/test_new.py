@@ -26,12 +26,12 @@ def test_files_and_next_commands_are_printed(spelling, tmp_path, monkeypatch, ca
     assert compare == """gradhomog compare --set 'homogenizers=["none", "sign_vote"]'"""
 
 
-@pytest.mark.parametrize("kind", ["homogenizers", "learners", "domains"])
+@pytest.mark.parametrize("kind", ["homogenizers", "learners", "domains", "problem"])
 def test_json_has_names_folder_files_and_commands(kind, tmp_path, capsys):
     given = ["new", "x-y", "--kind", kind, "--into", str(tmp_path), "--licence", "none", "--author", "Ada", "--json"]
     assert main(given) == 0
     data = json.loads(capsys.readouterr().out)
-    assert (data["plugin"], data["kind"]) == ("x_y", kind)
+    assert (data["plugin"], data["kind"]) == ("x_y", kind.removesuffix("s") + "s")
     assert (data["distribution"], data["module"]) == ("gradhomog-x-y", "gradhomog_x_y")
     assert data["folder"] == str(tmp_path / "gradhomog-x-y")
     assert "LICENSE" not in data["files"]
@@ -51,12 +51,19 @@ def test_the_printed_compare_command_is_valid(kind, tmp_path, capsys):
     assert "x_y" in str(load(None, given.overrides).to_dict())
 
 
-@pytest.mark.parametrize("kind", ["homogenizers", "learners", "domains"])
+def test_the_printed_commands_of_a_problem_name_it(tmp_path, capsys):
+    main(["new", "x-y", "--kind", "problem", "--into", str(tmp_path), "--json"])
+    _, show, compare = json.loads(capsys.readouterr().out)["commands"]
+    assert (show, compare) == ("gradhomog show x_y", "gradhomog compare --set problem.name=x_y")
+
+
+@pytest.mark.parametrize("kind", ["homogenizers", "learners", "domains", "problems"])
 def test_the_commands_of_the_readme_are_valid(kind, tmp_path, capsys):
     main(["new", "x-y", "--kind", kind, "--into", str(tmp_path)])
     readme = (tmp_path / "gradhomog-x-y" / "README.md").read_text(encoding="utf-8")
     lines = [line for line in readme.splitlines() if line.startswith("gradhomog ")]
-    assert {line.split()[1] for line in lines} == {"show", "check", "compare"}
+    without_checks = {"check"} if kind == "problems" else set()
+    assert {line.split()[1] for line in lines} == {"show", "check", "compare"} - without_checks
     for line in lines:
         parser().parse_args(shlex.split(line)[1:])
         assert "x_y" in line

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gradhomog.experiments.data.benchmarks import BENCHMARKS
-from gradhomog.experiments.data.benchmarks.catalogue import RULES
+from gradhomog_data.benchmarks import BENCHMARKS
+from gradhomog_data.benchmarks.catalogue import RULES
 from tests.docs.language import ROOT
 
 PAGE = (ROOT / "docs" / "guide" / "benchmarks.md").read_text(encoding="utf-8")

@@ -20,15 +20,7 @@ from gradhomog.learners.learner import Learner
 from gradhomog.learners.results import TaskRow
 from gradhomog.learners.tasks import Task
 from gradhomog.registry import hooks
-from gradhomog.registry.specs import (
-    LEARNER_TRAITS,
-    STATISTICS,
-    TRAITS,
-    DomainSpec,
-    HomogenizerSpec,
-    LearnerSpec,
-    ObserverSpec,
-)
+from gradhomog.registry.specs import KINDS, LEARNER_TRAITS, STATISTICS, TRAITS
 from gradhomog.rows import Jacobian
 from gradhomog.step.homogenizer import Homogenizer
 from gradhomog.step.step import StageResult, Step
@@ -86,10 +78,7 @@ def test_every_attribute_of_a_domain_is_explained(name: str, annotation: str) ->
     assert f"- `{name}: {annotation}{default}`:" in page("gradhomog_domain")
 
 
-SPECS = {
-    "gradhomog_homogenizer": HomogenizerSpec, "gradhomog_learner": LearnerSpec, "gradhomog_domain": DomainSpec,
-    "gradhomog_observer": ObserverSpec,
-}  # fmt: skip
+SPECS: dict[str, type] = dict(KINDS.values())
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,8 @@ def test_folders_without_metadata_after_a_broken_uninstall_do_not_stop_the_list(
 def test_an_unknown_kind_raises_with_the_valid_kinds(kind: Any) -> None:
     for function in (Registry().list, Registry().names, gradhomog.available, lambda k: Registry().find(k, "pcgrad")):
         with pytest.raises(
-            OptionError, match=r"`kind` must be one of 'homogenizers', 'learners', 'domains', 'observers'; got"
+            OptionError,
+            match=r"`kind` must be one of 'homogenizers', 'learners', 'domains', 'problems', .*'observers'; got",
         ):
             function(kind)
 

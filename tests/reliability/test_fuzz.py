@@ -19,10 +19,10 @@ from PIL import Image
 
 from gradhomog.errors import ExpressionError, GradhomogError
 from gradhomog.experiments.config.schema import Config, load
-from gradhomog.experiments.data.domains import images
-from gradhomog.experiments.data.npz import open_npz
-from gradhomog.experiments.problems import table
+from gradhomog.files.npz import open_npz
 from gradhomog.registry import expression
+from gradhomog_data.domains import images
+from gradhomog_data.problems import table
 
 MAX_BYTES = 2**20
 

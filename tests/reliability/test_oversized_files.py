@@ -19,8 +19,8 @@ import pytest
 from PIL import Image
 
 from gradhomog import DataError, OptionError
-from gradhomog.experiments.data import npz
-from gradhomog.experiments.data.domains import images
+from gradhomog.files import npz
+from gradhomog_data.domains import images
 
 GOOD = {
     "images": np.zeros((4, 8, 8), dtype=np.uint8),
@@ -75,7 +75,7 @@ def peak_growth(path: Path) -> tuple[str, int]:
     """Read a file in a separate process; return the error and the growth of peak memory in bytes."""
     code = """
         import resource, sys
-        from gradhomog.experiments.data.domains import images
+        from gradhomog_data.domains import images
         unit = 1 if sys.platform == "darwin" else 1024
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         try: images.images(sys.argv[1], size=8)

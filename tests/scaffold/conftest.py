@@ -14,7 +14,7 @@ from gradhomog.scaffold.naming import names
 from gradhomog.scaffold.project import project
 from gradhomog.scaffold.write_project import write_project
 
-KINDS = {"sign_vote": "homogenizers", "ridge_head": "learners", "gratings": "domains"}
+KINDS = {"sign_vote": "homogenizers", "ridge_head": "learners", "gratings": "domains", "two_targets": "problems"}
 
 
 @dataclass(frozen=True)

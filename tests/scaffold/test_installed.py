@@ -78,7 +78,8 @@ def test_the_programs_in_the_readme_files_run(environment: Environment) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_its_own_tests_pass_unmodified(environment: Environment, name: str) -> None:
     output = environment.run("-m", "pytest", "-v", "-p", "no:cacheprovider", cwd=environment.projects[name])
-    assert output.count(f"::test_it_conforms[{name}") > 20
+    # The kit has no checks of problems.
+    assert output.count(f"::test_it_conforms[{name}") > 20 or KINDS[name] == "problems"
     summary = output.strip().splitlines()[-1]
     assert " passed" in summary
     assert "skipped" not in summary

@@ -20,7 +20,7 @@ from gradhomog.scaffold.project import dependency_range, project
 from gradhomog.scaffold.write_project import write_project
 from tests.test_house import imports
 
-KINDS = ("homogenizers", "learners", "domains")
+KINDS = ("homogenizers", "learners", "domains", "problems")
 LICENCES = ("MIT", "Apache-2.0", "BSD-3-Clause")
 
 

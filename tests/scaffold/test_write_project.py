@@ -12,7 +12,7 @@ from gradhomog.scaffold.naming import names
 from gradhomog.scaffold.project import project
 from gradhomog.scaffold.write_project import check_name_is_free, write_project
 
-KINDS = ("homogenizers", "learners", "domains")
+KINDS = ("homogenizers", "learners", "domains", "problems")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -79,6 +79,10 @@ def _plugins(config: Config) -> Iterator[PluginInfo]:
                 yield from (installed().find("homogenizers", selector) for selector, _ in members)
                 yield from (member.info for member in pipeline(expression.render(members)).members if member.info)
     named: list[tuple[Kind, str]] = []
+    if config.problem is not None:
+        named += [("problems", config.problem["name"])]
+    if "network" not in config.unused_keys and "network.name" not in config.unused_keys:
+        named += [("networks", config.network.name)]
     if config.problem is None:
         named += [("learners", text) for text in config.learners]
         named += [("domains", text) for text in (*config.domains.train, *config.domains.test)]

@@ -14,11 +14,12 @@ import tomli_w
 from annotated_types import Ge, Gt, Interval, Le, Lt
 
 from gradhomog.errors import ConfigError, ExpressionError, join_errors
-from gradhomog.experiments import problems
+from gradhomog.experiments import networks, problems
 from gradhomog.experiments.config import first_comparison, suites, toml
 from gradhomog.experiments.config.overrides import apply_override
 from gradhomog.experiments.config.validation import build
-from gradhomog.experiments.problems import ProblemSpec
+from gradhomog.registry import installed
+from gradhomog.registry.specs import ProblemSpec
 
 Seed = Annotated[int, Interval(ge=0, lt=2**32)]
 """A seed of `EpisodeStream`."""
@@ -63,13 +64,13 @@ class Episodes:
 
 @dataclass(frozen=True)
 class Network:
-    """The network: `mlp` for vectors, the others for images.
+    """The network, a plugin: of those of gradhomog, `mlp` for vectors, the others for images.
 
     `width` is the number of filters of the first block (64 in the papers) or of hidden units of mlp (40). With
     `channels = 0`, the number of channels is that of the domains.
     """
 
-    name: Literal["conv4", "conv6", "resnet10", "resnet12", "resnet18", "mlp"] = "conv4"
+    name: str = "conv4"
     width: Annotated[int, Ge(1)] = 16
     size: Annotated[int, Ge(16)] = 28
     channels: Literal[0, 1, 3] = 0
@@ -121,7 +122,7 @@ class Config:
     `observers` nor `plugins` affects the results.
 
     The defaults of this class suit images; `load` has other defaults for a configuration that names no domains.
-    `problem` has the options of a multi-task problem of `experiments.problems`. With a problem, learners, domains and
+    `problem` has the name and the options of a multi-task problem, a plugin. With a problem, learners, domains and
     episodes are `unused_keys`: these keys are neither accepted in a run file nor written to one.
     """
 
@@ -137,13 +138,13 @@ class Config:
     network: Network = field(default_factory=Network)
     train: Train = field(default_factory=Train)
     test: Test = field(default_factory=Test)
-    problem: problems.Options | None = None
+    problem: dict[str, Any] | None = None
 
     @property
     def learners(self) -> list[str]:
         """The learners that are trained; for a multi-task problem, its network, which has the name of the problem."""
         if self.problem is not None:
-            return [self.problem.name]
+            return [self.problem["name"]]
         return [self.learner] if isinstance(self.learner, str) else list(self.learner)
 
     @property
@@ -153,12 +154,12 @@ class Config:
     @property
     def unused_keys(self) -> tuple[str, ...]:
         """Key paths that are not used with this problem, or without a problem."""
-        return ("problem",) if self.problem is None else problems.find(self.problem.name).unused_keys
+        if self.problem is None:
+            return ("problem",)
+        return problems.unused_keys(problems.find(self.problem["name"]))
 
     def to_dict(self) -> dict[str, Any]:
         content = dataclasses.asdict(self)
-        if self.problem is not None:
-            content["problem"] = {"name": self.problem.name, **content["problem"]}  # `name` is the first key
         for path in self.unused_keys:
             *tables, last = path.split(".")
             table = content
@@ -242,12 +243,14 @@ def load(
         content = _with_defaults(content, {"problem": defaults["problem"]})
     try:
         spec = _build_problem(content)
-        other_defaults = spec.defaults_for(content["problem"]) if spec else first_comparison.defaults(content)
+        other_defaults: Any = spec.defaults if spec else first_comparison.defaults(content)
+        if callable(other_defaults):
+            other_defaults = other_defaults(content["problem"])
         content = _with_defaults(content, _with_defaults(defaults or {}, other_defaults))
         if isinstance(suite := content.get("homogenizers"), str):
             content["homogenizers"] = suites.suite_pipelines(suite)
         config = build(Config, content, prebuilt=("problem",))
-        _check(config)
+        _check(config, spec)
     except ConfigError as error:
         if path is None:
             raise
@@ -256,7 +259,7 @@ def load(
 
 
 def _build_problem(content: dict[str, Any]) -> ProblemSpec | None:
-    """Return the problem that `content` names, and replace its table in `content` by typed options.
+    """Return the problem that `content` names, and complete its table in `content` by the defaults of its options.
 
     Raises:
         ConfigError: the problem is unknown, its options are invalid, or `content` has keys that it does not use.
@@ -265,16 +268,17 @@ def _build_problem(content: dict[str, Any]) -> ProblemSpec | None:
         return None
     table = content["problem"]
     if not isinstance(table, Mapping):
-        raise ConfigError(f'`problem` must be a table, such as problem.name = "{problems.NAMES[0]}"; got {table!r}.')
+        example = installed().names("problems")[0]
+        raise ConfigError(f'`problem` must be a table, such as problem.name = "{example}"; got {table!r}.')
     spec = problems.find(table.get("name"))
-    for path in spec.unused_keys:
+    for path in problems.unused_keys(spec):
         *names, last = path.split(".")
         inner: Any = content
         for name in names:
             inner = inner.get(name, {}) if isinstance(inner, Mapping) else {}
         if isinstance(inner, Mapping) and last in inner:
-            raise ConfigError(f"`{path}` is not used with `problem.name` {spec.name!r}. Remove this key.")
-    content["problem"] = build(spec.options, table, "problem.")
+            raise ConfigError(f"`{path}` is not used with `problem.name` {table['name']!r}. Remove this key.")
+    content["problem"] = problems.table(spec, table)
     return spec
 
 
@@ -289,13 +293,20 @@ def _with_defaults(content: Mapping[str, Any], defaults: Mapping[str, Any]) -> d
     return merged
 
 
-def _check(config: Config) -> None:
+def _check(config: Config, problem: ProblemSpec | None) -> None:
     # Checked first: `seed_list` would create a list of this length.
     if (count := config.seeds if isinstance(config.seeds, int) else len(config.seeds)) > MAX_SEEDS:
         hint = f" For the single seed {count} write seeds=[{count}]." if isinstance(config.seeds, int) else ""
         raise ConfigError(
             f"`seeds` must be at most {MAX_SEEDS}: it is the number of runs per method; got {count}.{hint}"
         )
+    if problem is not None and problem.deterministic and len(config.seed_list) > 1:
+        raise ConfigError(
+            f"`seeds` must be one seed: nothing in the problem is random, so all seeds give the same result; "
+            f"got {config.seed_list}."
+        )
+    if "network" not in config.unused_keys:
+        networks.find(config.network.name)
     errors = []
     for path, values in (
         ("learner", config.learners),

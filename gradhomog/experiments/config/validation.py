@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from gradhomog.errors import ConfigError, did_you_mean, join_errors
-from gradhomog.registry.annotated_values import describe_mismatch
+from gradhomog.registry.annotated_values import accepted_values, describe_mismatch
 
 Table = TypeVar("Table")
 
@@ -53,4 +53,10 @@ def _build(kind: Any, content: Mapping[str, Any], prefix: str, prebuilt: tuple[s
             errors.append(error)
         else:
             values[key] = float(value) if plain[key] is float else value
+    for item in dataclasses.fields(kind):
+        without_default = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
+        if without_default and item.name not in content:
+            errors.append(
+                f"`{prefix}{item.name}` is missing; it must be {accepted_values(hints[item.name]).description}."
+            )
     return None if errors else kind(**values)

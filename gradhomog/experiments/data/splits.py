@@ -54,7 +54,9 @@ def streams(config: Config, seed: int) -> Streams:
             them; regression and classification domains are mixed; the configuration has a multi-task problem.
     """
     if config.problem is not None:
-        raise ConfigError(f"`problem` {config.problem.name} has no episodes; remove `problem` from the configuration.")
+        raise ConfigError(
+            f"`problem` {config.problem['name']} has no episodes; remove `problem` from the configuration."
+        )
     size, shape = config.network.size, config.episodes
     registry = installed()
     train, validation, test = _open_domains(config, size, registry)

@@ -13,7 +13,7 @@ from gradhomog.registry.specs import PluginInfo
 
 
 def describe_failure(config: Config, run: Run, error: Exception) -> str:
-    """Return the error as one line, with the learner or domain plugin that raised it, followed by the traceback.
+    """Return the error as one line, with the learner, domain or problem that raised it, followed by the traceback.
 
     An error of gradhomog already names the plugin and is not a defect: it is returned without traceback.
     """
@@ -28,8 +28,8 @@ def describe_failure(config: Config, run: Run, error: Exception) -> str:
 
 
 def _plugins(config: Config, run: Run) -> list[PluginInfo]:
-    if config.problem is not None:  # problems are part of gradhomog
-        return []
+    if config.problem is not None:
+        return [installed().find("problems", config.problem["name"])]
     domains = dict.fromkeys(domain_plugin(text) for text in (*config.domains.train, *config.domains.test))
     return [
         *(installed().find("domains", selector) for selector in domains),

@@ -26,7 +26,7 @@ def methods(config: Config) -> list[Method]:
     for learner in config.learners:
         for text in config.homogenizers:
             if config.problem is not None and text.strip() == SINGLE:
-                if not problems.find(config.problem.name).has_single_task:
+                if not problems.find(config.problem["name"]).single_task:
                     errors.append(f"{SINGLE!r} does not apply to {learner}; remove it.")
                 rows.append(Method(learner, SINGLE, (SINGLE,)))
                 continue

@@ -8,10 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gradhomog.errors import ConfigError, GradhomogError
+from gradhomog.errors import ConfigError, DamagedCacheWarning, GradhomogError
 from gradhomog.experiments.config import pins
 from gradhomog.experiments.config.schema import Config, load
-from gradhomog.experiments.data.domains._decode import DamagedCacheWarning
 from gradhomog.experiments.data.splits import close_domains
 from gradhomog.experiments.execution.comparison import make_plan
 from gradhomog.experiments.results import checksums

@@ -17,7 +17,6 @@ from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.data.sampler import EpisodeStream
 from gradhomog.experiments.data.splits import Streams, streams
 from gradhomog.experiments.execution.threads import threads
-from gradhomog.experiments.regular_files import open_regular
 from gradhomog.experiments.reproduce.domain_conflict import DomainConflict
 from gradhomog.experiments.reproduce.measure_rows import measure_rows
 from gradhomog.experiments.results import atomic_files, checksums
@@ -26,6 +25,7 @@ from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.meta_learning import MetaLearning
 from gradhomog.experiments.training.snapshot import Snapshot, restore_snapshot, take_snapshot
 from gradhomog.experiments.training.trainer import make_optimizer
+from gradhomog.files.regular import open_regular
 from gradhomog.registry.annotated_values import validated
 
 RESULTS = "conflict.json"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gradhomog.benchmarks import benchmark
 from gradhomog.errors import ConfigError, DataError, did_you_mean, join_errors
-from gradhomog.experiments.data.benchmarks import BENCHMARKS, find
-from gradhomog.experiments.data.benchmarks.check import count
 from gradhomog.experiments.reproduce.protocol import NAMES
 
 
@@ -15,7 +14,7 @@ def find_domains(data: Path | None, assigned: Sequence[str], size: int) -> dict[
     """The text of a domain for each benchmark that is present, in the order of `NAMES`.
 
     Args:
-        data: folder of the data; see `gradhomog data list` for the names within it, and `find` for their order.
+        data: folder of the data; see `gradhomog data list` for the names within it.
         assigned: `NAME=PATH`: a benchmark, and a file or folder; relative to `data`, or else to the working directory.
         size: side of the images in pixels, for files that exist in several sizes.
 
@@ -30,7 +29,7 @@ def find_domains(data: Path | None, assigned: Sequence[str], size: int) -> dict[
     for name in NAMES:
         if data is not None and name not in found:
             try:
-                path = find(data, name, size)
+                path = benchmark(name).find(data, size)
             except DataError as error:  # published folders without file lists
                 errors.append(str(error))
                 continue
@@ -51,7 +50,7 @@ def find_differences(domains: Mapping[str, str]) -> dict[str, str]:
     Raises:
         DataError: a file or folder cannot be used.
     """
-    counted = {name: count(BENCHMARKS[name], Path(text)) for name, text in domains.items()}
+    counted = {name: benchmark(name).count(Path(text)) for name, text in domains.items()}
     return {
         name: "other data: " * (result.status == "other data") + "; ".join(result.differences)
         for name, result in counted.items()

@@ -17,7 +17,7 @@ import numpy as np
 from annotated_types import Ge, MinLen
 
 from gradhomog.errors import ConfigError
-from gradhomog.experiments.regular_files import open_regular
+from gradhomog.files.regular import open_regular
 from gradhomog.registry.annotated_values import describe_mismatch
 
 MAX_BYTES = 2**30

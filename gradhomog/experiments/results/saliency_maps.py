@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradhomog.experiments.data.npz import open_npz
 from gradhomog.experiments.results import artifacts
 from gradhomog.experiments.results.atomic_files import atomic_write
 from gradhomog.experiments.results.events import Record
+from gradhomog.files.npz import open_npz
 
 FILE = "saliency_maps.npz"
 

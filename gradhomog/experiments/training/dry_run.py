@@ -50,7 +50,7 @@ def _describe_run(config: Config, run: Run) -> str:
 def _message(config: Config, failures: Mapping[str, Sequence[str]]) -> str:
     subject, alternative = ", ".join(config.learners), "another learner, network or domains"
     if config.problem is not None:
-        subject, alternative = f"the problem {config.problem.name}", "another `problem.name`"
+        subject, alternative = f"the problem {config.problem['name']}", "another `problem.name`"
     lines = [f"`homogenizers`: the dry run of these with {subject} failed, and nothing was started."]
     for reason, names in failures.items():
         lines += [f"  {', '.join(names)}", textwrap.indent(reason, "    ")]

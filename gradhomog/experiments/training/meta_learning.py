@@ -11,18 +11,18 @@ import torch.distributed as dist
 
 from gradhomog.diagnosis.learner_rows import FIRST_BATCH, independent_numbers, plain_rows
 from gradhomog.errors import ConfigError
-from gradhomog.experiments import models
-from gradhomog.experiments.analysis.metrics import metric
+from gradhomog.experiments import networks
 from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.data.sampler import EpisodeStream
 from gradhomog.experiments.data.splits import Streams, streams
 from gradhomog.experiments.data.target_variance import normalize_scores
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.saliency import write_saliency_maps
-from gradhomog.experiments.training.trainable import BatchRows, device
+from gradhomog.experiments.training.trainable import device
 from gradhomog.learners.ensemble import Ensemble
 from gradhomog.learners.learner import Learner
 from gradhomog.learners.results import Evaluation
+from gradhomog.problems import BatchRows
 from gradhomog.ranks.ranks import Ranks
 from gradhomog.registry import expression, installed, options
 from gradhomog.step.member import Member
@@ -36,7 +36,7 @@ def make_learner(config: Config, run: Run, source: Streams) -> Learner:
     _, spec = installed().load("learners", selector)
     chosen = {**_default_options(config, source, set(options.option_parameters(spec)), run.learner), **explicit}
     torch.manual_seed(run.seed)
-    encoder, head = models.build(
+    encoder, head = networks.build(
         config.network.name, source.input_shape, source.outputs, config.network.width,
         flatten=chosen.get("maps") is not True,
     )  # fmt: skip
@@ -56,7 +56,7 @@ def _default_options(config: Config, source: Streams, accepted: set[str], learne
         "inner_steps": train.inner_steps,
         "inner_lr": train.inner_lr,
         "input_shape": list(source.input_shape),
-        "maps": config.network.name != "mlp",  # the encoder's outputs are feature maps instead of vectors
+        "maps": networks.has_maps(config.network.name),  # the encoder's outputs are feature maps instead of vectors
         "classes": source.train.class_count or None,  # number of training classes
     }
     if "classes" in accepted and source.train.outputs is None and values["classes"] is None:
@@ -78,7 +78,7 @@ class MetaLearning:
         self.config = config
         self.source = streams(config, run.seed)
         self.learner = make_learner(config, run, self.source)
-        self.metric = metric(self.source.metric)
+        self.metric = self.source.metric
 
     @property
     def members(self) -> Sequence[Member]:
@@ -113,7 +113,7 @@ class MetaLearning:
 
     def _evaluate(self, tested: Learner | Ensemble, stream: EpisodeStream, episodes: int) -> Evaluation:
         result = tested.evaluate(stream.task(index).to(self.config.device) for index in range(episodes))
-        return normalize_scores(result, stream.domains) if self.metric.name == "nmse" else result
+        return normalize_scores(result, stream.domains) if self.metric == "nmse" else result
 
     def write_artifacts(self, folder: Path) -> dict[str, Any]:
         write_saliency_maps(self.learner, self.source.test, self.config.device, folder)

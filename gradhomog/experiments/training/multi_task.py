@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,21 +12,21 @@ from torch import Tensor, nn
 import gradhomog
 from gradhomog.diagnosis.learner_rows import FIRST_BATCH
 from gradhomog.diagnosis.loss_rows import loss_rows
-from gradhomog.experiments import models
+from gradhomog.experiments import networks
 from gradhomog.experiments.config.schema import Config
-from gradhomog.experiments.problems.data import Data, SplitData, batch_indices, r_squared
+from gradhomog.experiments.data.seeding import generator
 from gradhomog.experiments.results.plan import SINGLE, Run
-from gradhomog.experiments.training.trainable import BatchRows, device
+from gradhomog.experiments.training.trainable import device
 from gradhomog.learners.results import Evaluation
 from gradhomog.learners.scoring import accuracy, default_loss
 from gradhomog.learners.training_mode import training_mode, unchanged_buffers
-from gradhomog.step.member import Member
+from gradhomog.problems import BatchRows, Examples, MultiTaskData, Problem
 from gradhomog.step.pipelines import pipeline
-from gradhomog.step.reports import StageReport, StepReport
+from gradhomog.step.reports import StepReport
 from gradhomog.step.step import task_keys
 
 
-class MultiTask:
+class MultiTask(Problem):
     """A shared encoder with one linear head per task, trained on the mean of the tasks' losses.
 
     The gradient of the encoder is homogenized; each head receives the gradient of its task's loss. For the method
@@ -37,29 +36,24 @@ class MultiTask:
     All methods, including "single-task", start from the same encoder and heads and train on the same batches.
     """
 
-    samples_tasks = False
-    state_selection = "best"
-
-    def __init__(self, config: Config, run: Run, data: Data, batch: int) -> None:
-        self.data, self.metric, self.batch, self.seed = data, data.metric, batch, run.seed
+    def __init__(self, config: Config, run: Run, data: MultiTaskData) -> None:
+        self.data, self.seed = data, run.seed
+        self.tasks, self.metric, self.notes = data.tasks, data.metric, data.notes
         self.device = device(config.device)
         self.is_single_task = run.homogenizers == SINGLE
         self.homogenizers = pipeline(
             None if self.is_single_task else run.homogenizers, nonfinite=config.train.nonfinite
         )
-        shape, network = tuple(data.train.inputs.shape[1:]), config.network
+        shape, chosen = tuple(data.train.inputs.shape[1:]), config.network
         torch.manual_seed(run.seed)
-        networks = [models.build(network.name, shape, outputs, network.width) for outputs in data.outputs]
-        self.encoders = nn.ModuleList(encoder for encoder, _ in (networks if self.is_single_task else networks[:1]))
-        self.heads = nn.ModuleList(head for _, head in networks)
+        parts = [networks.build(chosen.name, shape, outputs, chosen.width) for outputs in data.outputs]
+        self.encoders = nn.ModuleList(encoder for encoder, _ in (parts if self.is_single_task else parts[:1]))
+        self.heads = nn.ModuleList(head for _, head in parts)
         self.network = nn.ModuleDict({"encoders": self.encoders, "heads": self.heads}).to(self.device)
 
-    @property
-    def members(self) -> Sequence[Member]:
-        return self.homogenizers.members
-
-    def parameters(self) -> list[nn.Parameter]:
-        return list(self.network.parameters())
+    def losses(self, index: int) -> dict[str, Tensor]:
+        inputs, targets = self._batch(index)
+        return dict(zip(self.tasks, self._losses(self._outputs(inputs), targets), strict=True))
 
     def step(self, index: int, optimizer: torch.optim.Optimizer, inspect: bool) -> StepReport:
         inputs, targets = self._batch(index)
@@ -96,9 +90,9 @@ class MultiTask:
         gramian.diagonal().copy_(_detached(norms).square())
         return StepReport({}, task_keys(range(len(losses)), self.data.tasks), _detached(losses), gramian=gramian)
 
-    def _batch(self, index: int) -> SplitData:
-        indices = batch_indices(len(self.data.train.inputs), self.batch, self.seed, index)
-        return SplitData(
+    def _batch(self, index: int) -> Examples:
+        indices = batch_indices(len(self.data.train.inputs), self.data.batch, self.seed, index)
+        return Examples(
             self.data.train.inputs[indices].to(self.device),
             tuple(targets[indices].to(self.device) for targets in self.data.train.targets),
         )
@@ -109,16 +103,13 @@ class MultiTask:
         per_task = features if self.is_single_task else features * len(self.heads)
         return [head(task_features) for head, task_features in zip(self.heads, per_task, strict=True)]
 
-    def probe(self, index: int) -> list[StageReport]:
-        return []
-
     def rows(self, index: int) -> BatchRows:
         # The first batch of a separate epoch: batches of one epoch have no example in common, so they are dependent.
-        per_epoch = max(len(self.data.train.inputs) // self.batch, 1)
-        inputs, targets = self._batch((FIRST_BATCH + index) * per_epoch)
+        per_epoch = max(len(self.data.train.inputs) // self.data.batch, 1)
+        batch = (FIRST_BATCH + index) * per_epoch
         with training_mode([self.network], True), unchanged_buffers(self.network):
-            rows, _ = loss_rows(self._losses(self._outputs(inputs), targets), self.encoders)
-        return BatchRows(rows, self.data.tasks, len(inputs))
+            rows, _ = loss_rows(self.losses(batch), self.encoders)
+        return BatchRows(rows, self.tasks, min(self.data.batch, len(self.data.train.inputs)))
 
     # -- evaluation --------------------------------------------------------------------------------------------------
 
@@ -129,13 +120,13 @@ class MultiTask:
         return self._evaluate(self.data.test)
 
     @torch.no_grad()
-    def _evaluate(self, split: SplitData) -> Evaluation:
+    def _evaluate(self, split: Examples) -> Evaluation:
         """Return one score and one loss per task."""
         self.network.eval()
         # In chunks: memory must not grow with the data set.
         chunks = [self._outputs(inputs.to(self.device)) for inputs in torch.split(split.inputs, 256)]
         outputs = [torch.cat(chunk).cpu() for chunk in zip(*chunks, strict=True)]
-        result = Evaluation(metric=self.metric.name)
+        result = Evaluation(metric=self.metric)
         for name, output, target in zip(self.data.tasks, outputs, split.targets, strict=True):
             score = accuracy(output, target)
             result.scores.append(r_squared(output, target) if score is None else score)
@@ -143,35 +134,31 @@ class MultiTask:
             result.domains.append(name)
         return result
 
-    def write_artifacts(self, folder: Path) -> dict[str, Any]:
-        return {}
-
     def metadata(self) -> dict[str, Any]:
-        fingerprints = {"problem": self.data.fingerprint}
-        return {"tasks": list(self.data.tasks), "notes": list(self.data.notes), "fingerprints": fingerprints}
-
-    # -- state -------------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"network": self.network.state_dict(), "homogenizers": self.homogenizers.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.network.load_state_dict(state["network"])
-        self.homogenizers.load_state_dict(state["homogenizers"])
+        return super().metadata() | {"fingerprints": {"problem": self.data.fingerprint}}
 
 
-def multi_task_trainable(data: Callable[[Any, int], Data]) -> Callable[[Config, Run], MultiTask]:
-    """Return a trainable factory, called as `(config, run)`, for a problem given by its data.
+def r_squared(outputs: Tensor, targets: Tensor) -> float:
+    """Return R² = 1 − Σ (y − f)² / Σ (y − ȳ)², with the mean ȳ of these targets: 1 is perfect, 0 as good as ȳ.
 
-    Args:
-        data: called with the options of the problem and `network.size`; the options have the batch size `batch`.
+    The result is NaN if all targets are equal.
     """
+    outputs, targets = outputs.double(), targets.double()
+    spread = (targets - targets.mean()).square().sum()
+    return float(1 - (targets - outputs).square().sum() / spread) if spread > 0 else float("nan")
 
-    def trainable(config: Config, run: Run) -> MultiTask:
-        options: Any = config.problem
-        return MultiTask(config, run, data(options, config.network.size), options.batch)
 
-    return trainable
+def batch_indices(examples: int, size: int, seed: int, index: int) -> Tensor:
+    """Return the indices of the examples of batch `index`.
+
+    Every epoch is a new permutation, divided into batches of the same size. The last examples of an epoch are omitted
+    if they do not fill a batch. If `size` is at least the number of examples, every batch contains all of them.
+    """
+    if size >= examples:
+        return torch.arange(examples)
+    epoch, position = divmod(index, examples // size)
+    order = generator(seed, epoch).permutation(examples)
+    return torch.from_numpy(order[position * size : (position + 1) * size])
 
 
 def _detached(scalars: Sequence[Tensor]) -> Tensor:

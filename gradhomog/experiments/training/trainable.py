@@ -4,44 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from gradhomog.errors import ConfigError
-from gradhomog.experiments.analysis.metrics import Metric
 from gradhomog.learners.results import Evaluation
+from gradhomog.problems import BatchRows
 from gradhomog.step.member import Member
 from gradhomog.step.reports import StageReport, StepReport
-
-
-class BatchRows(NamedTuple):
-    """The rows of one batch, for a diagnosis.
-
-    Attributes:
-        rows: gradients w.r.t. the shared parameters, `[tasks, *shape]` by parameter, without homogenizers.
-        names: the task of each row, or the domain from which its task is sampled.
-        examples: number of examples of a task in the batch; None for sampled tasks.
-    """
-
-    rows: Mapping[str, Tensor]
-    names: Sequence[str]
-    examples: int | None = None
 
 
 class Trainable(Protocol):
     """Training step, evaluation and state of a run. A step is a function of its index and the state only.
 
     Attributes:
-        metric: metric of the scores of `validate` and `test`.
+        metric: name of the metric of the scores of `validate` and `test`.
         members: the homogenizers, whose time is measured.
         samples_tasks: True if the tasks are a sample of a larger population: their scores then have a confidence
             interval.
         state_selection: `"best"` tests the states with the best validation scores, `"last"` the last state.
     """
 
-    metric: Metric
+    metric: str
     samples_tasks: bool
     state_selection: str
 

@@ -11,6 +11,7 @@ import torch
 
 from gradhomog.errors import ConfigError
 from gradhomog.experiments import problems
+from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.config import pins
 from gradhomog.experiments.config.schema import Config, Train
 from gradhomog.experiments.execution.environment import machine, versions
@@ -21,8 +22,10 @@ from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.results.run_dir import BEST, RunDir
 from gradhomog.experiments.training.best_states import BestState, BestStates
 from gradhomog.experiments.training.meta_learning import MetaLearning
+from gradhomog.experiments.training.multi_task import MultiTask
 from gradhomog.experiments.training.snapshot import Snapshot, restore_snapshot, take_snapshot
-from gradhomog.experiments.training.trainable import Trainable
+from gradhomog.experiments.training.trainable import Trainable, device
+from gradhomog.problems import MultiTaskData, ProblemRun
 
 Observe = Callable[[str, Mapping[str, Any]], None]
 
@@ -35,8 +38,15 @@ def make_trainable(config: Config, run: Run) -> Trainable:
     """
     if config.problem is None:
         return MetaLearning(config, run)
-    trainable: Trainable = problems.find(config.problem.name).trainable(config, run)
-    return trainable
+    train, network = config.train, config.network
+    made = problems.make(
+        config.problem,
+        ProblemRun(
+            config.problem["name"], run.homogenizers, train.nonfinite, run.seed, train.steps, device(config.device),
+            network.width, network.size,
+        ),
+    )  # fmt: skip
+    return MultiTask(config, run, made) if isinstance(made, MultiTaskData) else made
 
 
 def make_optimizer(config: Config, trainable: Trainable) -> torch.optim.Optimizer:
@@ -160,11 +170,11 @@ class Trainer:
             self.best.add(result.mean, self.done, self.trainable.state_dict())
 
     def _better(self, new: float, old: float) -> bool:
-        return self.trainable.state_selection == "last" or self.trainable.metric.is_better(new, old)
+        return self.trainable.state_selection == "last" or metric(self.trainable.metric).is_better(new, old)
 
     def _test(self) -> None:
         best = self.best.first
-        extra: dict[str, Any] = {} if self.config.problem is None else {"problem": self.config.problem.name}
+        extra: dict[str, Any] = {} if self.config.problem is None else {"problem": self.config.problem["name"]}
         checksums.write_network(self.folder.path / BEST, best.state)
         if self.config.train.ensemble > 1:
             checksums.write_network(self.folder.path / "ensemble.pt", {"states": self.best.state_dict()})
@@ -173,7 +183,7 @@ class Trainer:
         result = self.trainable.test([saved.state for saved in self.best.states])
         extra |= self.trainable.write_artifacts(self.folder.path)
         record = {
-            "event": "result", **self.run.identity, "metric": self.trainable.metric.name, "scores": result.scores,
+            "event": "result", **self.run.identity, "metric": self.trainable.metric, "scores": result.scores,
             "losses": result.losses, "domains": result.domains, "validation": best.score, "best_step": best.step,
             "steps": self.done, "seconds": self.seconds, "step_seconds": self.processor_seconds / self.done,
             "homogenizer_seconds": self.timer.record(), "digest": self.config.digest,

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradhomog import DataError, OptionError
-from gradhomog.experiments.data.domains import ClassImages
-from gradhomog.experiments.data.domains.functions import functions
 from gradhomog.experiments.data.sampler import EpisodeStream
+from gradhomog_data.domains import ClassImages
+from gradhomog_data.domains.functions import functions
 
 CLASSES, IMAGES = 12, 8
 

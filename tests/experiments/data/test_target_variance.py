@@ -10,12 +10,12 @@ from torch import nn
 from gradhomog import DataError
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.data import splits
-from gradhomog.experiments.data.domains.functions import functions
 from gradhomog.experiments.data.target_variance import all_have_variance, normalize_scores
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.meta_learning import MetaLearning
 from gradhomog.learners.results import Evaluation
 from gradhomog_adapters.maml import MAML
+from gradhomog_data.domains.functions import functions
 from tests.experiments.conftest import SMALL
 
 

@@ -11,11 +11,11 @@ from PIL import Image
 from gradhomog import ConfigError
 from gradhomog.cli import main
 from gradhomog.experiments.config.schema import load
-from gradhomog.experiments.data.domains._decode import CACHED_FROM
 from gradhomog.experiments.data.splits import close_domains
 from gradhomog.experiments.execution.comparison import compare
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.results.tables import load as load_results
+from gradhomog_data.domains._decode import CACHED_FROM
 from tests.experiments.run_helpers import interrupted_after
 
 CLASSES, SIZE = 12, 16

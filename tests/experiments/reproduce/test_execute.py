@@ -18,7 +18,6 @@ from scipy import stats
 from gradhomog.cli import main
 from gradhomog.errors import ConfigError, PluginRunError, UnknownPluginError
 from gradhomog.experiments.config.schema import Config
-from gradhomog.experiments.data.benchmarks import BENCHMARKS
 from gradhomog.experiments.execution.comparison import ComparisonResult
 from gradhomog.experiments.reproduce import (
     NAMES,
@@ -32,6 +31,7 @@ from gradhomog.experiments.reproduce import (
 )  # fmt: skip
 from gradhomog.experiments.reproduce.report import text_table, write_page
 from gradhomog.experiments.reproduce.table import to_json
+from gradhomog_data.benchmarks import BENCHMARKS
 from tests.experiments.reproduce.conftest import TINY
 
 

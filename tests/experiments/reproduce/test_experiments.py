@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from gradhomog.errors import ConfigError, DataError
-from gradhomog.experiments.data.benchmarks import BENCHMARKS
 from gradhomog.experiments.data.splits import streams
 from gradhomog.experiments.execution import plan
 from gradhomog.experiments.reproduce import EXPERIMENTS, NAMES, SCALES, Settings, find_domains, image_size, parts
 from gradhomog.experiments.reproduce.experiments import conflict_run
+from gradhomog_data.benchmarks import BENCHMARKS
 from tests.docs import pages
 from tests.experiments.reproduce.conftest import TINY
 

@@ -53,12 +53,12 @@ def test_the_paper_scale_has_the_settings_of_the_papers():
     assert len(by_name) == 2 * len(COLUMNS)
     for name in ("helmholtz", "burgers", "klein_gordon"):
         config = by_name[name]
-        assert (config.train.steps, config.seeds, config.network.width, config.problem.depth) == (50_000, 10, 50, 3)
+        assert (config.train.steps, config.seeds, config.network.width, config.problem["depth"]) == (50_000, 10, 50, 3)
         rates = [learning_rate(config.train, index) for index in (0, 999, 1000, 49_999)]
         assert rates == pytest.approx([1e-3, 1e-3, 9e-4, 1e-3 * 0.9**49])
-        assert config.problem.conditions == "merged"
+        assert config.problem["conditions"] == "merged"
         assert by_name[f"{name}-tracked"].train.beta1 == 0
-    interior = {name: by_name[name].problem.interior for name in ("helmholtz", "burgers", "klein_gordon")}
+    interior = {name: by_name[name].problem["interior"] for name in ("helmholtz", "burgers", "klein_gordon")}
     assert interior == {"helmholtz": 1280, "burgers": 1280, "klein_gordon": 128}
     config = by_name["burgers_config"]
     assert (config.train.steps, config.train.outer_lr, config.train.lr_decay) == (5000, 1e-4, 1)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gradhomog import ConfigError, DataError
+from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.data.splits import streams
 from gradhomog.experiments.data.target_variance import normalize_scores
@@ -205,8 +206,8 @@ def test_the_run_file_of_a_run_contains_only_that_run(small, tmp_path):
 
 def test_a_non_finite_score_is_never_better(small, tmp_path):
     trainable = trainer(small, Run("maml", "none", 0), tmp_path).trainable
-    assert trainable.metric.is_better(0.5, math.nan)
-    assert not trainable.metric.is_better(math.nan, 0.5)
+    assert metric(trainable.metric).is_better(0.5, math.nan)
+    assert not metric(trainable.metric).is_better(math.nan, 0.5)
 
 
 def test_files_of_one_stem_in_two_folders_are_two_domains(tmp_path):

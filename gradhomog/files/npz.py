@@ -1,0 +1,187 @@
+"""Read `.npz` files from untrusted sources: only the arrays that are used, after their declared sizes are checked.
+
+A compressed file of 3 MB can declare arrays of many GiB. Therefore the header of each array, at most 64 KiB, is read
+first; it contains type and shape. `np.load` has no such limit. This reader differs from `np.load`:
+
+1. The sum of the declared sizes of the arrays that are read is limited.
+2. Only arrays of numbers, booleans and text are read, never pickled objects or records.
+3. Members must be stored or deflated, as NumPy writes them; bzip2 and LZMA expand without a limit.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import sys
+import zipfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from gradhomog.errors import DataError
+from gradhomog.files.regular import open_regular
+
+MAX_BYTES = 2**32
+"""Default limit, in bytes, on the arrays that are read from one file: 4 GiB, or 200,000 colour images of 84 pixels."""
+
+_HEADER_BYTES = 2**16
+"""Bytes of a member that are read for its header; NumPy itself reads headers of up to 10,000 characters."""
+
+_BLOCK_BYTES = 2**20
+"""Bytes that are decompressed at a time."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """The declared type and shape of an array.
+
+    Attributes:
+        offset: number of bytes of the member before the values.
+        nbytes: number of bytes of the values.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    fortran_order: bool
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.shape}"
+
+
+class NpzFile:
+    """The arrays of an open `.npz` file by name, each decompressed when it is read.
+
+    Args:
+        path: path of the file, for messages.
+        archive: the open file.
+        max_bytes: limit on the sum of the declared sizes of the arrays that are read.
+        advice: last sentence of the message if that limit is exceeded, with a remedy for the user.
+    """
+
+    def __init__(self, path: Path, archive: zipfile.ZipFile, max_bytes: int, advice: str) -> None:
+        self._path, self._archive = path, archive
+        self._max_bytes, self._advice = max_bytes, advice
+        self._members = {
+            info.filename.removesuffix(".npy"): info for info in archive.infolist() if info.filename.endswith(".npy")
+        }
+        self._headers: dict[str, Header] = {}
+        self._read_bytes = 0
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all arrays, sorted."""
+        return sorted(self._members)
+
+    def header(self, name: str) -> Header:
+        """Return the declared type and shape of an array, from the first 64 KiB of its member.
+
+        Raises:
+            DataError: the array does not exist, its type is not supported, or the member is damaged.
+        """
+        if name not in self._headers:
+            if name not in self._members:
+                raise DataError(f"{self._path}: has no array {name!r}; found: {', '.join(self.names) or 'none'}.")
+            info = self._members[name]
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise self._damaged(name, "must be stored or deflated, as `numpy.savez` writes it")
+            with _describe_damage(self._path, self._advice), self._archive.open(info) as member:
+                self._headers[name] = self._parse(name, member.read(_HEADER_BYTES))
+        return self._headers[name]
+
+    def read(self, name: str) -> NDArray[Any]:
+        """Return the values of an array.
+
+        Raises:
+            DataError: as for `header`; or all arrays that were read need more than `max_bytes` together.
+        """
+        header = self.header(name)
+        total = self._read_bytes + header.nbytes
+        if total > self._max_bytes:
+            before = f", after {self._read_bytes:,} bytes of other arrays" if self._read_bytes else ""
+            raise DataError(
+                f"{self._path}: array {name!r}, {header}, declares {header.nbytes:,} bytes{before}; at most "
+                f"{self._max_bytes:,} bytes are read into memory. {self._advice}"
+            )
+        self._read_bytes = total
+        with _describe_damage(self._path, self._advice), self._archive.open(self._members[name]) as member:
+            values = np.empty(header.nbytes, dtype=np.uint8)
+            member.read(header.offset)
+            for start in range(0, header.nbytes, _BLOCK_BYTES):
+                wanted = min(_BLOCK_BYTES, header.nbytes - start)
+                block = member.read(wanted)
+                if len(block) < wanted:
+                    raise self._damaged(name, f"ends after {start + len(block):,} of {header.nbytes:,} bytes")
+                values[start : start + wanted] = np.frombuffer(block, dtype=np.uint8)
+            member.read(1)  # reach the end of the member, where zipfile compares the checksum
+            if header.dtype.kind == "U" and (values.view(f"{header.dtype.byteorder}u4") > sys.maxunicode).any():
+                raise self._damaged(name, "holds text that is not valid Unicode")
+            return values.view(header.dtype).reshape(header.shape, order="F" if header.fortran_order else "C")
+
+    def _parse(self, name: str, start: bytes) -> Header:
+        file = io.BytesIO(start)
+        try:
+            version = npy.read_magic(file)
+            read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
+            shape, fortran_order, dtype = read(file)
+        except Exception as error:  # the parser evaluates a literal: SyntaxError, MemoryError, RecursionError, ...
+            raise self._damaged(name, f"its header cannot be read: {_first_line(error)}") from error
+        header = Header(dtype, shape, fortran_order, file.tell())
+        if dtype.hasobject:
+            raise DataError(f"{self._path}: array {name!r} holds pickled objects, which are never loaded.")
+        if dtype.kind not in "biufcSU" or not dtype.itemsize or min(shape, default=0) < 0:
+            raise DataError(f"{self._path}: array {name!r} must hold numbers or text; got {header}.")
+        stored = self._members[name].file_size - header.offset
+        if header.nbytes != stored:
+            raise self._damaged(name, f"declares {header.nbytes:,} bytes, {header}, and holds {stored:,}")
+        return header
+
+    def _damaged(self, name: str, reason: str) -> DataError:
+        return DataError(f"{self._path}: cannot be read as .npz, it may be damaged (array {name!r}: {reason}).")
+
+
+@contextmanager
+def open_npz(path: Path, *, max_bytes: int = MAX_BYTES, advice: str = "Store fewer values.") -> Iterator[NpzFile]:
+    """Open an `.npz` file of unknown content.
+
+    Raises:
+        DataError: the file is missing, damaged, or declares more than `max_bytes` bytes; also raised by reads within
+            the context.
+    """
+    with ExitStack() as stack:
+        with _describe_damage(path, advice):
+            file = stack.enter_context(open_regular(path))
+            if not zipfile.is_zipfile(file):
+                raise DataError(f"{path}: is not an .npz file, or its end is cut off. Copy or download it again.")
+            file.seek(0)
+            archive = stack.enter_context(zipfile.ZipFile(file))
+        yield NpzFile(path, archive, max_bytes, advice)
+
+
+@contextmanager
+def _describe_damage(path: Path, advice: str) -> Iterator[None]:
+    """Convert the errors of a damaged archive (BadZipFile, struct.error, RuntimeError, ...) to `DataError`."""
+    try:
+        yield
+    except DataError:
+        raise
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: there is no such file.") from error
+    except MemoryError as error:
+        raise DataError(f"{path}: its arrays do not fit into memory. {advice}") from error
+    except Exception as error:
+        raise DataError(f"{path}: cannot be read as .npz, it may be damaged ({_first_line(error)}).") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,1 @@
+"""The content of comparisons that gradhomog includes: domains, benchmarks, networks and multi-task problems."""

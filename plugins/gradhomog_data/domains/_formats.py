@@ -1,0 +1,101 @@
+"""The formats of pictures on disk: how each is detected, read and limited."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gradhomog import DataError
+from gradhomog_data.domains._picture_set import PictureSet
+from gradhomog_data.domains._pictures import require_pillow
+from gradhomog_data.domains._read_csv import read_csv
+from gradhomog_data.domains._read_folder import read_folder, subfolders
+from gradhomog_data.domains._read_json import read_json
+from gradhomog_data.domains._read_pickles import picture_readers, read_pickle
+from gradhomog_data.domains._text_files import TEXT_SHARE
+
+
+class Format(NamedTuple):
+    """A format of pictures.
+
+    Attributes:
+        name: its name in messages.
+        files: the names of the files or folders of the official splits, and the split of each.
+        read: called with one of these, with the limit on pictures per class and with the limit on bytes; returns the
+            pictures of each class.
+        share: the limit on the bytes of one file is the option `max_bytes` divided by this number.
+        readers: called with the files and `max_bytes`; returns `read` and `identify` of the `PictureSet`, if pictures
+            are not files.
+    """
+
+    name: str
+    files: Mapping[str, str]
+    read: Callable[[Path, int | None, int], dict[str, list[Any]]]
+    share: int = 1
+    readers: Callable[[Sequence[Path], int], tuple[Any, Any]] | None = None
+
+
+CLASS_FOLDERS = Format("class folders", {}, read_folder)
+SPLIT_FOLDERS = Format("class folders", {"train": "train", "val": "val", "test": "test"}, read_folder)
+FILE_LISTS = Format(
+    "file lists", {"base.json": "train", "val.json": "val", "novel.json": "test"}, read_json, TEXT_SHARE
+)
+FORMATS = (
+    FILE_LISTS,
+    Format(
+        "pickles",
+        {f"mini-imagenet-cache-{split}.pkl": split for split in ("train", "val", "test")},
+        read_pickle,
+        readers=picture_readers,
+    ),
+    Format("CSV files", {"train.csv": "train", "val.csv": "val", "test.csv": "test"}, read_csv, TEXT_SHARE),
+)
+"""The formats that are detected by the names of files, in the order of the attempts; else class folders."""
+
+
+def detect_format(path: Path) -> Format | None:
+    """Return the format of a file or folder by the names of its files; None for a file of another kind."""
+    if not path.is_dir():
+        return FILE_LISTS if path.suffix.lower() == ".json" else None
+    for kind in FORMATS:
+        if any((path / name).is_file() for name in kind.files):
+            return kind
+    folders = subfolders(path)
+    official = folders and all(folder.name in SPLIT_FOLDERS.files for folder in folders)
+    return SPLIT_FOLDERS if official else CLASS_FOLDERS
+
+
+def list_pictures(path: Path, per_class: int | None, max_bytes: int) -> PictureSet:
+    """List the pictures of a folder or a file list, at most the first `per_class` of each class.
+
+    Raises:
+        DataError: the path does not exist or has another format, a list is damaged, two splits share a class, or Pillow
+            is missing.
+    """
+    if not path.exists():
+        raise DataError(f"{path}: there is no such file or folder.")
+    kind = detect_format(path)
+    if kind is None:
+        raise DataError(f"{path}: must be an .npz file, a .json file list or a folder; got {path.suffix or 'a file'}.")
+    if kind.readers is None:
+        require_pillow(path)
+    official = path.is_dir() and bool(kind.files)
+    files = [path / name for name in kind.files if (path / name).exists()] if official else [path]
+    groups: dict[str, list[Any]] = {}
+    splits: dict[str, str] = {}
+    for file in files:
+        classes = kind.read(file, per_class, max_bytes // kind.share)
+        if shared := groups.keys() & classes.keys():
+            name = min(shared)
+            raise DataError(f"{file}: splits must not share a class; {name!r} is also in the split {splits[name]!r}.")
+        groups |= classes
+        splits |= dict.fromkeys(classes, kind.files.get(file.name, ""))
+    if not groups:
+        inner = f"split folders such as {files[0].name}/ contain no folders; one" if official else (
+            "contains no folders; one folder of pictures"
+        )  # fmt: skip
+        raise DataError(f"{path}: {inner} per class is required.")
+    name = path.resolve().name if path.is_dir() else path.stem
+    readers = () if kind.readers is None else kind.readers(files, max_bytes)
+    return PictureSet(path, name, groups, splits if official else None, *readers)

@@ -1,0 +1,135 @@
+"""Read picture files, crop them to a square and resize them."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gradhomog import DataError
+from gradhomog_data.domains._limits import check_pixels
+
+EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+
+
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+"""Formats of these extensions. Pillow detects the format from the content, and would run Ghostscript on PostScript."""
+
+_BLOCK = 2**24
+"""Number of pixel values that are resized at a time."""
+
+
+def require_pillow(source: Path) -> None:
+    """Raise `DataError`, with the extra to install, if Pillow is missing."""
+    if importlib.util.find_spec("PIL") is None:
+        raise DataError(
+            f"{source}: picture files are read with Pillow, which is not installed. "
+            "Install it with: pip install 'gradhomog[images]'"
+        )
+
+
+def read_pictures(paths: Sequence[str], size: int) -> NDArray[np.uint8]:
+    """Read picture files as RGB, centre-cropped to a square and resized: `[n, size, size, 3]`.
+
+    Raises:
+        DataError: a picture cannot be read.
+    """
+    pictures = np.empty((len(paths), size, size, 3), dtype=np.uint8)
+    for index, path in enumerate(paths):
+        pictures[index] = _read(Path(path), size)
+    return pictures
+
+
+def check_picture(path: Path, *, full: bool = False) -> None:
+    """Raise `DataError` if the header of a picture cannot be read; `full` also decodes it."""
+    if full:
+        _read(path, 1)
+        return
+    from PIL import Image
+
+    with _describe_damage(path), Image.open(path, formats=FORMATS) as file:
+        check_pixels(path, file.height, file.width)
+
+
+def _read(path: Path, size: int) -> NDArray[np.uint8]:
+    from PIL import Image, ImageOps
+
+    with _describe_damage(path):
+        with Image.open(path, formats=FORMATS) as file:
+            check_pixels(path, file.height, file.width)  # `open` reads the header only
+            picture = ImageOps.exif_transpose(_to_rgb(file))
+        side = min(picture.size)
+        left, top = (picture.width - side) // 2, (picture.height - side) // 2
+        square = picture.crop((left, top, left + side, top + side))
+        # Pillow widens its filters with the scale, so that shrinking does not alias.
+        return np.asarray(square.resize((size, size), Image.Resampling.BILINEAR), dtype=np.uint8)
+
+
+@contextmanager
+def _describe_damage(path: Path) -> Iterator[None]:
+    """Convert the errors of a picture file to `DataError`; Pillow's decoders raise anything."""
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `check_pixels` rejects these files
+            yield
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: there is no such picture file.") from error
+    except DataError:
+        raise
+    except Exception as error:  # OSError, SyntaxError, struct.error, ...
+        content = describe_content(path) or str(error)
+        raise DataError(f"{path}: cannot be read as a picture ({content}). Remove or replace the file.") from error
+
+
+def describe_content(path: Path) -> str:
+    """Return a description of a file that an interrupted or refused download left behind; empty for other files."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(512).lstrip().lower()
+            empty = file.tell() == 0
+    except OSError:
+        return ""
+    if empty:
+        return "an empty file"
+    if start.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
+        return "a web page, probably the error page of a download"
+    return ""
+
+
+def _to_rgb(file: Any) -> Any:
+    """Convert to RGB; Pillow itself would clip 16-bit grey values to white."""
+    if not file.mode.startswith(("I", "F")):
+        return file.convert("RGBA").convert("RGB") if "transparency" in file.info else file.convert("RGB")
+    from PIL import Image
+
+    values = np.asarray(file)
+    if file.mode == "F" or values.min() < 0 or values.max() > 65535:
+        raise ValueError(f"pixels of mode {file.mode} have no known range; 8 or 16 bits per channel are supported")
+    # value / 257, rounded; it is never halfway between two integers
+    return Image.fromarray(((values.astype(np.int32) + 128) // 257).astype(np.uint8)).convert("RGB")
+
+
+def square_resize(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """Centre-crop `[n, height, width, channels]` to squares and resize without aliasing, without Pillow."""
+    height, width = images.shape[1:3]
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    images = images[:, top : top + side, left : left + side]
+    if side == size:
+        return images
+    resized = np.empty((len(images), size, size, images.shape[3]), dtype=np.uint8)
+    count = max(1, _BLOCK // (max(side, size) ** 2 * images.shape[3]))
+    for start in range(0, len(images), count):  # in blocks: a float copy of a whole data set would not fit in memory
+        block = torch.from_numpy(np.ascontiguousarray(images[start : start + count])).permute(0, 3, 1, 2).float()
+        small = torch.nn.functional.interpolate(block, (size, size), mode="bilinear", antialias=True)
+        resized[start : start + count] = small.round().clamp(0, 255).byte().permute(0, 2, 3, 1).numpy()
+    return resized

@@ -1,0 +1,211 @@
+"""Base class of physics-informed problems: a network that is trained on the residuals of a differential equation."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypedDict
+
+import numpy as np
+import torch
+from annotated_types import Ge
+from numpy.typing import NDArray
+from torch import Tensor
+
+import gradhomog
+from gradhomog import Evaluation, Problem, ProblemRun, ProblemSpec, StepReport
+from gradhomog_data._seeding import generator
+from gradhomog_data.problems.pinn.lowest_loss import LowestLoss
+from gradhomog_data.problems.pinn.network import TanhNetwork
+from gradhomog_data.problems.pinn.points import make_grid
+
+PDE = "pde"
+"""The task whose residual is that of the equation inside the box; the others are its conditions on the sides."""
+
+CONDITIONS = "conditions"
+"""The task of all conditions together."""
+
+VALIDATION_GRID = 64
+"""Validation points per coordinate, at least: centres of cells, so that they are not test points."""
+
+TESTED = {
+    "lowest_loss": "the state with the lowest sum of the losses of a batch",
+    "last": "the last state",
+    "lowest_error": "the state with the lowest validation error",
+}
+
+
+class PinnOptions(TypedDict, total=False):
+    """The options that all physics-informed problems have; see `Pinn`."""
+
+    depth: Annotated[int, Ge(1)]
+    conditions: Literal["merged", "separate"]
+    state: Literal["lowest_loss", "last", "lowest_error"]
+    error: Literal["relative_l2", "mse"]
+
+
+class Pinn(Problem):
+    """A network that is trained on the residuals of a differential equation on a box and of its conditions.
+
+    All parameters are shared by all tasks, and `gradhomog.backward` homogenizes their gradients. The points of a step
+    are a function of the seed and its index. Training does not use the solution; scores are errors of the network on a
+    grid. A condition is a list of residual vectors r_k `[n_k]`; its loss is Σ_k mean r_k².
+
+    Attributes:
+        lower, upper: corners of the box.
+        standardize: as in `TanhNetwork`.
+        parts: names of the conditions.
+        grid: number of test points per coordinate.
+
+    Args:
+        depth: hidden layers; `network.width` is their width.
+        conditions: `"merged"`: two tasks, the residual of the equation and the sum of the losses of all conditions, as
+            in the paper of DCGD; `"separate"`: one task for each kind of condition.
+        state: the tested state: `"lowest_loss"`: that with the lowest sum of the losses of a batch, as in the code of
+            DCGD, which needs no solution; `"last"`; `"lowest_error"`: that with the lowest validation error.
+        error: the score: `"relative_l2"`, ‖û − u‖ / ‖u‖, or `"mse"`, the mean squared error.
+    """
+
+    lower: Sequence[float]
+    upper: Sequence[float]
+    standardize: bool
+    parts: tuple[str, ...]
+    grid: tuple[int, ...]
+
+    def __init__(
+        self,
+        run: ProblemRun,
+        depth: int = 3,
+        conditions: str = "merged",
+        state: str = "lowest_loss",
+        error: str = "relative_l2",
+    ) -> None:
+        self.state, self.metric, self.seed, self.device = state, error, run.seed, run.device
+        self.state_selection = "best" if state == "lowest_error" else "last"
+        self.homogenizers = run.pipeline()
+        self.network: TanhNetwork = TanhNetwork(
+            self.lower, self.upper, run.width, depth, standardize=self.standardize,
+            generator=torch.Generator().manual_seed(run.seed),
+        ).to(run.device)  # fmt: skip
+        self.tasks = (PDE, *self.parts) if conditions == "separate" else (PDE, CONDITIONS)
+        self.lowest = LowestLoss(self.network, self.tasks)
+        drawn = ", ".join(f"{len(values)} {name}" for name, values in self.points(0).items())
+        self.notes = [
+            f"Points of a step: {drawn}. Tested: {TESTED[state]}, on a grid of {' × '.join(map(str, self.grid))} "
+            "points. Candidates of tuned methods are chosen by the error at other points; training does not use the "
+            "solution.",
+        ]
+
+    @abstractmethod
+    def draw(self, random: np.random.Generator) -> dict[str, NDArray[np.float64]]:
+        """Return new points `[points, inputs]` by name: those inside as `PDE`, and those of the conditions."""
+
+    @abstractmethod
+    def pde(self, points: Tensor) -> Tensor:
+        """Return the residual of the equation `[points]`."""
+
+    @abstractmethod
+    def condition(self, name: str, points: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return the residual vectors of a condition."""
+
+    @abstractmethod
+    def solution(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the solution u `[points]`, float64."""
+
+    def residual(self, task: str, points: Mapping[str, Tensor]) -> Tensor:
+        """Return the residual r `[n]` of a task, differentiable w.r.t. the network; its loss is mean r².
+
+        For a task of several residual vectors, r contains √(n/n_k) r_k, so that mean r² = Σ_k mean r_k².
+        """
+        if task == PDE:
+            return self.pde(points[PDE])
+        names = self.parts if task == CONDITIONS else (task,)
+        vectors = [vector for name in names for vector in self.condition(name, points)]
+        if len(vectors) == 1:
+            return vectors[0]
+        total = sum(map(len, vectors))
+        return torch.cat([vector * (total / len(vector)) ** 0.5 for vector in vectors])
+
+    def points(self, index: int) -> dict[str, Tensor]:
+        """Return the points of step `index` by name, `[points, inputs]`."""
+        random = generator(self.seed, index, 1)  # 1, because trailing zeros do not change a seed
+        drawn = self.draw(random)
+        return {name: torch.from_numpy(values.astype(np.float32)).to(self.device) for name, values in drawn.items()}
+
+    def losses(self, index: int) -> dict[str, Tensor]:
+        points = self.points(index)
+        return {task: self.residual(task, points).square().mean() for task in self.tasks}
+
+    def step(self, index: int, optimizer: torch.optim.Optimizer, inspect: bool) -> StepReport:
+        points, tasks = self.points(index), self.homogenizers.choose(self.tasks)
+        residuals = {task: self.residual(task, points) for task in tasks}
+        losses = {task: residual.square().mean() for task, residual in residuals.items()}
+        if self.state == "lowest_loss":
+            self.lowest.update({task: float(loss.detach()) for task, loss in losses.items()}, index)
+        optimizer.zero_grad()
+        report = gradhomog.backward(
+            {task: losses.get(task) for task in self.tasks}, self.homogenizers, parameters=self.network,
+            residuals={task: residuals.get(task) for task in self.tasks}, inspect=inspect,
+        )  # fmt: skip
+        optimizer.step()
+        return report
+
+    # -- evaluation --------------------------------------------------------------------------------------------------
+
+    def validate(self) -> Evaluation:
+        """Return the error on centres of cells of a grid."""
+        counts = [max(VALIDATION_GRID, count // 2) + 1 for count in self.grid]
+        return self._evaluate(make_grid(self.lower, self.upper, counts, cells=True))
+
+    def test(self, states: Sequence[Mapping[str, Any]]) -> Evaluation:
+        """Return the error on the grid of the paper."""
+        return self._evaluate(make_grid(self.lower, self.upper, self.grid))
+
+    @torch.no_grad()
+    def _evaluate(self, points: NDArray[np.float64]) -> Evaluation:
+        network = self.lowest.network if self.state == "lowest_loss" else self.network
+        inputs = torch.from_numpy(points.astype(np.float32)).to(self.device)
+        # In chunks: memory must not grow with the grid.
+        values = torch.cat([network(chunk)[0] for chunk in torch.split(inputs, 4096)]).double().cpu().numpy()
+        expected = self.solution(points)
+        squared, count = float(np.square(values - expected).sum()), len(points)
+        error = squared / count
+        if self.metric == "relative_l2":
+            error = math.sqrt(squared / float(np.square(expected).sum()))
+        return Evaluation([error], [squared / count], ["u"], self.metric)
+
+    def write_artifacts(self, folder: Path) -> dict[str, Any]:
+        """Return the step of the tested state, if that is not the one in `best.pt`'s entry `network`."""
+        return {"lowest_loss_step": self.lowest.step} if self.state == "lowest_loss" else {}
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"lowest": self.lowest.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.lowest.load_state_dict(state["lowest"])
+
+
+def specification(problem: type[Pinn], summary: str, reference: str) -> ProblemSpec:
+    """Return the specification of a problem; the defaults are the settings of DCGD for a tenth of its steps."""
+
+    def defaults(options: Mapping[str, Any]) -> dict[str, Any]:
+        count = len(problem.parts) if options["conditions"] == "separate" else 1
+        # The suite "pinn", with static weights for as many tasks as the problem has.
+        static = " | ".join(["static", *(f"static(weights={[1] + [w] * count})" for w in (10, 100, 1000))])
+        return {
+            "homogenizers": ["none", static, "pcgrad", "upgrad", "config"],
+            "network": {"width": 50},
+            "train": {
+                "steps": 5000, "outer_lr": 0.001, "lr_decay": 0.9, "lr_decay_every": 1000, "validate_every": 500,
+                "log_every": 100, "checkpoint_every": 1000,
+            },
+        }  # fmt: skip
+
+    return ProblemSpec(
+        problem, summary, reference, defaults, unused_keys=("network.name", "network.size"), single_task=False
+    )

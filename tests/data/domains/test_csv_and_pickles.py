@@ -1,0 +1,235 @@
+"""The domain `images` reads CSV splits and the pickles of miniImageNet."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from gradhomog import DataError
+from gradhomog.errors import GradhomogError
+from gradhomog_data.domains import images
+
+SPLITS = ("train", "val", "test")
+CLASSES = {"train": ["ant", "bee"], "val": ["cat"], "test": ["dog", "eel"]}
+
+
+def grey(split, index):
+    return 50 * SPLITS.index(split) + 10 * index
+
+
+def write_csv(root, *, header="filename,label", place="images", row="{image},{label}", encoding="utf-8"):
+    for split, classes in CLASSES.items():
+        lines = [header]
+        for index, label in enumerate(classes):
+            for number in range(2):
+                image = f"{label}{number}.png"
+                folder = root / place.format(label=label)
+                folder.mkdir(parents=True, exist_ok=True)
+                value = grey(split, index) + number
+                Image.new("RGB", (8, 8), (value, value, value)).save(folder / image)
+                lines.append(row.format(image=image, label=label))
+        (root / f"{split}.csv").write_text("\r\n".join(lines) + "\r\n", encoding=encoding)
+    return root
+
+
+def write_pickles(root, protocol=2, **change):
+    root.mkdir(exist_ok=True)
+    for split, classes in CLASSES.items():
+        values = [grey(split, index) + number for number in range(2) for index in range(len(classes))]
+        content = {
+            "image_data": np.zeros((len(values), 8, 8, 3), dtype=np.uint8)
+            + np.array(values, dtype=np.uint8)[:, None, None, None],
+            "class_dict": {label: [index, len(classes) + index] for index, label in enumerate(classes)},
+        }
+        path = root / f"mini-imagenet-cache-{split}.pkl"
+        path.write_bytes(pickle.dumps({**content, **(change if split == "train" else {})}, protocol=protocol))
+    return root
+
+
+def assert_right(root, **options):
+    domain = images.images(str(root), size=8, **options)
+    assert domain.class_names == ("ant", "bee", "cat", "dog", "eel")
+    assert domain.class_split == ("train", "train", "val", "test", "test")
+    first = domain._images[:, 0, 0, 0].reshape(5, -1).tolist()
+    starts = [grey(split, index) for split in SPLITS for index in range(len(CLASSES[split]))]
+    assert first == [[start + number for number in range(2)][: options.get("per_class")] for start in starts]
+
+
+LAYOUTS = {
+    "filename and label": {},
+    "other columns": {"header": "id,label,filename,note", "row": "7,{label},{image},"},
+    "easyfsl": {"header": "class_name,image_name", "row": "{label},{image}"},
+    "folders of classes": {"place": "{label}", "header": "class_name,image_name", "row": "{label},{image}"},
+    "folders of classes in images": {"place": "images/{label}"},
+    "beside the lists": {"place": "."},
+    "byte order mark": {"encoding": "utf-8-sig"},
+    "quotes": {"row": '"{image}","{label}"'},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_csv_splits_of_every_layout_give_the_same_domain(tmp_path, layout):
+    assert_right(write_csv(tmp_path, **layout))
+    assert_right(tmp_path, per_class=1)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_pickles_of_every_protocol_give_the_same_domain(tmp_path, protocol):
+    assert_right(write_pickles(tmp_path, protocol))
+    assert_right(tmp_path, per_class=1)
+
+
+def test_pickles_with_rows_as_arrays_are_read(tmp_path):
+    assert_right(write_pickles(tmp_path, class_dict={"ant": np.array([0, 2]), "bee": np.array([1, 3])}))
+
+
+def test_pictures_of_pickles_are_resized_as_those_of_arrays(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype=np.uint8)
+    write_pickles(tmp_path / "mini", image_data=noise)
+    np.savez(tmp_path / "a.npz", images=noise, labels=np.array([0, 1, 0, 1]), class_names=np.array(["ant", "bee"]))
+    read = images.images(str(tmp_path / "mini"), size=5)
+    assert np.array_equal(read._images[:4], images.images(str(tmp_path / "a.npz"), size=5)._images)
+
+
+def test_many_pictures_of_pickles_are_mapped_from_the_cache(tmp_path, cache):
+    rows = np.random.default_rng(0).permutation(300)
+    noise = np.random.default_rng(0).integers(0, 256, (300, 8, 8, 3), dtype=np.uint8)
+    classes = {"ant": rows[:150].tolist(), "bee": rows[150:].tolist()}
+    write_pickles(tmp_path / "mini", protocol=4, image_data=noise, class_dict=classes)
+    for _ in range(2):
+        read = images.images(str(tmp_path / "mini"), size=8, max_bytes=60_000)
+        assert np.array_equal(read._images[:300], noise[rows])
+    assert len(list(cache.glob("*.npy"))) == 1
+
+
+def assert_raises(root, message, name):
+    with pytest.raises(DataError, match=message) as caught:
+        images.images(str(root), size=8)
+    assert name in str(caught.value)
+
+
+CSV_DAMAGES = {
+    "no column": (
+        "filename,class\na.png,x\n",
+        "must have the columns filename and label, or .*; found: filename, class",
+    ),
+    "empty": ("", "has no rows after its first line"),
+    "cut off after the header": ("filename,label\n", "has no rows after its first line"),
+    "cut off in a row": ("filename,label\nant0.png,ant\nant1", "row 3 has 1 values for 2 columns"),
+    "empty class": ("filename,label\nant0.png,\n", "row 2 needs a file and a class; got 'ant0.png' and ''"),
+    "missing picture": (
+        "filename,label\nant0.png,ant\nant7.png,ant\n",
+        "1 of the 2 listed images do not exist, the first is .*ant7.png. They are searched in images/",
+    ),
+    "picture twice": ("filename,label\nant0.png,ant\nant0.png,bee\n", "image ant0.png occurs more than once"),
+    "class in two splits": ("filename,label\ncat0.png,cat\n", "splits must not share a class; 'cat'"),
+    "web page": ("<html><body>404", "is a web page, not a CSV file"),
+    "other quotes": ('filename,label\n"a"b,c\n', "is not a CSV file"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), CSV_DAMAGES.values(), ids=CSV_DAMAGES.keys())
+def test_a_damaged_csv_file_raises(tmp_path, text, message):
+    write_csv(tmp_path)
+    (tmp_path / "train.csv").write_text(text)
+    assert_raises(tmp_path, message, ".csv")
+
+
+def test_a_csv_file_of_another_encoding_raises(tmp_path):
+    write_csv(tmp_path)
+    (tmp_path / "train.csv").write_bytes("filename,label\nä.png,x\n".encode("latin-1"))
+    assert_raises(tmp_path, "must be UTF-8 text; byte 15 is 0xe4. Convert", "train.csv")
+
+
+def test_a_csv_file_is_read_up_to_its_share_of_the_limit(tmp_path):
+    write_csv(tmp_path)
+    with pytest.raises(DataError, match=r"at most 20 bytes are read"):
+        images.images(str(tmp_path), size=8, max_bytes=64 * 20)
+
+
+ZEROS = np.zeros((4, 8, 8, 3), dtype=np.uint8)
+
+PICKLE_DAMAGES = {
+    "other keys": (
+        {"image_data": ZEROS, "labels": [1]},
+        "must be a dictionary with .*; found the keys 'image_data', 'lab",
+    ),
+    "a list": ([1, 2], "must be a dictionary with .*; found list"),
+    "floats": (
+        {"image_data": ZEROS / 2, "class_dict": {"a": [0]}},
+        r"must be a uint8 array .*; got float64 \(4, 8, 8, 3\)",
+    ),
+    "gray": (
+        {"image_data": ZEROS[..., 0], "class_dict": {"a": [0]}},
+        r"must be a uint8 array .*; got uint8 \(4, 8, 8\)",
+    ),
+    "no array": ({"image_data": [1], "class_dict": {"a": [0]}}, r"must be a uint8 array .*; got int64 \(1,\)"),
+    "no classes": ({"image_data": ZEROS, "class_dict": {}}, "`class_dict` must be a dictionary"),
+    "empty class": (
+        {"image_data": ZEROS, "class_dict": {"a": []}},
+        "'class_dict/a' must be a list of integers, at least one",
+    ),
+    "names as rows": (
+        {"image_data": ZEROS, "class_dict": {"a": ["b"]}},
+        "'class_dict/a' must be .* integers; got a list",
+    ),
+    "fractions as rows": (
+        {"image_data": ZEROS, "class_dict": {"a": ZEROS[0, 0, 0] / 2}},
+        r"integers, .*; got float64 \(3,\)",
+    ),
+    "row out of range": ({"image_data": ZEROS, "class_dict": {"a": [0, 4]}}, r"rows in 0\.\.3; got 4"),
+    "row twice": ({"image_data": ZEROS, "class_dict": {"a": [0], "b": [1, 0]}}, "lists image 0 more than once"),
+    "class in two splits": ({"image_data": ZEROS, "class_dict": {"cat": [0]}}, "splits must not share a class; 'cat'"),
+    "names of equal text": ({"image_data": ZEROS, "class_dict": {"1": [0], 1: [1]}}, "two keys of the same text"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), PICKLE_DAMAGES.values(), ids=PICKLE_DAMAGES.keys())
+def test_a_pickle_of_other_content_raises(tmp_path, content, message):
+    write_pickles(tmp_path)
+    (tmp_path / "mini-imagenet-cache-train.pkl").write_bytes(pickle.dumps(content, protocol=4))
+    assert_raises(tmp_path, message, ".pkl")
+
+
+def test_a_truncated_pickle_and_a_web_page_raise(tmp_path):
+    path = write_pickles(tmp_path) / "mini-imagenet-cache-train.pkl"
+    path.write_bytes(path.read_bytes()[:400])
+    assert_raises(tmp_path, "EOFError|truncated", path.name)
+    path.write_text("<!DOCTYPE html>")
+    assert_raises(tmp_path, "invalid load key, '<'. .* Download it again", path.name)
+
+
+class Mark:
+    """An object whose pickle creates a file when Python loads it."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def test_a_malicious_pickle_raises_and_executes_nothing(tmp_path):
+    path = write_pickles(tmp_path / "mini") / "mini-imagenet-cache-val.pkl"
+    path.write_bytes(pickle.dumps({"image_data": ZEROS, "class_dict": Mark(tmp_path / "mark")}))
+    assert_raises(tmp_path / "mini", r"refers to `(io|_io)\.open`, which is never imported", path.name)
+    assert not (tmp_path / "mark").exists()
+    pickle.loads(path.read_bytes())["class_dict"].close()
+    assert (tmp_path / "mark").exists()  # the test would detect an execution
+
+
+TEXT = st.text(st.sampled_from('filename,label\n\r"ab0./\\\0é'), max_size=60)
+
+
+@given(text=TEXT | TEXT.map("filename,label\n{}".format))
+def test_any_csv_file_is_read_or_raises_an_error_of_gradhomog(tmp_path_factory, text):
+    folder = tmp_path_factory.mktemp("fuzz")
+    (folder / "train.csv").write_text(text, encoding="utf-8")
+    with contextlib.suppress(GradhomogError):
+        images.images(str(folder), size=8)

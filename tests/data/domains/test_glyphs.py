@@ -1,0 +1,265 @@
+import hashlib
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import gradhomog
+from gradhomog import DataError, OptionError
+from gradhomog.experiments.data.sampler import EpisodeStream
+from gradhomog_data.domains import _textures, glyphs
+
+SMALL = {"size": 16, "instances": 6}  # tifinagh: few classes, two faces
+
+
+def pictures(domain, split):
+    """Every picture of a split, by class: [classes, instances, size, size], 0..255."""
+    source = domain._cued if split == "train" else domain._plain
+    size = source.input_shape[1]
+    stack = source._images.reshape(len(source.class_names), -1, size, size).astype(int)
+    return stack[source.classes(split)]
+
+
+def accuracy(domain, split, feature, *, shots=5, tasks=60):
+    """Accuracy of the nearest centroid, 5-way, in percent."""
+    stream = EpisodeStream([domain], split=split, ways=5, shots=shots, queries=15, tasks=1, setting="weak", seed=0)
+    right = []
+    for index in range(tasks):
+        task = stream.task(index)
+        support = feature(task.support_x).reshape(5, shots, -1).mean(1)
+        right.append((torch.cdist(feature(task.query_x), support).argmin(1) == task.query_y).float().mean().item())
+    return 100 * float(np.mean(right))
+
+
+def pooled(x):
+    return torch.nn.functional.adaptive_avg_pool2d(x, 8).flatten(1)
+
+
+def spectrum(x):
+    """Amplitude spectrum, independent of positions; it depends on the texture more than on the glyph."""
+    return torch.fft.rfft2(x[:, 0] - x[:, 0].mean((1, 2), keepdim=True)).abs().flatten(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", glyphs.SCRIPTS)
+def test_every_split_of_every_script_has_five_classes(variant):
+    chosen = glyphs.select(variant)
+    assert len(chosen) >= 20
+    assert all(len(glyph.faces) >= 2 for glyph in chosen)
+    names = [glyph.class_name for glyph in chosen]
+    assert len(set(names)) == len(names)
+    split = glyphs.split_classes(names)
+    assert min(split.count(part) for part in ("train", "val", "test")) >= 5
+
+
+@pytest.mark.slow
+def test_no_two_classes_look_the_same():
+    """Small letters shaped like their capitals are omitted, and Greek letters shaped like Latin ones."""
+    latin = {glyph.character for glyph in glyphs.select("latin")}
+    assert {"C", "O", "S", "X", "a", "e", "Q"} <= latin
+    assert not latin & set("cosx")
+    assert not {glyph.character for glyph in glyphs.select("greek")} & set("ΑΒΕΖΗΙΚΜΝΟΡΤΥΧο")
+    assert not {glyph.character for glyph in glyphs.select("cyrillic")} & set("АВЕМНОРСТХГ")
+    clean = glyphs.glyphs("geometric", background=0.0, **SMALL)
+    flat = pictures(clean, "all").reshape(-1, 16 * 16)
+    assert len(np.unique(flat, axis=0)) == len(flat)
+
+
+@pytest.mark.slow
+def test_without_background_glyphs_are_bright_on_black_and_centred(tmp_path):
+    stack = pictures(glyphs.glyphs("greek", background=0.0), "all")
+    assert np.all(stack.max(axis=(2, 3)) >= 0.6 * 255)
+    assert np.all(np.median(stack, axis=(2, 3)) <= 40)
+    where = np.arange(28) + 0.5
+    mass = stack.sum(axis=(2, 3))
+    row = (stack.sum(axis=3) * where).sum(axis=2) / mass
+    column = (stack.sum(axis=2) * where).sum(axis=2) / mass
+    assert abs(row.mean() - 14) < 0.7
+    assert abs(column.mean() - 14) < 0.7
+    assert max(np.abs(row - 14).max(), np.abs(column - 14).max()) < 7
+
+
+@pytest.mark.slow
+def test_ink_is_brighter_than_the_strongest_background():
+    stack = pictures(glyphs.glyphs("greek", background=1.0), "all")
+    assert np.all(stack.max(axis=(2, 3)) > 0.65 * 255)
+
+
+def test_instances_of_a_class_differ(greek):
+    stack = pictures(greek, "all")
+    for one in stack:
+        assert len(np.unique(one.reshape(24, -1), axis=0)) == 24
+
+
+def test_shape_range_and_names(greek):
+    assert greek.name == "glyphs:greek"
+    assert greek.input_shape == (1, 28, 28)
+    assert greek.outputs is None
+    assert "U+03B1 GREEK SMALL LETTER ALPHA" in greek.class_names
+    task = greek.sample("train", np.random.default_rng(0), ways=5, shots=1, queries=15)
+    assert task.query_x.shape == (75, 1, 28, 28)
+    assert task.query_x.min() >= -1
+    assert task.query_x.max() <= 1
+    assert task.domain == "glyphs:greek"
+
+
+def test_tasks_of_more_images_than_rendered_raise(greek):
+    with pytest.raises(DataError, match=r"'glyphs:greek', split 'test': .*at least 25 images; found .* of 24 to 24"):
+        greek.check("test", ways=5, shots=10, queries=15)
+
+
+def test_tasks_are_above_chance_and_not_trivial(greek):
+    """Measured 77 and 52 by nearest centroid on pooled pixels; chance is 20."""
+    assert 55 < accuracy(greek, "test", pooled) < 92
+    assert 35 < accuracy(greek, "test", pooled, shots=1) < 75
+
+
+@pytest.mark.slow
+def test_the_background_cue_helps_in_training_and_is_useless_in_test():
+    """Measured 98 in train and 32 in test; without the cue 34 in train."""
+    cued = glyphs.glyphs("georgian", background=1.0, correlation=1.0)
+    blind = glyphs.glyphs("georgian", background=1.0, correlation=0.0)
+    assert accuracy(cued, "train", spectrum) > 90
+    for split in ("val", "test", "all"):
+        assert accuracy(cued, split, spectrum) < 45
+    assert accuracy(blind, "train", spectrum) < 45
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.3, 1.0])
+def test_a_picture_has_its_class_texture_with_the_given_probability(correlation):
+    own = np.repeat(np.arange(10), 2000)
+    chosen = _textures.assign(np.random.default_rng(0), own, correlation=correlation)
+    expected = correlation + (1 - correlation) / len(_textures.BANK)
+    assert abs((chosen == own).mean() - expected) < 0.01
+    assert set(chosen[own == 0]) == ({0} if correlation == 1 else set(range(len(_textures.BANK))))
+
+
+def test_textures_stay_in_range_and_no_two_are_alike():
+    drawn = _textures.draw(np.random.default_rng(0), np.arange(len(_textures.BANK)), 28)
+    assert drawn.min() >= 0
+    assert drawn.max() <= 1
+    assert len({picture.tobytes() for picture in drawn}) == len(_textures.BANK)
+    assert np.all(drawn.std(axis=(1, 2)) > 0.05)
+
+
+def test_the_glyphs_do_not_change_with_background_or_correlation():
+    """Only pixels outside the ink may change: inside the ink the two pictures agree."""
+    clean = pictures(glyphs.glyphs("tifinagh", background=0.0, **SMALL), "all")
+    textured = pictures(glyphs.glyphs("tifinagh", background=1.0, correlation=1.0, **SMALL), "all")
+    ink = clean >= 0.74 * 255
+    assert ink.any(axis=(2, 3)).mean() > 0.9
+    assert np.abs(textured - clean)[ink].mean() < 4
+
+
+@pytest.mark.slow
+def test_a_seed_gives_the_same_pixels_in_every_process_and_other_seeds_give_others(tmp_path):
+    code = (
+        "import hashlib; from gradhomog_data.domains.glyphs import glyphs; "
+        "d = glyphs('tifinagh', size=16, instances=6, seed=3); "
+        "print(hashlib.sha256(d._cued._images.tobytes() + d._plain._images.tobytes()).hexdigest())"
+    )
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "other"), "PYTHONHASHSEED": "7"}
+    other = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    digests = []
+    for seed in (3, 4):
+        domain = glyphs.glyphs("tifinagh", seed=seed, **SMALL)
+        digests.append(hashlib.sha256(domain._cued._images.tobytes() + domain._plain._images.tobytes()).hexdigest())
+    assert other.stdout.strip() == digests[0] != digests[1]
+
+
+# the cache
+
+
+def fingerprint(domain):
+    return domain._plain._images.tobytes() + domain._cued._images.tobytes()
+
+
+def test_the_second_call_reads_the_same_pictures_from_the_cache(cache, monkeypatch):
+    first = glyphs.glyphs("tifinagh", **SMALL)
+    (file,) = cache.iterdir()
+    assert file.name.startswith("glyphs-tifinagh-16-")
+    monkeypatch.setattr(glyphs, "select", lambda variant: pytest.fail("rendered again"))
+    assert fingerprint(glyphs.glyphs("tifinagh", **SMALL)) == fingerprint(first)
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "other"])
+def test_a_damaged_cache_file_is_rendered_again(cache, damage):
+    first = glyphs.glyphs("tifinagh", **SMALL)
+    (file,) = cache.iterdir()
+    if damage == "other":  # a valid file with other content under this name
+        np.savez(file, key=np.array("something else"), plain=np.zeros(3))
+    else:
+        file.write_bytes(file.read_bytes()[: 0 if damage == "empty" else 1000])
+    assert fingerprint(glyphs.glyphs("tifinagh", **SMALL)) == fingerprint(first)
+    assert len(list(cache.iterdir())) == 1
+    with np.load(file) as stored:
+        assert set(stored.files) == {"key", "plain", "cued", "class_names"}
+
+
+def test_every_option_value_has_a_separate_cache_file(cache):
+    for change in ({}, {"size": 12}, {"instances": 5}, {"background": 0.1}, {"correlation": 0.1}, {"seed": 1}):
+        glyphs.glyphs("tifinagh", **{**SMALL, **change})
+    assert len(list(cache.iterdir())) == 6
+
+
+def test_an_unusable_cache_folder_is_not_fatal(cache):
+    cache.parent.mkdir()
+    cache.write_text("a file where the folder should be")
+    assert len(glyphs.glyphs("tifinagh", **SMALL).class_names) >= 20
+
+
+# invalid options
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": 4}, r"`size` must be an integer ≥ 8 and ≤ 256; got 4"),
+        ({"size": 28.0}, r"`size` must be an integer ≥ 8 and ≤ 256; got 28\.0"),
+        ({"instances": 1}, r"`instances` must be an integer ≥ 2 and ≤ 1000; got 1"),
+        ({"instances": True}, r"`instances` must be an integer ≥ 2 and ≤ 1000; got True"),
+        ({"background": 1.5}, r"`background` must be a number ≥ 0 and ≤ 1; got 1\.5"),
+        ({"correlation": float("nan")}, r"`correlation` must be a number ≥ 0 and ≤ 1; got nan"),
+        ({"seed": -1}, r"`seed` must be an integer ≥ 0; got -1"),
+    ],
+)
+def test_options_out_of_range_raise(options, message):
+    with pytest.raises(OptionError, match=message):
+        glyphs.glyphs("greek", **options)
+
+
+def test_an_unknown_script_raises_with_a_suggestion():
+    with pytest.raises(OptionError, match=r"variants latin, greek, .*; got 'greec'. Did you mean `glyphs:greek`\?"):
+        gradhomog.domain("glyphs:greec")
+
+
+@pytest.mark.parametrize("absent", ["matplotlib", "PIL"])
+def test_a_missing_package_raises_with_the_extra_to_install(monkeypatch, absent):
+    find = glyphs.importlib.util.find_spec
+    monkeypatch.setattr(glyphs.importlib.util, "find_spec", lambda name: None if name == absent else find(name))
+    with pytest.raises(DataError, match=r"is not installed\. Install it with: pip install 'gradhomog\[plot\]'"):
+        glyphs.glyphs("greek")
+
+
+@pytest.mark.slow
+def test_describing_the_domain_imports_neither_matplotlib_nor_pillow():
+    code = (
+        "import sys; from gradhomog_data.domains import glyphs, images; glyphs.gradhomog_domain(); "
+        "print([m for m in ('matplotlib', 'PIL') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test", "all"])
+def test_classes_of_tasks_are_classes_of_the_split(split):
+    domain = glyphs.glyphs("tifinagh", **SMALL)
+    task = domain.sample(split, np.random.default_rng(0), ways=3, shots=2, queries=2)
+    pool = pictures(domain, split)
+    listed = domain.classes(split)
+    drawn = ((task.support_x + 1) * 127.5).round().int().numpy()[:, 0]
+    for image, label in zip(drawn, task.support_y.tolist(), strict=True):
+        candidates = [listed[index] for index in range(len(pool)) if (pool[index] == image).all((1, 2)).any()]
+        assert task.classes[label] in candidates

@@ -1,0 +1,148 @@
+"""The table `[problem]` of a run file: its defaults, its excluded keys, and errors with key paths."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from gradhomog import ConfigError, available
+from gradhomog.experiments.config.schema import load
+from gradhomog.experiments.data.splits import streams
+from gradhomog.experiments.execution import plan
+from gradhomog.experiments.results import comparison_dir
+from gradhomog.experiments.results.plan import SINGLE
+
+
+@pytest.mark.parametrize("name", available("problems"))
+def test_a_problem_needs_only_its_name_and_is_unchanged_after_writing_and_reading(name, tmp_path):
+    config = load(None, [f"problem.name={name}"])
+    assert config.learners == [name]
+    path = tmp_path / "run.toml"
+    path.write_text(config.to_toml(), encoding="utf-8")
+    again = load(path)
+    assert again == config
+    assert again.digest == config.digest
+    assert not {"learner", "domains", "episodes", "test"} & set(config.to_dict())
+
+
+@pytest.mark.parametrize("name", available("problems"))
+def test_a_configuration_can_be_pickled_for_a_worker_process(name):
+    config = load(None, [f"problem.name={name}"])
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_without_a_problem_the_resolved_file_has_no_problem_table():
+    assert "problem" not in load().to_dict()
+
+
+@pytest.mark.parametrize("name", available("problems"))
+def test_a_problem_has_defaults_that_the_user_overrides_key_by_key(name, tmp_path):
+    own = load(None, [f"problem.name={name}", "train.steps=7"])
+    assert own.train.steps == 7
+    assert own.train.outer_lr == load(None, [f"problem.name={name}"]).train.outer_lr
+    path = tmp_path / "run.toml"
+    path.write_text(f'homogenizers = ["pcgrad"]\n[train]\nsteps = 9\n[problem]\nname = "{name}"\n')
+    assert load(path, defaults={"homogenizers": ["mgda"]}).homogenizers == ["pcgrad"]
+    assert load(None, [f"problem.name={name}"], defaults={"homogenizers": ["mgda"]}).homogenizers == ["mgda"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["problem.name=glyphs"],
+            r"`problem.name` must be one of .*glyph_pairs, .*; got 'glyphs'. Did you mean 'glyph",
+        ),
+        (["problem.script=latin"], r"`problem.name` is missing; it must be one of burgers, .*glyph_pairs, "),
+        (["problem=glyph_pairs"], r"`problem` must be a table, such as problem.name = \"burgers\"; got 'glyph_pa"),
+        (
+            ["problem.name=glyph_pairs", "problem.scrpt=latin"],
+            r"unknown key `problem.scrpt`. Did you mean `problem.scr",
+        ),
+        (["problem.name=digit_pairs", "problem.script=latin"], r"unknown key `problem.script`."),
+        (["problem.name=glyph_pairs", "problem.classes=1"], r"`problem.classes` must be an integer ≥ 2; got 1"),
+        (["problem.name=glyph_pairs", "problem.batch=1.5"], r"`problem.batch` must be an integer ≥ 2; got 1.5"),
+        (
+            ["problem.name=regression", "problem.test=1.0"],
+            r"`problem.test` must be a number > 0 and < 1; got",
+        ),
+        (["problem.name=regression", "problem.targets=3"], r"`problem.targets` must be a list"),
+        (["problem.name=regression", "problem.targets=[3]"], r"`problem.targets` must be a list"),
+        (["problem.name=landscape", "problem.starts=[1, 2]"], r"`problem.starts` must be a list"),
+        (["problem.name=glyph_pairs", "learner=fomaml"], r"`learner` is not used with `problem.name` 'glyph_pairs'"),
+        (["problem.name=glyph_pairs", "train.inner_lr=0.1"], r"`train.inner_lr` is not used with"),
+        (["problem.name=glyph_pairs", "test.episodes=5"], r"`test` is not used with"),
+        (["problem.name=regression", "network.size=28"], r"`network.size` is not used with"),
+        (["problem.name=landscape", "network.width=28"], r"`network` is not used with"),
+    ],
+)
+def test_invalid_keys_and_values_raise_with_their_key_path(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        load(None, overrides)
+
+
+METHODS = (
+    '["pcgrad"]',
+    '["mgda", "none", "pcgrad"]',
+    '["pcgrad | pcgrad(seed=1) | pcgrad(seed=2) | pcgrad(seed=3)", "mgda"]',
+    '["static(weights=[1, 2])", "gradnorm | gradnorm(alpha=0.5) | gradnorm(alpha=3)"]',
+)
+
+
+@pytest.mark.parametrize("methods", METHODS)
+def test_every_table_has_the_plain_learner_and_static_weights_with_the_largest_budget(methods):
+    config = load(None, ["problem.name=glyph_pairs", f"homogenizers={methods}"])
+    rows = {row.label: row for row in plan.methods(config.with_baselines())}
+    assert "plain" in rows
+    others = [len(row.candidates) for row in plan.methods(config)]
+    assert len(rows["static (tuned)"].candidates) == max(2, *others)
+    assert rows["static (tuned)"].candidates[0] == "static"  # equal weights may win
+    assert set(config.homogenizers) <= set(config.with_baselines().homogenizers)
+
+
+@pytest.mark.parametrize("methods", METHODS)
+def test_baselines_are_added_once(methods):
+    config = load(None, ["problem.name=regression", f"homogenizers={methods}"]).with_baselines()
+    assert config.with_baselines() == config
+
+
+def test_existing_baselines_are_unchanged():
+    methods = ["none", "static | static(weights=[1.0, 2.0])", "pcgrad"]
+    config = load(None, ["problem.name=glyph_pairs", f"homogenizers={methods!r}".replace("'", '"')])
+    assert config.with_baselines() == config
+
+
+def test_a_comparison_of_learners_has_no_added_baselines():
+    config = load(None, ['homogenizers=["pcgrad"]'])
+    assert config.with_baselines() == config
+
+
+def test_a_run_file_in_the_output_folder_may_omit_the_baselines(tmp_path):
+    path = tmp_path / comparison_dir.RUN_FILE
+    path.write_text('homogenizers = ["pcgrad"]\n[problem]\nname = "glyph_pairs"\n')
+    before = path.read_text()
+    own = load(path).with_baselines()
+    assert comparison_dir.choose_folder(own, tmp_path, resume=False, stem="compare") == comparison_dir.create_folder(
+        own, tmp_path
+    )
+    assert path.read_text() == before
+    with pytest.raises(ConfigError, match=r"has another configuration: `problem.classes` is 10 there and 7 here"):
+        comparison_dir.choose_folder(
+            load(path, ["problem.classes=7"]).with_baselines(), tmp_path, resume=False, stem="compare"
+        )
+
+
+def test_single_task_is_a_method_of_problems_with_networks_only():
+    overrides = [f'homogenizers=["{SINGLE}"]']
+    (row,) = plan.methods(load(None, ["problem.name=glyph_pairs", *overrides]))
+    assert (row.label, row.candidates) == (SINGLE, (SINGLE,))
+    with pytest.raises(ConfigError, match=r"'single-task' does not apply to landscape"):
+        plan.methods(load(None, ["problem.name=landscape", *overrides]))
+    with pytest.raises(ConfigError, match=r"unknown homogenizer 'single-task'"):
+        plan.methods(load(None, overrides))
+
+
+def test_streams_of_episodes_reject_a_problem():
+    with pytest.raises(ConfigError, match="`problem` glyph_pairs has no episodes"):
+        streams(load(None, ["problem.name=glyph_pairs"]), 0)
