@@ -222,7 +222,7 @@ BUDGETS = {
     "gradhomog/registry": 805,
     "gradhomog/rows": 582,
     "gradhomog/scaffold": 182,
-    "gradhomog/solvers": 441,
+    "gradhomog/solvers": 442,
     "gradhomog/step": 1188,
     "gradhomog/testing": 3210,
     "plugins": 4441,
