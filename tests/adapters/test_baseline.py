@@ -27,10 +27,11 @@ def reference_outputs(learner, z):
     return 2 * own["length"][:, 0] * cosines
 
 
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
 @pytest.mark.parametrize("kind", [Baseline, BaselinePP])
-def test_rows_are_the_cross_entropy_over_all_training_classes(kind):
+def test_rows_are_the_cross_entropy_over_all_training_classes(kind, engine):
     encoder, head = checks.networks()
-    learner = kind(encoder, head, classes=CLASSES)
+    learner = kind(encoder, head, classes=CLASSES, engine=engine)
 
     def loss(task):
         x = torch.cat([task.support_x, task.query_x])

@@ -81,18 +81,6 @@ def test_images_receive_the_context_as_constant_channels():
     assert torch.equal(seen[0][:, 1:], torch.zeros_like(context))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"context": 0}, "`context` must be an integer ≥ 1; got 0"),
-        ({"on": "head"}, '`on` must be one of "features"'),
-    ],
-)
-def test_an_invalid_option_raises(options, message):
-    with pytest.raises(OptionError, match=message):
-        CAVIA(*networks(), **options)
-
-
 def test_a_head_without_a_linear_layer_cannot_be_modulated():
     with pytest.raises(OptionError, match="`head` must start with a torch"):
         CAVIA(nn.Linear(3, 2), nn.Identity())

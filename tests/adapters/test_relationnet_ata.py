@@ -10,9 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-import gradhomog
-from gradhomog import OptionError, Task, TaskBatch
-from gradhomog_adapters import FewShotLearner
+from gradhomog import Task, TaskBatch
 from gradhomog_adapters._adversarial_tasks import SIZES, AdversarialTasks, RandomConvolution
 from gradhomog_adapters.maml import MAML
 from gradhomog_adapters.relationnet import RelationNet
@@ -154,10 +152,6 @@ def test_meta_test_is_that_of_relationnet(probability):
     assert make(probability=probability).evaluate(batch) == make(RelationNet).evaluate(batch)
 
 
-def test_rows_change_no_state_and_no_generator():
-    checks.assert_learner_unchanged(make(norm=True, probability=1.0), images())
-
-
 # -- kernels ---------------------------------------------------------------------------------------------------------
 
 
@@ -244,23 +238,3 @@ def test_a_loaded_learner_continues_with_the_next_kernels():
 
 
 # -- options ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"ascent_steps": -1}, "`ascent_steps` must be an integer ≥ 0; got -1"),
-        ({"ascent_lr": float("inf")}, "`ascent_lr` must be a number ≥ 0; got inf"),
-        ({"ascent_lr": -1.0}, "`ascent_lr` must be a number ≥ 0; got -1.0"),
-        ({"probability": 1.5}, r"`probability` must be a number ≥ 0 and ≤ 1; got 1.5"),
-    ],
-)
-def test_options_out_of_range_raise(options, message):
-    with pytest.raises(OptionError, match=message):
-        make(**options)
-
-
-def test_it_is_available_by_name():
-    learner = gradhomog.learner("relationnet_ata(ascent_steps=1)", *checks.networks())
-    assert isinstance(learner, RelationNetATA)
-    assert isinstance(learner, FewShotLearner)
