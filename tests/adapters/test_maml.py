@@ -1,4 +1,4 @@
-"""MAML and FOMAML: rows against a hand-written loop, `higher` and a closed form; adapted parameters, statistics, steps."""
+"""MAML and FOMAML: rows against a hand-written loop, `higher` and a closed form; parameters, statistics, steps."""
 
 from __future__ import annotations
 

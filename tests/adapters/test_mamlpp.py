@@ -1,4 +1,4 @@
-"""MAML++: rows against a hand-written loop, MAML and a closed form; rates, scales and statistics per step; schedules."""
+"""MAML++: rows against a hand-written loop, MAML, a closed form; rates, scales and statistics per step; schedules."""
 
 from __future__ import annotations
 
