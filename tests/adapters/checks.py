@@ -44,6 +44,13 @@ def tasks(count=3, shape=(4,), shots=2, queries=3, seed=1, classes=None):
     return TaskBatch.stack(found)
 
 
+def reference_pairs(encoder, task):
+    """Pairs [class mean; query] of each query with all classes, `[queries · ways, 2C, ...]`, from loops."""
+    support, queries = encoder(task.support_x), encoder(task.query_x)
+    means = [support[task.support_y == w].mean(0) for w in range(WAYS)]
+    return torch.stack([torch.cat([mean, query]) for query in queries for mean in means])
+
+
 def assert_rows_equal(one, two, rtol=1e-9, atol=1e-12):
     """Compare rows, losses, features and feature gradients of two learners."""
     assert list(one.jacobian) == list(two.jacobian)

@@ -76,9 +76,7 @@ def test_one_step_of_ascent_is_that_written_by_hand(norm):
     relation = learner.extra_modules["relation"]
     for slot, task in enumerate(batch):
         support_x, query_x = (x.clone().requires_grad_() for x in (task.support_x, task.query_x))
-        support, queries = learner.encoder(support_x), learner.encoder(query_x)
-        means = [support[task.support_y == w].mean(0) for w in range(checks.WAYS)]
-        pairs = torch.stack([torch.cat([mean, query]) for query in queries for mean in means])
+        pairs = checks.reference_pairs(learner.encoder, replace(task, support_x=support_x, query_x=query_x))
         relations = relation(pairs).reshape(-1, checks.WAYS).sigmoid()
         loss = nn.functional.mse_loss(relations, nn.functional.one_hot(task.query_y, checks.WAYS).double())
         by_support, by_query = torch.autograd.grad(loss, [support_x, query_x])

@@ -26,13 +26,6 @@ def tasks(maps=False, **options):
     return checks.tasks(shape=(1, 6, 6) if maps else (4,), **options)
 
 
-def reference_pairs(encoder, task):
-    """Pairs [class mean; query], `[queries · ways, 2C, ...]`, from loops."""
-    support, queries = encoder(task.support_x), encoder(task.query_x)
-    means = [support[task.support_y == w].mean(0) for w in range(checks.WAYS)]
-    return torch.stack([torch.cat([mean, query]) for query in queries for mean in means])
-
-
 def vector_relevance(relation, pair, value):
     """The relevance of one pair for a module of two linear layers with a ReLU, by the textbook's loops."""
     first, last = relation[0], relation[2]
@@ -55,7 +48,7 @@ def test_rows_are_those_of_weighted_pairs_with_constant_weights():
     relation, encoder = learner.extra_modules["relation"], learner.encoder
 
     def loss(task):
-        pairs = reference_pairs(encoder, task)
+        pairs = checks.reference_pairs(encoder, task)
         scores = relation(pairs).reshape(-1, checks.WAYS)
         p = scores.detach().softmax(1).flatten()
         weights = []
@@ -84,7 +77,7 @@ def test_rows_are_those_of_the_sum_of_both_losses_for_the_same_weights(maps, obj
     relation, left = learner.extra_modules["relation"], iter(weights)
 
     def loss(task):
-        pairs = reference_pairs(learner.encoder, task)
+        pairs = checks.reference_pairs(learner.encoder, task)
         found = [relation(x).reshape(-1, checks.WAYS) for x in (pairs, pairs * next(left).reshape(pairs.shape))]
         losses = [learner.loss(x if objective == "softmax" else x.sigmoid(), task.query_y) for x in found]
         return losses[0] + 0.3 * losses[1]
