@@ -133,20 +133,6 @@ def test_the_fit_is_that_of_torch_optim_with_the_published_constants(make):
 # -- meta-test -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_a_long_fit_approaches_the_regularized_minimum():
-    # With weight decay 1e-3 on all parameters, the gradient of cross entropy + 5e-4 ‖·‖² is zero at the minimum.
-    encoder, head = checks.networks()
-    task = checks.tasks(shots=4)[0]
-    learner = Baseline(encoder, head, test_epochs=4000, test_batch=12, test_lr=5.0)
-    outputs = learner.predict(task.support_x, task.support_y, torch.cat([task.support_x, task.query_x]))
-    z, y = encoder(task.support_x).detach(), nn.functional.one_hot(task.support_y, checks.WAYS).double()
-    # At the minimum the weights are (y − p)ᵀz / (n · 1e-3), the biases the same without z.
-    residuals = (y - outputs[: len(z)].softmax(1)) / (len(z) * 1e-3)
-    both = encoder(torch.cat([task.support_x, task.query_x])).detach()
-    torch.testing.assert_close(outputs, both @ (residuals.T @ z).T + residuals.sum(0), rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("kind", [Baseline, BaselinePP])
 def test_predictions_do_not_depend_on_the_training_classifier(kind):
     encoder, head = checks.networks()

@@ -188,13 +188,6 @@ def test_further_steps_than_in_training_use_the_last_parameters():
     assert few.evaluate(tasks()) == many.evaluate(tasks())
 
 
-def test_without_inner_steps_the_loss_is_that_of_the_network():
-    learner, batch = MAMLPP(*networks(True), inner_steps=0), tasks(1)
-    encoder, head = networks(True)
-    loss = nn.functional.cross_entropy(head(encoder(batch[0].query_x)), batch[0].query_y)
-    torch.testing.assert_close(learner.rows(batch).losses[0], loss.detach(), rtol=1e-12, atol=0)
-
-
 class Shift(Homogenizer):
     """Doubles query features and adds `size` times a direction of their task."""
 

@@ -95,12 +95,6 @@ def test_rows_are_those_of_relationnet_on_the_augmented_tasks():
     assert not augmented.support_x.requires_grad
 
 
-def test_the_ascent_increases_the_loss():
-    losses = [make(probability=0.0, ascent_lr=0.5, ascent_steps=steps).rows(images()).losses for steps in (0, 1, 5)]
-    assert bool((losses[0] < losses[1]).all())
-    assert bool((losses[1] < losses[2]).all())
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_without_steps_and_convolution_it_is_relationnet_bit_for_bit(dtype):
     batch = images()

@@ -112,18 +112,6 @@ def test_with_unscaled_displacements_an_outer_sgd_takes_the_published_step():
         torch.testing.assert_close(parameter, before[name] + epsilon * (mean - before[name]))
 
 
-def test_query_loss_features_and_feature_grads_are_those_of_the_adapted_network():
-    learner, batch = make_learner(True, inner_steps=3), tasks()
-    rows = learner.rows(batch)
-    for slot, task in enumerate(batch):
-        model = train_copy(learner, INNER["sgd"][1], task, 3)
-        features = model["encoder"](task.query_x).detach().requires_grad_()
-        loss = nn.functional.cross_entropy(model["head"](features), task.query_y)
-        torch.testing.assert_close(rows.losses[slot], loss.detach())
-        torch.testing.assert_close(rows.features[0][slot], features.detach())
-        torch.testing.assert_close(rows.feature_grads[0][slot], torch.autograd.grad(loss, features)[0])
-
-
 def test_on_all_uses_both_sets_in_training_and_the_support_set_at_meta_test():
     batch = tasks()
     x, y = torch.cat([batch.support_x, batch.query_x], 1), torch.cat([batch.support_y, batch.query_y], 1)
@@ -214,10 +202,6 @@ def test_minibatches_depend_on_step_and_seed_and_continue_from_a_saved_state():
     file.seek(0)
     fresh.load_state_dict(torch.load(file, weights_only=True))
     assert torch.equal(encoder_inputs(fresh), encoder_inputs(learner))
-
-
-def test_a_minibatch_of_all_examples_is_the_whole_set():
-    checks.assert_rows_equal(make_learner(inner_batch=6).rows(tasks()), make_learner().rows(tasks()), rtol=0, atol=0)
 
 
 # -- the inner optimizer's state -------------------------------------------------------------------------------------

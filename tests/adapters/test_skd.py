@@ -212,16 +212,6 @@ def test_logistic_regression_is_that_of_scikit_learn(regularization, dtype, rtol
     torch.testing.assert_close(bias - bias.mean(), expected - expected.mean(), rtol=1e-4, atol=1e-5)
 
 
-def test_the_gradient_of_the_objective_is_zero_at_the_fit():
-    # W = Σ_i (y_i − p_i) x_iᵀ / λ, and the residuals of a class sum to 0, because biases have no penalty.
-    generator = torch.Generator().manual_seed(1)
-    x, members = torch.randn(20, 6, generator=generator, dtype=torch.float64), torch.eye(4).repeat(5, 1).double()
-    weights, bias = fit_logistic_regression(x, members, 0.3)
-    residuals = members - (x @ weights.T + bias).softmax(1)
-    torch.testing.assert_close(weights, residuals.T @ x / 0.3, rtol=0, atol=1e-5)
-    torch.testing.assert_close(residuals.sum(0), torch.zeros(4, dtype=torch.float64), rtol=0, atol=1e-5)
-
-
 def test_a_class_without_examples_does_not_change_the_fit_of_the_others():
     generator = torch.Generator().manual_seed(2)
     x, members = torch.randn(6, 4, generator=generator), torch.eye(2).repeat(3, 1)
