@@ -179,6 +179,12 @@ def test_without_batch_normalization_there_are_no_parameters_per_step():
     learner.evaluate(tasks())
 
 
+def test_at_meta_test_queries_use_the_parameters_of_the_last_step():
+    learner = make_learner(multi_step_steps=0)
+    found = torch.tensor(learner.evaluate(tasks()).losses, dtype=torch.float64)
+    torch.testing.assert_close(found, learner.rows(tasks()).losses)
+
+
 def test_further_steps_than_in_training_use_the_last_parameters():
     few, many = make_learner(inner_steps=2, test_steps=5), make_learner(inner_steps=5)
     for name, parameter in many.extra_modules.named_parameters():
