@@ -226,7 +226,7 @@ BUDGETS = {
     "gradhomog/testing": 3210,
     "plugins": 4441,
     "adapters": 3920,
-    "tests": 38400,
+    "tests": 37200,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 
