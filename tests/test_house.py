@@ -228,7 +228,7 @@ BUDGETS = {
     "plugins": 4441,
     "plugins/gradhomog_data": 3200,
     "adapters": 3920,
-    "tests": 38410,
+    "tests": 37200,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 
 import torch
@@ -43,6 +42,13 @@ def tasks(count=3, shape=(4,), shots=2, queries=3, seed=1, classes=None):
         chosen = None if classes is None else torch.randperm(classes, generator=generator)[:WAYS]
         found.append(Task(*parts, f"domain {slot}", chosen))
     return TaskBatch.stack(found)
+
+
+def reference_pairs(encoder, task):
+    """Pairs [class mean; query] of each query with all classes, `[queries · ways, 2C, ...]`, from loops."""
+    support, queries = encoder(task.support_x), encoder(task.query_x)
+    means = [support[task.support_y == w].mean(0) for w in range(WAYS)]
+    return torch.stack([torch.cat([mean, query]) for query in queries for mean in means])
 
 
 def assert_rows_equal(one, two, rtol=1e-9, atol=1e-12):
@@ -94,30 +100,3 @@ def assert_rows_agree_in_float32(learner, batch):
     for name, block in found.jacobian.items():
         assert block.dtype == torch.float32
         assert float((block - expected.jacobian[name]).abs().max()) < 1e-4 * size, name
-
-
-def assert_learner_unchanged(learner, batch):
-    """Check that rows, evaluation and prediction change no parameter, buffer, mode or generator."""
-    before, random = copy.deepcopy(learner.state_dict()), torch.get_rng_state()
-    modes = [part.training for part in (*learner.encoder.modules(), *learner.extra_modules.modules())]
-    learner.rows(batch)
-    first = learner.evaluate(batch)
-    learner.predict(batch[0].support_x, batch[0].support_y, batch[0].query_x)
-    assert learner.evaluate(batch) == first
-    assert str(learner.state_dict()) == str(before)
-    assert torch.equal(torch.get_rng_state(), random)
-    assert [part.training for part in (*learner.encoder.modules(), *learner.extra_modules.modules())] == modes
-
-
-def assert_homogenizers_act_in_training_only(make, batch):
-    """Check that homogenizers run in training, and that meta-test equals that of the learner without homogenizers."""
-    isi = "{'layers': 1}" if batch.support_x.dim() > 3 else "false"
-    for text in ("pcgrad", f"rotogbml(isi={isi}, rotate={{'lr': 0.5}})"):
-        learner = make(text)
-        outer = torch.optim.SGD(learner.parameters(), lr=0.1)
-        for _ in range(2):
-            report = learner.step(batch, outer)
-        assert torch.isfinite(report.losses).all()
-        bare = make(None)
-        bare.load_state_dict({**learner.state_dict(), "homogenizers": bare.homogenizers.state_dict()})
-        assert learner.evaluate(batch) == bare.evaluate(batch)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-
 import torch
 from torch import nn
 
@@ -52,21 +50,3 @@ def assert_rows_are_derivatives(learner, task: Task, names, step=1e-5):
         parameter.data.copy_(start)
         expected = (losses[0] - losses[1]) / (2 * step)
         assert abs(float((rows[name][0] * along).sum()) - expected) < 1e-5 * abs(expected) + 1e-8, name
-
-
-def assert_training_continues(make, tasks, done):
-    """After `done` steps, load learner and optimizer into fresh ones; three more steps are equal bit for bit."""
-    learner, fresh = make(), make()
-    outer, fresh_outer = (torch.optim.Adam(part.parameters(), lr=0.05) for part in (learner, fresh))
-    for seed in range(done):
-        learner.step(tasks(seed=seed), outer)
-    file = io.BytesIO()
-    torch.save([learner.state_dict(), outer.state_dict()], file)
-    file.seek(0)
-    for part, state in zip((fresh, fresh_outer), torch.load(file, weights_only=True), strict=True):
-        part.load_state_dict(state)
-    for seed in range(done, done + 3):
-        expected, found = learner.step(tasks(seed=seed), outer), fresh.step(tasks(seed=seed), fresh_outer)
-        assert torch.equal(found.losses, expected.losses)
-    assert learner.evaluate(tasks()) == fresh.evaluate(tasks())
-    assert str(learner.state_dict()) == str(fresh.state_dict())

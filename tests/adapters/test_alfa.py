@@ -7,7 +7,6 @@ import torch
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from gradhomog import OptionError
 from gradhomog_adapters.alfa import ALFA
 from gradhomog_adapters.maml import MAML
 from tests.adapters.few_shot import assert_rows_are_derivatives, networks, tasks
@@ -80,15 +79,3 @@ def test_initial_weights_of_the_generator_have_a_separate_seed():
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"inner_lr": 0.0}, "`inner_lr` must be a number > 0; got 0.0"),
-        ({"inner_weight_decay": -1.0}, "`inner_weight_decay` must be a number ≥ 0; got -1.0"),
-    ],
-)
-def test_an_invalid_option_raises(options, message):
-    with pytest.raises(OptionError, match=message):
-        ALFA(*networks(), **options)

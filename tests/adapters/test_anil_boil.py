@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import gradhomog
-from gradhomog import OptionError, TaskBatch
-from tests.adapters.few_shot import assert_rows_are_derivatives, networks, tasks
+from gradhomog import TaskBatch
+from tests.adapters.few_shot import networks, tasks
 
 
 def outputs_after_and_before(learner, task):
@@ -16,13 +16,6 @@ def outputs_after_and_before(learner, task):
     with torch.no_grad():
         bare = learner.head(learner.encoder(task.query_x))
     return learner.predict(task.support_x, task.support_y, task.query_x), bare
-
-
-@pytest.mark.parametrize("name", ["anil", "boil"])
-@pytest.mark.parametrize("norm", [False, True])
-def test_rows_are_the_derivatives_of_the_query_loss(name, norm):
-    learner = gradhomog.learner(name, *networks(norm), inner_lr=0.2, inner_steps=3)
-    assert_rows_are_derivatives(learner, tasks()[0], ["encoder.0.weight", "head.weight", "head.bias"])
 
 
 @pytest.mark.parametrize("first_order", [False, True])
@@ -81,11 +74,6 @@ def test_parameters_are_chosen_by_pattern(name, pattern):
     ours = gradhomog.learner(name, *networks(), adapt=pattern, **options).rows(tasks()).jacobian
     maml = gradhomog.learner("maml", *networks(), adapt=pattern, **options).rows(tasks()).jacobian
     assert all(torch.equal(ours[key], maml[key]) for key in maml)
-
-
-def test_a_pattern_without_a_match_raises():
-    with pytest.raises(OptionError, match=r"`adapt` must match.*'body\.\*' matches none of encoder\.0\.weight"):
-        gradhomog.learner("boil", *networks(), adapt="body.*")
 
 
 def test_an_inner_loop_without_trainable_parameters_has_no_effect():

@@ -61,13 +61,6 @@ def test_predictions_equal_hand_written_scales_and_shifts():
     )
 
 
-def test_without_inner_steps_outputs_are_those_of_the_network():
-    encoder, head = networks()
-    learner, task = CAVIA(encoder, head, inner_steps=0), tasks()[0]
-    found = learner.predict(task.support_x, task.support_y, task.query_x)
-    torch.testing.assert_close(found, head(encoder(task.query_x)).detach())
-
-
 def test_images_receive_the_context_as_constant_channels():
     encoder = nn.Sequential(nn.Conv2d(1 + 2, 4, 3), nn.Tanh(), nn.Flatten()).double()
     seen = []
@@ -79,18 +72,6 @@ def test_images_receive_the_context_as_constant_channels():
     assert bool((context == context[:1, :, :1, :1]).all())
     assert bool((context != 0).all())
     assert torch.equal(seen[0][:, 1:], torch.zeros_like(context))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"context": 0}, "`context` must be an integer ≥ 1; got 0"),
-        ({"on": "head"}, '`on` must be one of "features"'),
-    ],
-)
-def test_an_invalid_option_raises(options, message):
-    with pytest.raises(OptionError, match=message):
-        CAVIA(*networks(), **options)
 
 
 def test_a_head_without_a_linear_layer_cannot_be_modulated():

@@ -10,7 +10,6 @@ import torch
 import torchopt
 from torch import nn
 
-import gradhomog
 from gradhomog import OptionError, TaskBatch
 from gradhomog_adapters.anil import anil
 from gradhomog_adapters.boil import boil
@@ -107,15 +106,6 @@ def test_rows_are_the_derivatives_of_the_losses(kind):
         assert abs(float((rows[name][0] * along).sum()) - expected) < 1e-5 * abs(expected) + 1e-8, name
 
 
-@pytest.mark.parametrize("norm", ["support", "frozen"])
-def test_both_engines_follow_the_norm_policy(norm):
-    loop, vmap = (
-        MAML(*network("batch norm"), norm=norm, engine=engine, inner_lr=0.1).rows(tasks())
-        for engine in ("loop", "vmap")
-    )
-    assert relative_difference(loop.jacobian, vmap.jacobian) < 1e-11
-
-
 @pytest.mark.parametrize(
     "inner",
     [torchopt.sgd(0.1, momentum=0.9, nesterov=True), torchopt.adam(0.02, eps_root=1e-8), torchopt.adagrad(0.05),
@@ -188,12 +178,6 @@ def test_vmap_raises_if_a_homogenizer_requires_one_task_after_the_other():
         learner.rows(tasks())
 
 
-@pytest.mark.parametrize("engine", ["grad(vmap)", "batched", None])
-def test_unknown_engines_raise(engine):
-    with pytest.raises(OptionError, match='`engine` must be one of "auto", "loop", "vmap"'):
-        MAML(*network("linear"), engine=engine)
-
-
 def test_dropout_draws_for_each_task_alone_under_vmap():
     torch.manual_seed(0)
     encoder = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(32, 5)).double()
@@ -203,8 +187,3 @@ def test_dropout_draws_for_each_task_alone_under_vmap():
     )
     losses = MAML(encoder, nn.Linear(5, 2).double(), engine="vmap").rows(same).losses
     assert len(set(losses.tolist())) == 3
-
-
-def test_a_learner_by_name_accepts_an_engine():
-    learner = gradhomog.learner("maml", *network("linear"), engine="vmap")
-    assert learner.rows(tasks()).losses.shape == (3,)

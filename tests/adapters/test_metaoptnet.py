@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from gradhomog import Task
 from gradhomog_adapters.metaoptnet import MetaOptNet
 from tests.adapters import checks
 
@@ -56,16 +55,6 @@ def test_the_scale_is_trained():
     assert rows.jacobian["learner.logits.scale"].abs().min() > 0
     learner.extra_modules.requires_grad_(False)
     assert "learner.logits.scale" not in learner.rows(checks.tasks(shots=5)).jacobian
-
-
-def test_n_copies_of_the_support_set_have_weight_n():
-    # n‖xW − y‖² + λ‖W‖²: n copies of all supports are equivalent to λ/n.
-    encoder, head = checks.networks()
-    task = checks.tasks()[0]
-    many = Task(task.support_x.repeat(4, 1), task.support_y.repeat(4), task.query_x, task.query_y)
-    one = MetaOptNet(encoder, head, regularization=1.0).rows([task])
-    four = MetaOptNet(encoder, head, regularization=4.0).rows([many])
-    checks.assert_rows_equal(four, one)
 
 
 def test_large_features_keep_their_digits_in_float32():

@@ -15,7 +15,6 @@ from gradhomog_adapters.anil import anil
 from gradhomog_adapters.baseline import Baseline
 from gradhomog_adapters.mtl import MTL
 from tests.adapters import checks
-from tests.adapters.few_shot import assert_training_continues
 
 CLASSES = 7
 SHAPE = (1, 6, 6)
@@ -106,14 +105,6 @@ def test_there_is_a_scale_for_each_pair_of_channels_and_a_shift_for_each_bias(la
     assert found == {name: shape for name, shape in expected.items() if shape}
 
 
-@pytest.mark.parametrize("norm", ["batch", "support"])
-def test_rows_are_the_derivatives_of_the_losses_in_both_phases(norm):
-    for steps in (0, 1):
-        learner = make(normalized=True, norm=norm, pretrain_steps=steps, classes=CLASSES)
-        perturb(learner)
-        checks.assert_rows_match_finite_differences(learner, tasks())
-
-
 @pytest.mark.parametrize("options", [{"engine": "vmap"}, {"recompute": True}])
 def test_engines_and_recomputation_give_the_same_rows_in_both_phases(options):
     for steps in (0, 1):
@@ -161,20 +152,10 @@ def test_each_phase_trains_its_own_parameters_under_momentum_and_weight_decay():
     assert not learner.pretraining
 
 
-def test_training_continues_from_a_state_of_either_phase_bit_for_bit():
-    for done in (1, 3):  # pre-training ends after two steps
-        assert_training_continues(lambda: make("moco", pretrain_steps=2, classes=CLASSES), tasks, done)
-
-
 def test_the_head_is_adapted_at_meta_test_during_pre_training():
     learner = make(pretrain_steps=2, classes=CLASSES, inner_steps=2, test_steps=4, inner_lr=0.1)
     reference = anil(*checks.image_networks(flatten=True), inner_steps=2, test_steps=4, inner_lr=0.1)
     assert learner.evaluate(tasks()).losses == pytest.approx(reference.evaluate(tasks()).losses, rel=1e-12)
-
-
-def test_rows_evaluation_and_prediction_change_nothing_in_either_phase():
-    for steps in (0, 1):
-        checks.assert_learner_unchanged(make(normalized=True, pretrain_steps=steps, classes=CLASSES), tasks())
 
 
 # -- options and errors ----------------------------------------------------------------------------------------------
@@ -193,12 +174,6 @@ def test_an_encoder_without_layers_to_scale_raises():
         MTL(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(3)), nn.Linear(3, 2))
 
 
-@pytest.mark.parametrize("steps", [-1, 1.5, True, None])
-def test_an_invalid_number_of_pre_training_steps_raises(steps):
-    with pytest.raises(OptionError, match="`pretrain_steps` must be an integer ≥ 0"):
-        make(pretrain_steps=steps)
-
-
 def test_pre_training_rejects_regression_and_missing_classes():
     batch = tasks()
     learner = make(pretrain_steps=1, classes=CLASSES)
@@ -207,5 +182,3 @@ def test_pre_training_rejects_regression_and_missing_classes():
     regression = replace(batch, support_y=batch.support_x[..., 0, 0], query_y=batch.query_x[..., 0, 0])
     with pytest.raises(DataError, match="MTL supports classification only"):
         learner.rows(regression)
-    with pytest.raises(OptionError, match="`classes` must be an integer ≥ 1 or none; got 0"):
-        make(pretrain_steps=1, classes=0)

@@ -8,7 +8,6 @@ import torch
 from scipy.spatial.distance import cdist
 from torch import nn
 
-from gradhomog import Task
 from gradhomog_adapters.protonet import ProtoNet
 from tests.adapters import checks
 
@@ -59,14 +58,6 @@ def test_probabilities_are_those_of_the_linear_classifier_with_weights_2c_and_bi
     torch.testing.assert_close(outputs.softmax(1), linear.softmax(1))
 
 
-def test_with_one_shot_the_order_of_classes_is_that_of_nearest_neighbours():
-    encoder, head = checks.networks()
-    task = checks.tasks(shots=1)[0]
-    outputs = ProtoNet(encoder, head).predict(task.support_x, task.support_y, task.query_x)
-    distances = torch.cdist(encoder(task.query_x), encoder(task.support_x)).detach()
-    assert torch.equal(outputs.argsort(1, descending=True), distances.argsort(1))
-
-
 def test_close_classes_far_from_the_origin_are_separated_in_float32():
     # ‖z‖² − 2⟨z, c⟩ + ‖c‖² would lose all digits of a distance of 1e-3 at 1e3.
     x = torch.tensor([[1000.0], [1000.001]])
@@ -86,10 +77,3 @@ def test_the_head_may_have_more_outputs_than_a_task_has_classes():
     for name, block in few.rows([task]).jacobian.items():
         if name.startswith("encoder."):
             torch.testing.assert_close(rows[name], block)
-
-
-def test_duplicated_supports_change_nothing():
-    encoder, head = checks.networks()
-    task, learner = checks.tasks()[0], ProtoNet(encoder, head)
-    twice = Task(task.support_x.repeat(2, 1), task.support_y.repeat(2), task.query_x, task.query_y)
-    checks.assert_rows_equal(learner.rows([twice]), learner.rows([task]))

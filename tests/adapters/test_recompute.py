@@ -78,19 +78,6 @@ def test_memory_per_step_is_that_of_its_arguments_and_not_of_its_graph(make):
     assert growth[True] < 2 * size < activations
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"engine": "vmap"}, "one task after the other"),
-        ({"compile": True}, "one task after the other"),
-        ({"inner": lambda: torchopt.sgd(0.1, momentum=0.9, dampening=0.5)}, "stores which step was the first"),
-    ],
-)
-def test_recompute_rejects_options_that_could_change_the_second_run(options, message):
-    with pytest.raises(OptionError, match=message):
-        MAML(*networks(), recompute=True, **options)
-
-
 def test_recompute_rejects_homogenizers_that_attach_to_the_encoder():
     encoder = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten())
     with pytest.raises(OptionError, match="attached to it may act differently"):

@@ -14,13 +14,6 @@ from tests.adapters import checks
 MAPS = {"maps": True, "input_shape": [1, 6, 6]}
 
 
-def pairs(encoder, task):
-    """Pairs [class mean; query] of each query with all classes, from loops."""
-    support, queries = encoder(task.support_x), encoder(task.query_x)
-    means = [support[task.support_y == w].mean(0) for w in range(checks.WAYS)]
-    return torch.stack([torch.cat([mean, query]) for query in queries for mean in means])
-
-
 @pytest.mark.parametrize("objective", ["mse", "softmax"])
 @pytest.mark.parametrize("maps", [False, True])
 def test_rows_are_those_of_the_reference_pairs(objective, maps):
@@ -30,7 +23,7 @@ def test_rows_are_those_of_the_reference_pairs(objective, maps):
     relation = learner.extra_modules["relation"]
 
     def loss(task):
-        scores = relation(pairs(encoder, task)).reshape(-1, checks.WAYS)
+        scores = relation(checks.reference_pairs(encoder, task)).reshape(-1, checks.WAYS)
         if objective == "softmax":
             return nn.functional.cross_entropy(scores, task.query_y)
         return nn.functional.mse_loss(torch.sigmoid(scores), nn.functional.one_hot(task.query_y, checks.WAYS).double())

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-import gradhomog
-from gradhomog import OptionError, TaskBatch
+from gradhomog import TaskBatch
 from gradhomog_adapters.relationnet import RelationNet
 from gradhomog_adapters.relationnet_lrp import RelationNetLRP, class_scores
 from tests.adapters import checks
@@ -25,13 +24,6 @@ def make(cls, maps=False, seed=3, **options):
 
 def tasks(maps=False, **options):
     return checks.tasks(shape=(1, 6, 6) if maps else (4,), **options)
-
-
-def reference_pairs(encoder, task):
-    """Pairs [class mean; query], `[queries · ways, 2C, ...]`, from loops."""
-    support, queries = encoder(task.support_x), encoder(task.query_x)
-    means = [support[task.support_y == w].mean(0) for w in range(checks.WAYS)]
-    return torch.stack([torch.cat([mean, query]) for query in queries for mean in means])
 
 
 def vector_relevance(relation, pair, value):
@@ -56,7 +48,7 @@ def test_rows_are_those_of_weighted_pairs_with_constant_weights():
     relation, encoder = learner.extra_modules["relation"], learner.encoder
 
     def loss(task):
-        pairs = reference_pairs(encoder, task)
+        pairs = checks.reference_pairs(encoder, task)
         scores = relation(pairs).reshape(-1, checks.WAYS)
         p = scores.detach().softmax(1).flatten()
         weights = []
@@ -85,7 +77,7 @@ def test_rows_are_those_of_the_sum_of_both_losses_for_the_same_weights(maps, obj
     relation, left = learner.extra_modules["relation"], iter(weights)
 
     def loss(task):
-        pairs = reference_pairs(learner.encoder, task)
+        pairs = checks.reference_pairs(learner.encoder, task)
         found = [relation(x).reshape(-1, checks.WAYS) for x in (pairs, pairs * next(left).reshape(pairs.shape))]
         losses = [learner.loss(x if objective == "softmax" else x.sigmoid(), task.query_y) for x in found]
         return losses[0] + 0.3 * losses[1]
@@ -113,12 +105,6 @@ def test_without_guidance_it_is_relationnet(maps):
     checks.assert_rows_equal(found, expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("norm", ["batch", "support"])
-def test_both_engines_give_the_same_rows_of_maps(norm):
-    found = [make(RelationNetLRP, maps=True, engine=engine, norm=norm).rows(tasks(True)) for engine in ("loop", "vmap")]
-    checks.assert_rows_equal(*found, rtol=1e-9, atol=1e-11)
-
-
 def test_class_scores_are_log_odds_relative_to_chance():
     # p = (0.7, 0.2, 0.1): β = 2, ε = 0.01.
     scores = torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64).log() + 3
@@ -135,28 +121,3 @@ def test_absent_classes_have_no_share_and_tasks_of_one_class_are_finite():
     batch = tasks()
     one = TaskBatch(batch.support_x, 0 * batch.support_y, batch.query_x, 0 * batch.query_y, batch.domains)
     assert all(bool(block.isfinite().all()) for block in make(RelationNetLRP).rows(one).jacobian.values())
-
-
-def test_single_precision_rows_are_close_to_those_in_double_precision():
-    batch, learner = tasks(), make(RelationNetLRP)
-    double = learner.rows(batch).jacobian
-    single = make(RelationNetLRP)
-    for module in (single.encoder, single.head, single.extra_modules):
-        module.float()
-    rows = single.rows(
-        TaskBatch(batch.support_x.float(), batch.support_y, batch.query_x.float(), batch.query_y, batch.domains)
-    ).jacobian
-    for name, block in double.items():
-        assert rows[name].dtype == torch.float32
-        torch.testing.assert_close(rows[name].double(), block, rtol=1e-2, atol=1e-5)
-
-
-@pytest.mark.parametrize("guidance", [-0.1, float("inf"), float("nan")])
-def test_a_guidance_out_of_range_raises(guidance):
-    with pytest.raises(OptionError, match=r"`guidance` must be a number ≥ 0 or none; got"):
-        make(RelationNetLRP, guidance=guidance)
-
-
-def test_it_is_available_by_name():
-    encoder, head = checks.networks()
-    assert isinstance(gradhomog.learner("relationnet_lrp(guidance=0.7)", encoder, head), RelationNetLRP)

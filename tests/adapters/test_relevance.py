@@ -50,14 +50,6 @@ def test_a_linear_layer_without_bias_preserves_the_sum_up_to_epsilon(dtype, roun
         torch.testing.assert_close(found.sum(1), expected.sum(1), rtol=rounding, atol=30 * rounding)
 
 
-def test_a_score_of_a_linear_module_is_explained_by_its_terms():
-    # For R = z and ε = 0, the relevance of an input is its term w x of the score.
-    torch.manual_seed(0)
-    module, x = nn.Linear(6, 1, bias=False).double(), torch.randn(3, 6, dtype=torch.float64)
-    found = relevance_of_inputs(layers(module), x, module(x), epsilon=0.0)
-    torch.testing.assert_close(found, (module.weight * x).detach())
-
-
 @pytest.mark.parametrize(("dtype", "rounding"), DTYPES)
 def test_a_convolution_shares_relevance_by_positive_contributions(dtype, rounding):
     # The oracle is a loop over outputs and inputs of the convolution written as a matrix.

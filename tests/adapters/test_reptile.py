@@ -112,25 +112,6 @@ def test_with_unscaled_displacements_an_outer_sgd_takes_the_published_step():
         torch.testing.assert_close(parameter, before[name] + epsilon * (mean - before[name]))
 
 
-def test_query_loss_features_and_feature_grads_are_those_of_the_adapted_network():
-    learner, batch = make_learner(True, inner_steps=3), tasks()
-    rows = learner.rows(batch)
-    for slot, task in enumerate(batch):
-        model = train_copy(learner, INNER["sgd"][1], task, 3)
-        features = model["encoder"](task.query_x).detach().requires_grad_()
-        loss = nn.functional.cross_entropy(model["head"](features), task.query_y)
-        torch.testing.assert_close(rows.losses[slot], loss.detach())
-        torch.testing.assert_close(rows.features[0][slot], features.detach())
-        torch.testing.assert_close(rows.feature_grads[0][slot], torch.autograd.grad(loss, features)[0])
-
-
-@pytest.mark.parametrize("norm", ["batch", "support", "frozen"])
-@pytest.mark.parametrize("options", [{}, {"inner": "adam"}, {"on": "all"}, {"inner_batch": 4}], ids=str)
-def test_both_engines_give_the_same_rows(options, norm):
-    loop, vmap = (Reptile(*networks(True), norm=norm, engine=e, **options).rows(tasks()) for e in ("loop", "vmap"))
-    checks.assert_rows_equal(loop, vmap, rtol=1e-9, atol=1e-9 if "inner" in options else 1e-12)
-
-
 def test_on_all_uses_both_sets_in_training_and_the_support_set_at_meta_test():
     batch = tasks()
     x, y = torch.cat([batch.support_x, batch.query_x], 1), torch.cat([batch.support_y, batch.query_y], 1)
@@ -223,10 +204,6 @@ def test_minibatches_depend_on_step_and_seed_and_continue_from_a_saved_state():
     assert torch.equal(encoder_inputs(fresh), encoder_inputs(learner))
 
 
-def test_a_minibatch_of_all_examples_is_the_whole_set():
-    checks.assert_rows_equal(make_learner(inner_batch=6).rows(tasks()), make_learner().rows(tasks()), rtol=0, atol=0)
-
-
 # -- the inner optimizer's state -------------------------------------------------------------------------------------
 
 
@@ -300,17 +277,6 @@ def test_predictions_are_those_of_the_adapted_network():
     torch.testing.assert_close(found, model["head"](model["encoder"](task.query_x)).detach())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"inner_batch": 4}, {"keep_state": True, "inner": "adam"}], ids=str)
-def test_homogenizers_act_in_training_only_and_the_learner_is_unchanged(options):
-    def make(homogenizers):
-        return Reptile(*checks.image_networks(norm=True, flatten=True), homogenizers, **options)
-
-    batch = checks.tasks(shape=(1, 6, 6))
-    checks.assert_learner_unchanged(make(None), batch)
-    checks.assert_homogenizers_act_in_training_only(make, batch)
-
-
 def test_a_transform_is_updated_and_changes_no_row():
     plain, rotated = make_learner(inner_steps=2), make_learner(homogenizers="rotate(lr=0.5)", inner_steps=2)
     for name, block in plain.rows(tasks()).jacobian.items():
@@ -318,27 +284,3 @@ def test_a_transform_is_updated_and_changes_no_row():
     before = copy.deepcopy(rotated.homogenizers.state_dict())
     rotated.step(tasks(), torch.optim.SGD(rotated.parameters(), lr=0.1))
     assert str(rotated.homogenizers.state_dict()) != str(before)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"inner": torchopt.sgd(lr=0.1)}, "`scale` must be given if `inner` is an object"),
-        ({"scale": 0.0}, "`scale` must be a number > 0"),
-        ({"scale": float("nan")}, "`scale` must be a number > 0"),
-        ({"on": "query"}, '`on` must be one of "support", "all"; got \'query\''),
-        ({"inner_batch": 0}, "`inner_batch` must be an integer ≥ 1"),
-        ({"inner_batch": 2, "seed": -1}, "`seed` must be an integer ≥ 0"),
-        ({"keep_state": True, "engine": "vmap"}, "`keep_state` processes one task after the other"),
-        ({"keep_state": True, "compile": True}, "`keep_state` processes one task after the other"),
-        (
-            {"inner": lambda: torchopt.sgd(lr=0.1, momentum=0.9, dampening=0.5), "scale": 0.1, "keep_state": True},
-            "`keep_state` requires an inner optimizer without hidden state",
-        ),
-        ({"adapt": "body.*"}, "`adapt` must match"),
-        ({"inner_steps": -1}, "`inner_steps` must be an integer"),
-    ],
-)
-def test_invalid_options_raise(options, message):
-    with pytest.raises(OptionError, match=message):
-        Reptile(*networks(), **options)

@@ -10,11 +10,10 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, kl_div
 
-from gradhomog import DataError, OptionError
+from gradhomog import DataError
 from gradhomog_adapters._logistic_regression import fit_logistic_regression
 from gradhomog_adapters.skd import SKD, distillation_loss, mean_distance, rotate_images, rotation_loss
 from tests.adapters import checks
-from tests.adapters.few_shot import assert_training_continues
 
 CLASSES = 7
 SHAPE = (1, 6, 6)
@@ -172,16 +171,6 @@ def test_rows_in_float32_are_those_in_float64(steps):
     checks.assert_rows_agree_in_float32(learner, tasks())
 
 
-@pytest.mark.parametrize("done", [1, 3])
-def test_training_continues_from_a_state_of_either_generation_bit_for_bit(done):
-    assert_training_continues(lambda: make("moco", generation0_steps=2), tasks, done)
-
-
-@pytest.mark.parametrize("steps", [None, 0])
-def test_rows_evaluation_and_prediction_change_nothing(steps):
-    checks.assert_learner_unchanged(make(normalized=True, generation0_steps=steps), tasks())
-
-
 # -- the terms of the losses -----------------------------------------------------------------------------------------
 
 
@@ -221,16 +210,6 @@ def test_logistic_regression_is_that_of_scikit_learn(regularization, dtype, rtol
     torch.testing.assert_close(weights, torch.from_numpy(reference.coef_), rtol=1e-4, atol=1e-5)
     expected = torch.from_numpy(reference.intercept_)
     torch.testing.assert_close(bias - bias.mean(), expected - expected.mean(), rtol=1e-4, atol=1e-5)
-
-
-def test_the_gradient_of_the_objective_is_zero_at_the_fit():
-    # W = Σ_i (y_i − p_i) x_iᵀ / λ, and the residuals of a class sum to 0, because biases have no penalty.
-    generator = torch.Generator().manual_seed(1)
-    x, members = torch.randn(20, 6, generator=generator, dtype=torch.float64), torch.eye(4).repeat(5, 1).double()
-    weights, bias = fit_logistic_regression(x, members, 0.3)
-    residuals = members - (x @ weights.T + bias).softmax(1)
-    torch.testing.assert_close(weights, residuals.T @ x / 0.3, rtol=0, atol=1e-5)
-    torch.testing.assert_close(residuals.sum(0), torch.zeros(4, dtype=torch.float64), rtol=0, atol=1e-5)
 
 
 def test_a_class_without_examples_does_not_change_the_fit_of_the_others():
@@ -287,23 +266,6 @@ def test_images_that_are_not_square_raise():
     wide = replace(batch, support_x=batch.support_x[..., :5], query_x=batch.query_x[..., :5])
     with pytest.raises(DataError, match=r"must be square.*\[1, 6, 5\]"):
         make().rows(wide)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"generation0_steps": -1}, "`generation0_steps` must be an integer ≥ 0"),
-        ({"generation0_steps": 1.5}, "`generation0_steps` must be an integer ≥ 0"),
-        ({"rotation_weight": -1.0}, "`rotation_weight` must be a number ≥ 0; got -1.0"),
-        ({"distance_weight": float("inf")}, "`distance_weight` must be a number ≥ 0; got inf"),
-        ({"temperature": 0}, "`temperature` must be a number > 0; got 0"),
-        ({"regularization": 0}, "`regularization` must be a number > 0; got 0"),
-        ({"classes": 0}, "`classes` must be an integer ≥ 1 or none; got 0"),
-    ],
-)
-def test_invalid_options_raise(options, message):
-    with pytest.raises(OptionError, match=message):
-        make(**options)
 
 
 def test_regression_and_missing_classes_raise():

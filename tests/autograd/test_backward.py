@@ -169,13 +169,6 @@ def test_batch_statistics_are_updated_once_for_any_number_of_tasks():
     torch.testing.assert_close(dict(model.named_buffers()), dict(reference.named_buffers()))
 
 
-def test_the_direction_of_one_task_is_its_gradient():
-    model, reference = Model(tasks=1), Model(tasks=1)
-    step(model, "mgda", "given")
-    reference.losses(reference.encoder(inputs()))[0].backward()
-    torch.testing.assert_close(gradients(model), gradients(reference))
-
-
 def test_a_vector_of_losses_from_one_output():
     net = nn.Linear(3, 4).double()
     x = torch.randn(5, 3, dtype=torch.float64)

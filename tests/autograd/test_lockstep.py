@@ -1,15 +1,17 @@
-"""Gramians of passes in lockstep are equal to those of the rows, and need fewer gradients at a time."""
+"""`memory="low"`: passes in lockstep take the step of rows in memory, and need fewer gradients at a time."""
 
 import math
 
 import pytest
 import torch
+import torch._functorch.config as functorch_config
+import torch.compiler.config as compiler_config
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import gradhomog
 from gradhomog.autograd import row_source
-from gradhomog.autograd.lockstep import Lockstep, check_direction
+from gradhomog.autograd.lockstep import Lockstep
 from gradhomog.errors import NonfiniteError, OptionError
 
 from .networks import Model, gradients, inputs
@@ -154,7 +156,6 @@ class Net:
             width = self.features().shape[-1]
             self.heads = nn.ModuleList(nn.Linear(width, 2) for _ in range(tasks)).to(dtype)
         self.shared = dict(self.encoder.named_parameters())
-        self.unshared = [list(head.parameters()) for head in self.heads]
 
     def features(self):
         with torch.random.fork_rng():
@@ -166,191 +167,145 @@ class Net:
         return [(head(z) - i).square().mean() for i, (head, z) in enumerate(zip(self.heads, features, strict=True))]
 
 
-def rows_of(outputs, leaves, output_grads):
-    """Return the gradients, zero where there is none, of one pass per task."""
-    rows = []
-    for some, grads in zip(outputs, output_grads, strict=True):
-        row = torch.autograd.grad(some, leaves, grads, retain_graph=True, allow_unused=True)
-        rows.append(
-            [like.detach() * 0 if part is None else part.to_dense() for part, like in zip(row, leaves, strict=True)]
-        )
-    return rows
+def steps(losses, name="mlp", dtype=torch.float64, text="mgda"):
+    """Return report and gradients of a step with rows in memory, and of one with passes in lockstep."""
+    found = []
+    for memory in ("rows", "low"):
+        net = Net(name, dtype=dtype)
+        options = {"parameters": net.encoder, "memory": memory, "inspect": True}
+        report = gradhomog.backward(losses(net), gradhomog.pipeline(text), **options)
+        found.append((report, [parameter.grad for parameter in (*net.encoder.parameters(), *net.heads.parameters())]))
+    return found
 
 
-def gramians_of(rows, names):
-    """Return the inner products of the rows in float64, by name."""
-    matrices = {name: torch.stack([row[index].flatten() for row in rows]).double() for index, name in enumerate(names)}
-    return {name: matrix @ matrix.T for name, matrix in matrices.items()}
-
-
-def check_gramians(found, expected, rtol):
+def assert_same_step(found, rtol=1e-10):
     """Compare with an absolute tolerance, because some gradients are zero but for rounding: biases before BatchNorm."""
-    scale = max(float(gramian.abs().max()) for gramian in expected.values())
-    for name, gramian in expected.items():
-        if name in found:
-            torch.testing.assert_close(found[name], gramian, rtol=rtol, atol=rtol * scale)
-        else:
-            assert not gramian.any()
-
-
-def of_losses(losses, shared, unshared):
-    """Return lockstep passes and their result, for losses."""
-    lockstep = Lockstep([[loss] for loss in losses], shared, unshared)
-    return lockstep, *lockstep.gramians([[torch.ones_like(loss)] for loss in losses])
+    (rows, expected), (low, gradients) = found
+    torch.testing.assert_close(low.gramian, rows.gramian, rtol=rtol, atol=rtol * float(rows.gramian.abs().max()))
+    scale = max(float(gradient.abs().max()) for gradient in expected if gradient is not None)
+    torch.testing.assert_close(gradients, expected, rtol=rtol, atol=rtol * scale)
 
 
 @pytest.mark.parametrize("separate", [False, True])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_gramians_and_gradients_of_heads_are_those_of_the_rows(name, separate):
-    net = Net(name)
-    losses = net.losses(separate)
-    _, gramians, heads = of_losses(losses, net.shared, net.unshared)
-    ones = [[torch.ones_like(loss)] for loss in losses]
-    expected = gramians_of(rows_of([[x] for x in losses], list(net.shared.values()), ones), net.shared)
-    check_gramians(gramians, expected, 1e-12)
-    for loss, leaves, found in zip(losses, net.unshared, heads, strict=True):
-        expected = torch.autograd.grad(loss, leaves, retain_graph=True)
-        torch.testing.assert_close(found, list(expected), rtol=1e-12, atol=0)
-
-
-@pytest.mark.parametrize("separate", [False, True])
-@pytest.mark.parametrize("name", ["mlp", "sparse", "checkpoint", "transformer"])
-def test_networks_with_layers_in_sequence_need_few_gradients_at_a_time(name, separate):
-    net = Net(name)
-    lockstep, *_ = of_losses(net.losses(separate), net.shared, net.unshared)
-    assert len(lockstep.segments) >= 3
+def test_low_memory_does_not_change_a_step_of_any_network(name, separate):
+    assert_same_step(steps(lambda net: net.losses(separate), name))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", ["mlp", "transformer"])
 def test_gramians_are_those_of_the_rows_to_rounding_in_other_dtypes(name, dtype):
-    net = Net(name, dtype=dtype)
-    losses = net.losses()
-    _, gramians, _ = of_losses(losses, net.shared, net.unshared)
-    rows = rows_of([[x] for x in losses], list(net.shared.values()), [[torch.ones_like(x)] for x in losses])
-    check_gramians(gramians, gramians_of(rows, net.shared), 10 * torch.finfo(dtype).eps)
-
-
-def test_rows_may_begin_at_features_with_a_gradient_per_task():
-    net = Net("mlp")
-    features = [net.encoder[:3](net.x), net.encoder[3:](net.encoder[:3](net.x))]
-    grads = [[torch.randn_like(part) for part in features] for _ in range(4)]
-    lockstep = Lockstep([features] * 4, net.shared, [()] * 4)
-    gramians, heads = lockstep.gramians(grads)
-    check_gramians(gramians, gramians_of(rows_of([features] * 4, list(net.shared.values()), grads), net.shared), 1e-12)
-    assert heads == [[]] * 4
-
-
-def test_losses_that_do_not_depend_on_some_parameters_have_zero_rows_there():
-    net = Net("mlp")
-    losses = [net.encoder[0](net.x).square().mean(), *net.losses()[1:]]
-    _, gramians, _ = of_losses(losses, {**net.shared, "unused": nn.Parameter(torch.ones(2))}, [[], *net.unshared[1:]])
-    assert "unused" not in gramians
-    assert not gramians["3.0.weight"][0].any()
-    rows = rows_of([[x] for x in losses], list(net.shared.values()), [[torch.ones_like(x)] for x in losses])
-    check_gramians(gramians, gramians_of(rows, net.shared), 1e-12)
-
-
-@pytest.mark.parametrize("stacked", [False, True])
-def test_one_loss_and_losses_of_one_tensor(stacked):
-    net = Net("mlp")
-    losses = list(net.features().square().mean(0).unbind()) if stacked else net.losses()[:1]
-    _, gramians, _ = of_losses(losses, net.shared, [[] for _ in losses])
-    rows = rows_of([[x] for x in losses], list(net.shared.values()), [[torch.ones_like(x)] for x in losses])
-    check_gramians(gramians, gramians_of(rows, net.shared), 1e-12)
-
-
-def test_shared_tensors_with_a_graph_losses_that_are_shared_and_losses_of_other_losses():
-    weight, scale = nn.Parameter(torch.randn(4, 3).double()), nn.Parameter(torch.tensor(0.5).double())
-    adapted = {"weight": weight - 0.1 * weight.square(), "scale": scale}
-    first = (adapted["weight"] * scale).square().sum()
-    losses = [first, first.exp() * scale, scale]
-    _, gramians, _ = of_losses(losses, adapted, [()] * 3)
-    rows = rows_of([[x] for x in losses], list(adapted.values()), [[torch.ones_like(x)] for x in losses])
-    check_gramians(gramians, gramians_of(rows, adapted), 1e-12)
+    (rows, _), (low, _) = steps(Net.losses, name, dtype, "none")
+    rtol = 10 * torch.finfo(dtype).eps
+    torch.testing.assert_close(low.gramian, rows.gramian, rtol=rtol, atol=rtol * float(rows.gramian.abs().max()))
 
 
 def doubled(module, inputs, output):
     output.register_hook(lambda gradient: 2 * gradient)
 
 
-def clipped(module, inputs, output):
-    output.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
-
-
-def test_linear_hooks_of_tensors_and_parameters_act_once():
-    net = Net("mlp")
+def with_linear_hooks(net):
     for layer in net.encoder[1:]:
         layer.register_forward_hook(doubled)
     for parameter in net.encoder.parameters():
         parameter.register_hook(lambda gradient: 3 * gradient)
-    losses = net.losses()
-    lockstep, gramians, _ = of_losses(losses, net.shared, net.unshared)
-    assert len(lockstep.segments) > 3
-    rows = rows_of([[x] for x in losses], list(net.shared.values()), [[torch.ones_like(x)] for x in losses])
-    check_gramians(gramians, gramians_of(rows, net.shared), 1e-12)
+    return net.losses()
+
+
+def with_an_unused_parameter(net):
+    net.encoder.register_parameter("unused", nn.Parameter(torch.ones(2)))
+    return net.losses()
+
+
+LOSSES = {
+    "one loss": lambda net: net.losses()[:1],
+    "losses of one tensor": lambda net: list(net.features().square().mean(0).unbind()),
+    "a loss of the first layer": lambda net: [net.encoder[0](net.x).square().mean(), *net.losses()[1:]],
+    "a loss of another loss": lambda net: [*net.losses(), net.losses()[0].exp()],
+    "an unused parameter": with_an_unused_parameter,
+    "linear hooks": with_linear_hooks,
+}
+
+
+@pytest.mark.parametrize("losses", LOSSES.values(), ids=LOSSES)
+def test_low_memory_does_not_change_a_step_of_any_losses(losses):
+    assert_same_step(steps(losses))
+
+
+def test_shared_tensors_may_have_a_graph_and_be_losses():
+    directions = []
+    for memory in ("rows", "low"):
+        torch.manual_seed(0)
+        weight, scale = nn.Parameter(torch.randn(4, 3).double()), nn.Parameter(torch.tensor(0.5).double())
+        adapted = {"weight": weight - 0.1 * weight.square(), "scale": scale}
+        first = (adapted["weight"] * scale).square().sum()
+        losses = [first, (0.01 * first).exp() * scale, scale]
+        step = gradhomog.backward(losses, gradhomog.pipeline("mgda"), parameters=adapted, memory=memory)
+        directions.append(step.direction)
+    torch.testing.assert_close(directions[1], directions[0], rtol=1e-9, atol=1e-12)
 
 
 def test_hooks_of_a_module_receive_the_gradients_of_one_task():
     net, found = Net("mlp"), []
     net.encoder[2].register_full_backward_hook(lambda module, inputs, outputs: found.append((inputs[0], outputs[0])))
     losses = net.losses()
-    of_losses(losses, net.shared, net.unshared)
-    received, found[:] = list(found), []
     for loss in losses:
         torch.autograd.grad(loss, net.encoder[0].weight, retain_graph=True)
-    torch.testing.assert_close(received, found, rtol=0, atol=0)
+    expected, found[:] = list(found), []
+    gradhomog.backward(losses, gradhomog.pipeline("mgda"), parameters=net.encoder, memory="low")
+    torch.testing.assert_close(found[:3], expected, rtol=0, atol=0)  # and then those of the direction
 
 
-def direction_of(losses, weights, shared):
-    total = sum(weight * loss for weight, loss in zip(weights.tolist(), losses, strict=True))
-    return dict(zip(shared, torch.autograd.grad(total, list(shared.values())), strict=True))
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["conv", "transformer", "checkpoint"])
-def test_a_direction_of_one_pass_agrees_with_the_gramians_also_where_gradients_are_only_rounding(name, dtype):
-    net, weights = Net(name, dtype=dtype), torch.tensor([0.5, -2.0, 1.0], dtype=torch.float64)
-    losses = net.losses()
-    _, gramians, _ = of_losses(losses, net.shared, net.unshared)
-    check_direction(direction_of(losses, weights, net.shared), weights, gramians, torch.finfo(dtype).eps)
-
-
-def test_a_hook_that_clips_gradients_raises_for_the_first_parameter_that_it_changes():
-    net, weights = Net("mlp"), torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64)
-    net.encoder[2][0].register_forward_hook(clipped)
-    losses = net.losses()
-    _, gramians, _ = of_losses(losses, net.shared, net.unshared)
-    with pytest.raises(OptionError, match=r"the gradient of '\d.*' in one backward pass"):
-        check_direction(direction_of(losses, weights, net.shared), weights, gramians, 2**-52)
-
-
-def test_checkpointed_layers_are_recomputed_once_per_task():
+def test_checkpointed_layers_are_recomputed_once_per_task_and_for_the_direction():
     net, calls = Net("checkpoint"), []
     for layer in net.encoder.layers:
         layer.register_forward_hook(lambda *_: calls.append(1))
     losses = net.losses()
     calls.clear()
-    of_losses(losses, net.shared, net.unshared)
-    assert len(calls) <= len(losses) * len(net.encoder.layers)
+    gradhomog.backward(losses, gradhomog.pipeline("mgda"), parameters=net.encoder, memory="low")
+    assert len(calls) <= (len(losses) + 1) * len(net.encoder.layers)
 
 
-def test_compiled_networks_are_one_segment_with_the_gramians_of_the_rows():
-    net = Net("mlp")
-    net.encoder.compile(backend="aot_eager")
-    losses = net.losses()
-    _, gramians, _ = of_losses(losses, net.shared, net.unshared)
-    rows = rows_of([[x] for x in losses], list(net.shared.values()), [[torch.ones_like(x)] for x in losses])
-    check_gramians(gramians, gramians_of(rows, net.shared), 1e-12)
+def test_low_memory_does_not_change_a_step_of_a_compiled_network():
+    def losses(net):
+        net.encoder.compile(backend="aot_eager")
+        return net.losses()
+
+    with functorch_config.patch(donated_buffer=True), compiler_config.patch(cache_key_tag=""):
+        gradhomog.disable_donated_buffers()
+        assert_same_step(steps(losses))
+    torch.compiler.reset()
 
 
 def test_peaks_count_gradients_at_cuts():
     """Large features before small weights: a cut there would hold more than the rows."""
     wide, small = nn.Linear(1, 1), nn.Linear(1, 1)
     losses = [(small(wide(torch.ones(1000, 1)).tanh()) * scale).square().mean() for scale in (1, 2)]
-    lockstep, *_ = of_losses(losses, {"wide": wide.weight, "small": small.weight}, [(), ()])
+    lockstep = Lockstep([[loss] for loss in losses], {"wide": wide.weight, "small": small.weight}, [(), ()])
+    lockstep.gramians([[torch.ones_like(loss)] for loss in losses])
     assert len(lockstep.segments) == 1
     assert math.isclose(lockstep.peak, 2 * 2 * 4)
+
+
+@pytest.mark.parametrize("separate", [False, True])
+@pytest.mark.parametrize("name", ["mlp", "sparse", "checkpoint", "transformer"])
+def test_low_memory_keeps_no_rows(name, separate, monkeypatch):
+    sizes, original = [], torch.autograd.grad
+
+    def noting(outputs, leaves, *rest, **options):
+        found = original(outputs, leaves, *rest, **options)
+        sizes.append(len(found))
+        return found
+
+    monkeypatch.setattr(torch.autograd, "grad", noting)
+    net = Net(name)
+    gradhomog.backward(net.losses(separate), gradhomog.pipeline("mgda"), parameters=net.encoder, memory="low")
+    assert sizes[-1] == len(net.shared)  # the direction, in one pass
+    assert max(sizes[:-1]) <= len(net.shared) / 2
+
+
+def clipped(module, inputs, output):
+    output.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
 
 
 def backward_of(text, memory, through=False, clip=False, **options):
@@ -386,21 +341,6 @@ def test_low_memory_does_not_change_the_gradients_of_heads_that_losses_share(hea
         gradhomog.backward(losses, pipe, parameters=model.encoder, memory=memory, heads=heads)
         found.append(gradients(model))
     torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-12)
-
-
-def test_low_memory_keeps_no_rows(monkeypatch):
-    sizes, original = [], torch.autograd.grad
-
-    def noting(outputs, leaves, *rest, **options):
-        found = original(outputs, leaves, *rest, **options)
-        sizes.append([tuple(gradient.shape) for gradient in found])
-        return found
-
-    monkeypatch.setattr(torch.autograd, "grad", noting)
-    net = Net("mlp")
-    gradhomog.backward(net.losses(), gradhomog.pipeline("mgda"), parameters=net.encoder, memory="low")
-    assert len(sizes[-1]) == len(net.shared)  # the direction, in one pass
-    assert max(map(len, sizes[:-1])) < len(net.shared)
 
 
 def test_low_memory_with_a_hook_that_clips_raises_and_writes_nothing():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import gradhomog
-from gradhomog import NonfiniteError, OptionError, Pipeline, StepReport
+from gradhomog import OptionError, Pipeline
 
 
 def network() -> nn.Module:
@@ -57,14 +57,6 @@ def test_the_gradient_is_the_direction_times_the_number_of_losses_and_the_incomi
     torch.testing.assert_close(gradient(net), expected)
 
 
-def test_gradients_are_added_to_those_before() -> None:
-    net = network()
-    summed(net, losses_of(net), "none").backward()
-    once = gradient(net).clone()
-    summed(net, losses_of(net), "none").backward()
-    torch.testing.assert_close(gradient(net), 2 * once)
-
-
 def test_an_absent_loss_is_left_out_of_sum_and_scale() -> None:
     net = network()
     losses = losses_of(net)
@@ -84,14 +76,6 @@ def test_averages_of_constant_rows_have_the_scale_of_all_losses(kept: int | str)
         summed(net, losses_of(net), pipe).backward()
     expected = 3 * gradhomog.pipeline("upgrad").combine(rows(net, losses_of(net)))
     torch.testing.assert_close(gradient(net), expected)
-
-
-def test_other_leaves_receive_the_gradient_of_the_sum() -> None:
-    net = network()
-    x = torch.ones(1, 2, dtype=torch.float64, requires_grad=True)
-    (expected,) = torch.autograd.grad(net(x).square().mean(0).sum(), [x])
-    summed(net, dict(zip("abc", net(x).square().mean(0).unbind(), strict=True)), "upgrad").backward()
-    torch.testing.assert_close(x.grad, expected)
 
 
 def test_weighted_heads_receive_the_gradient_of_the_weighted_sum() -> None:
@@ -116,16 +100,6 @@ def test_without_gradients_it_is_the_plain_sum() -> None:
     assert pipe.steps == 0
 
 
-def test_a_loss_that_is_not_finite_raises_its_name_and_writes_nothing() -> None:
-    net, pipe = network(), gradhomog.pipeline("upgrad")
-    losses: dict[str, Tensor | None] = {**losses_of(net), "b": losses_of(net)["b"] * torch.inf}
-    total = summed(net, losses, pipe)
-    with pytest.raises(NonfiniteError, match="b"):
-        total.backward()  # an incoming gradient of 3, as a gradient scaler's, would write infinity instead
-    assert pipe.steps == 0
-    assert all(parameter.grad is None for parameter in net.parameters())
-
-
 def test_a_dropped_loss_is_left_out_of_the_sum_of_gradients() -> None:
     net = network()
     losses: dict[str, Tensor | None] = {**losses_of(net), "b": losses_of(net)["b"] * torch.inf}
@@ -139,11 +113,3 @@ def test_an_adversary_that_maximizes_the_sum_is_refused() -> None:
     total = -summed(net, losses_of(net), "none")
     with pytest.raises(OptionError, match="must be minimized"):
         total.backward()
-
-
-def test_the_result_of_the_step_is_reported() -> None:
-    net, found = network(), list[StepReport]()
-    pipe = gradhomog.pipeline("upgrad")
-    gradhomog.loss(losses_of(net), pipe, parameters=net, reduction="sum", report=found.append).backward()
-    assert [result.tasks for result in found] == [(0, 1, 2)]
-    assert pipe.steps == 1

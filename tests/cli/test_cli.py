@@ -76,8 +76,9 @@ def test_env_prints_versions_and_plugins(capsys):
     assert "gradhomog:pcgrad" in data["plugins"]["homogenizers"]
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["list"], ["env"], ["list", "--json"]])
-def test_light_commands_import_no_torch(arguments):
+@pytest.mark.parametrize("arguments", [["--help"], ["list"], ["env"], ["list", "--json"], ["new", "x"]])
+def test_light_commands_import_no_torch(arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     code = (
         "import sys; from gradhomog.cli import main\n"
         f"try: main({arguments!r})\nexcept SystemExit: pass\n"
@@ -159,6 +160,14 @@ def test_the_resolved_run_file_reproduces_the_table(tmp_path, capsys):
             "`seeds` must have exactly one entry; got [0, 1]",
         ),
         (["report", "nowhere"], "nowhere"),
+        (["diagnose", "nowhere.toml"], "nowhere.toml: there is no such file"),
+        (["diagnose", "--set", "train.stpes=3"], "Did you mean `train.steps`?"),
+        (["diagnose", "--set", 'domains.train=["nowhere.npz"]'], "nowhere.npz"),
+        (["diagnose", "--set", "problem.name=regresion"], "Did you mean 'regression'?"),
+        (["profile", "nowhere.toml"], "nowhere.toml: there is no such file"),
+        (["profile", "--set", "train.stpes=3"], "Did you mean `train.steps`?"),
+        (["profile", *overrides(), "--homogenizer", "pcgard"], "Did you mean 'pcgrad'?"),
+        (["profile", "--set", 'domains.train=["nowhere.npz"]'], "nowhere.npz"),
     ],
 )
 def test_invalid_input_is_one_message_and_exit_code_2(arguments, message, tmp_path, monkeypatch, capsys):
@@ -189,11 +198,30 @@ def test_a_closed_pipe_is_exit_code_0():
     assert done.stderr == ""
 
 
-def test_an_empty_output_folder_is_rejected(capsys):
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["compare", "--out", ""], "must be the path of a folder"),
+        (["check"], "usage: gradhomog check"),
+        (["check", "static", "--kind", "adapters"], "usage: gradhomog check"),
+        (["new", "x", "--kind", "adapter"], "homogenizers"),
+        (["diagnose", "--batches", "2"], "from 3 to 1000000; got '2'"),
+        (["diagnose", "--at", "-1"], "from 0 to 1000000; got '-1'"),
+        (["diagnose", "--seconds", "nan"], "at least 0; got 'nan'"),
+        (["profile", "--rounds", "2"], "from 3 to 1000000; got '2'"),
+        (["profile", "--seconds", "0"], "greater than 0; got '0'"),
+        (["profile", "--seconds", "nan"], "greater than 0; got 'nan'"),
+        (["profile", "--threads", "0"], "from 1 to 1000000"),
+        (["comapre", "something"], "unknown command 'comapre'. Did you mean 'compare'?"),
+        (["Show", "something"], "unknown command 'Show'. Did you mean 'show'?"),
+        (["lst", "something"], "unknown command 'lst'. Did you mean 'list'?"),
+    ],
+)
+def test_arguments_that_the_parser_rejects_are_exit_code_2(arguments, message, capsys):
     with pytest.raises(SystemExit) as stop:
-        main(["compare", "--out", ""])
+        main(arguments)
     assert stop.value.code == 2
-    assert "must be the path of a folder" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_kinds_of_plugins_are_those_of_the_registry_which_is_not_imported_at_the_start():

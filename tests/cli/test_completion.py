@@ -72,13 +72,3 @@ def test_without_argcomplete_an_error_names_the_extra(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["completion", "bash"]) == 2
     assert "pip install 'gradhomog[completion]'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("given", "meant"), [("comapre", "compare"), ("Show", "show"), ("lst", "list")])
-def test_a_similar_command_is_suggested_for_a_misspelled_command(
-    given: str, meant: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main([given, "something"])
-    assert stop.value.code == 2
-    assert f"unknown command '{given}'. Did you mean '{meant}'?" in capsys.readouterr().err

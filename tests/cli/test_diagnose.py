@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -60,39 +58,3 @@ def test_a_homogenizer_that_fails_is_exit_code_1_after_the_diagnosis(gradhomog_i
     printed = capsys.readouterr()
     assert "faulty failed: " in printed.err
     assert "Recommendation" in printed.out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nowhere.toml"], "nowhere.toml: there is no such file"),
-        (["--set", "train.stpes=3"], "Did you mean `train.steps`?"),
-        (["--set", 'domains.train=["nowhere.npz"]'], "nowhere.npz"),
-        (["--set", "problem.name=regresion"], "Did you mean 'regression'?"),
-    ],
-)
-def test_invalid_input_is_one_message_and_exit_code_2(arguments, message, capsys):
-    assert main(["diagnose", *arguments]) == 2
-    err = capsys.readouterr().err
-    assert message in err
-    assert "Traceback" not in err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--batches", "2"], "from 3 to 1000000; got '2'"),
-        (["--at", "-1"], "from 0 to 1000000; got '-1'"),
-        (["--seconds", "nan"], "at least 0; got 'nan'"),
-    ],
-)
-def test_an_invalid_number_is_rejected_by_the_parser(arguments, message, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["diagnose", *arguments])
-    assert stop.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-def test_the_module_imports_no_heavy_library():
-    code = "import sys, gradhomog.cli.diagnose; assert not {'torch', 'numpy', 'tqdm'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
-import sys
 
 import pytest
 
@@ -96,20 +94,3 @@ def test_invalid_input_is_one_message_exit_code_2_and_no_file(arguments, message
     assert message in printed.err
     assert printed.out == ""
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["gradhomog-full", "mine.txt"]
-
-
-def test_an_unknown_kind_is_an_error_with_the_known_kinds(capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["new", "x", "--kind", "adapter"])
-    assert stop.value.code == 2
-    assert "homogenizers" in capsys.readouterr().err
-
-
-def test_new_does_not_import_torch(tmp_path):
-    code = (
-        "import sys\n"
-        "from gradhomog.cli import main\n"
-        f"assert main(['new', 'x', '--into', {str(tmp_path)!r}]) == 0\n"
-        "assert not {'torch', 'numpy', 'gradhomog.experiments', 'gradhomog_plugins'} & set(sys.modules)\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import time
 
 import pytest
@@ -60,40 +58,3 @@ def test_a_homogenizer_that_fails_is_exit_code_1_with_the_others_in_the_table(gr
     printed = capsys.readouterr()
     assert "faulty failed: " in printed.err
     assert "plain again" in printed.out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nowhere.toml"], "nowhere.toml: there is no such file"),
-        (["--set", "train.stpes=3"], "Did you mean `train.steps`?"),
-        (["--homogenizer", "pcgard", *SETTINGS], "Did you mean 'pcgrad'?"),
-        (["--set", 'domains.train=["nowhere.npz"]'], "nowhere.npz"),
-    ],
-)
-def test_invalid_input_is_one_message_and_exit_code_2(arguments, message, capsys):
-    assert main(["profile", *arguments]) == 2
-    err = capsys.readouterr().err
-    assert message in err
-    assert "Traceback" not in err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--rounds", "2"], "from 3 to 1000000; got '2'"),
-        (["--seconds", "0"], "greater than 0; got '0'"),
-        (["--seconds", "nan"], "greater than 0; got 'nan'"),
-        (["--threads", "0"], "from 1 to 1000000"),
-    ],
-)
-def test_an_invalid_number_is_rejected_by_the_parser(arguments, message, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["profile", *arguments])
-    assert stop.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-def test_the_module_imports_no_heavy_library():
-    code = "import sys, gradhomog.cli.profile; assert not {'torch', 'numpy', 'tqdm'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)

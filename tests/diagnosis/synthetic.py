@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+import gradhomog
 from gradhomog.diagnosis.labelled_gramian import LabelledGramian
 
 
@@ -24,6 +25,14 @@ def draw(mean: torch.Tensor, batches: int, seed: int, noise: float = 1.0, shared
 
 def gramian(*arguments, **options) -> LabelledGramian:
     return LabelledGramian.of_rows(draw(*arguments, **options))
+
+
+def fed(rows, names=None, **options) -> gradhomog.DiagnosisResult:
+    """The diagnosis of batches of rows."""
+    diagnosis = gradhomog.Diagnosis(names, **options)
+    for batch in rows:
+        diagnosis.add(batch)
+    return diagnosis.result()
 
 
 def opposed_batches() -> torch.Tensor:

@@ -12,16 +12,9 @@ from torch import nn
 
 import gradhomog
 from gradhomog.errors import DataError, OptionError
-from tests.diagnosis.synthetic import draw, means
+from tests.diagnosis.synthetic import draw, fed, means
 
 ROWS = draw(means((3.0, 0.0), (-1.0, 2.0), params=12), 8, seed=0, noise=0.5)
-
-
-def fed(rows=ROWS, names=("a", "b"), **options) -> gradhomog.DiagnosisResult:
-    diagnosis = gradhomog.Diagnosis(names, **options)
-    for batch in rows:
-        diagnosis.add(batch)
-    return diagnosis.result()
 
 
 def network() -> tuple[nn.Module, nn.ModuleList]:
@@ -36,10 +29,10 @@ def losses(encoder, heads, seed) -> dict[str, torch.Tensor]:
 
 
 def test_rows_by_parameter_and_as_a_jacobian_give_the_result_of_a_tensor():
-    one = fed().record()
+    one = fed(ROWS, ["a", "b"]).record()
     blocks = [{"weight": rows[:, :8].reshape(2, 4, 2), "bias": rows[:, 8:]} for rows in ROWS]
-    assert fed(blocks).record() == one
-    assert fed([gradhomog.as_jacobian(rows) for rows in ROWS]).record() == one
+    assert fed(blocks, ["a", "b"]).record() == one
+    assert fed([gradhomog.as_jacobian(rows) for rows in ROWS], ["a", "b"]).record() == one
 
 
 def test_the_order_of_rows_is_free_if_they_have_names():
@@ -47,7 +40,7 @@ def test_the_order_of_rows_is_free_if_they_have_names():
     for index, rows in enumerate(ROWS):
         order = [1, 0] if index % 2 else [0, 1]
         diagnosis.add(rows[order], [("a", "b")[task] for task in order])
-    found, expected = diagnosis.result(), fed()
+    found, expected = diagnosis.result(), fed(ROWS, ["a", "b"])
     torch.testing.assert_close(found.expected.cosines.value, expected.expected.cosines.value)
     torch.testing.assert_close(found.noise.noise_scales.value, expected.noise.noise_scales.value)
 
@@ -73,14 +66,14 @@ def test_inferred_parameters_must_be_the_same_in_all_batches():
 
 def test_infinite_ends_are_text_in_the_record():
     rows = draw(means((0.0,), (0.0,), params=300), 30, seed=0)
-    record = fed(rows).record()
+    record = fed(rows, ["a", "b"]).record()
     assert "inf" in record["noise"]["noise_scales"]["high"]
     json.dumps(record, allow_nan=False)
     assert (record["parallel"], record["summed"], record["left_out"]) == (False, [], {})
 
 
 def test_names_appear_in_order_or_are_positions():
-    assert fed(names=None).tasks == ("0", "1")
+    assert fed(ROWS).tasks == ("0", "1")
     diagnosis = gradhomog.Diagnosis()
     for rows in ROWS:
         diagnosis.add(rows, ["later", "earlier"])
@@ -149,8 +142,8 @@ def test_memory_is_bounded_by_the_columns_and_the_error_is_stated():
     assert abs(float(found.expected.cosines.value[0, 1]) - exact) < 4 * found.cosine_error
     assert "sketched to 500" in found.table()
     assert "biased towards 50 %" in found.table()
-    assert "biased" not in fed().table()
-    assert fed().cosine_error == 0
+    assert "biased" not in fed(ROWS, ["a", "b"]).table()
+    assert fed(ROWS, ["a", "b"]).cosine_error == 0
 
 
 def test_more_batches_can_be_added_after_a_result():
@@ -160,13 +153,13 @@ def test_more_batches_can_be_added_after_a_result():
     assert diagnosis.result().batches == 4
     for rows in ROWS[4:]:
         diagnosis.add(rows)
-    assert diagnosis.result().record() == fed().record()
+    assert diagnosis.result().record() == fed(ROWS, ["a", "b"]).record()
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 3])
 def test_rows_without_noise_give_strict_json_and_a_table(tasks):
     rows = torch.tensor([[3.0, 0.0], [-1.0, 2.0], [0.5, 0.5]])[:tasks].repeat(4, 1, 1)
-    found = fed(rows, None, batch_size=32)
+    found = fed(rows, batch_size=32)
     text = json.dumps(found.record(), allow_nan=False)
     assert "no_noise" in text
     assert "nan" not in found.table()
@@ -174,7 +167,7 @@ def test_rows_without_noise_give_strict_json_and_a_table(tasks):
 
 
 def test_noise_scales_in_examples_are_multiples_of_the_batch_size():
-    found = fed(batch_size=10)
+    found = fed(ROWS, ["a", "b"], batch_size=10)
     header, _, first = [re.split("  +", line) for line in found.table().splitlines()[4:7]]
     assert (found.batch_size, header[-1], first[0]) == (10, "in examples", "a")
     scales = found.noise.noise_scales
@@ -185,13 +178,13 @@ def test_noise_scales_in_examples_are_multiples_of_the_batch_size():
 
 @pytest.mark.parametrize("scale", [1e-18, 1e18])
 def test_the_recommendation_does_not_depend_on_a_common_factor(scale):
-    codes = [[one.code for one in fed((factor * ROWS).float()).recommendation] for factor in (1.0, scale)]
+    codes = [[one.code for one in fed((factor * ROWS).float(), ["a", "b"]).recommendation] for factor in (1.0, scale)]
     assert codes[0] == codes[1]
 
 
 def test_many_pairs_are_cut_in_the_table_but_not_in_the_record():
     rows = torch.randn(4, 8, 30, generator=torch.Generator().manual_seed(0))
-    found = fed(rows, None)
+    found = fed(rows)
     assert "… and 13 pairs" in found.table()
     assert len(found.record()["expected"]["cosines"]["value"]) == 8
 

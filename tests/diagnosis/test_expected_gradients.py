@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gradhomog.diagnosis import estimates
-from gradhomog.diagnosis.estimates import Estimate, jackknife
+from gradhomog.diagnosis.estimates import jackknife
 from gradhomog.diagnosis.expected_gradients import ExpectedGradients, expected_gradients, signal_fractions
 from gradhomog.diagnosis.labelled_gramian import LabelledGramian
 from gradhomog.diagnosis.single_rows import single_rows
@@ -209,11 +209,6 @@ def test_estimates_are_recovered_from_their_json_with_unresolved_values():
     for name, estimate in vars(one).items():
         torch.testing.assert_close(getattr(other, name).value, estimate.value, equal_nan=True)
         torch.testing.assert_close(getattr(other, name).half_width, estimate.half_width, equal_nan=True)
-
-
-def test_intervals_are_symmetric_around_the_value():
-    estimate = Estimate(torch.tensor([1.0]), torch.tensor([0.25]))
-    assert (float(estimate.low), float(estimate.high)) == (0.75, 1.25)
 
 
 def test_too_few_batches_and_wrong_shapes_raise():

@@ -13,14 +13,11 @@ import torch
 import gradhomog
 from gradhomog.diagnosis.conflict_rules import METHODS_FOR_CONFLICT
 from gradhomog.diagnosis.norm_rules import EQUAL_NORMS, METHODS_FOR_NORMS, METHODS_FOR_TAILS
-from tests.diagnosis.synthetic import draw, means, opposed_batches
+from tests.diagnosis.synthetic import draw, fed, means, opposed_batches
 
 
 def diagnosed(*rows, params=200, batches=40, seed=0, noise=1.0, shared=0.0) -> gradhomog.DiagnosisResult:
-    found = gradhomog.Diagnosis(["a", "b", "c"][: len(rows)])
-    for batch in draw(means(*rows, params=params), batches, seed, noise, shared):
-        found.add(batch)
-    return found.result()
+    return fed(draw(means(*rows, params=params), batches, seed, noise, shared), ["a", "b", "c"][: len(rows)])
 
 
 def codes(*rows, **options) -> list[str]:
@@ -66,26 +63,23 @@ def test_pure_noise_needs_no_more_batches(batches):
 
 def test_the_advice_comes_first_and_its_methods_and_command_run():
     names = ["depth", 'the "second"']
-    found = gradhomog.Diagnosis(names)
-    for batch in draw(means((1.0, 0.0), (0.0, 4.0), params=50), 20, seed=0, noise=0.05):
-        found.add(batch)
-    result = found.result()
-    assert result.advice == f"Compare the plain mean with {result.methods[0]} and {EQUAL_NORMS}."
-    assert result.table().startswith(result.advice)
-    assert repr(result).split("\n") == [
-        result.advice, '2 tasks, 20 batches: depth, the "second"', "no_conflict, norms_differ, little_noise",
+    found = fed(draw(means((1.0, 0.0), (0.0, 4.0), params=50), 20, seed=0, noise=0.05), names)
+    assert found.advice == f"Compare the plain mean with {found.methods[0]} and {EQUAL_NORMS}."
+    assert found.table().startswith(found.advice)
+    assert repr(found).split("\n") == [
+        found.advice, '2 tasks, 20 batches: depth, the "second"', "no_conflict, norms_differ, little_noise",
     ]  # fmt: skip
-    command, *arguments = shlex.split(result.compare_command("run.toml"))
+    command, *arguments = shlex.split(found.compare_command("run.toml"))
     assert [command, *arguments[:3]] == ["gradhomog", "compare", "run.toml", "--set"]
     methods = tomllib.loads(arguments[3])["homogenizers"]
-    assert methods == ["none", *result.methods]
+    assert methods == ["none", *found.methods]
     weights = gradhomog.pipeline(methods[1]).homogenize(torch.eye(2), domains=names).weights
     assert weights.tolist() == pytest.approx([1.6, 0.4], rel=0.02)  # in proportion to 1 and 1/4
     rows = torch.tensor([[1.0, 0.0], [0.0, 4.0]])
     for method in methods:
         weights = gradhomog.pipeline(method).homogenize(rows, [1.0, 1.0], domains=names).weights
         assert weights is None or float(weights[0]) >= float(weights[1])  # none of them makes the longer row longer
-    assert "<td>depth</td>" in result._repr_html_()
+    assert "<td>depth</td>" in found._repr_html_()
 
 
 def test_aligned_expected_gradients_are_not_balanced():
@@ -107,11 +101,9 @@ def test_running_sums_of_gradients_are_recognized_and_other_rows_are_not(tasks, 
             (rows.flatten(0, 1).cumsum(0).unflatten(0, rows.shape[:2]), True),
             (draw(mean, 16, seed, noise=0.0).flatten(0, 1).cumsum(0).unflatten(0, rows.shape[:2]), True),
         ):
-            found = gradhomog.Diagnosis()
-            for batch in drawn:
-                found.add(batch)
+            found = fed(drawn)
             if expected or drawn is rows:
-                assert ([one.code for one in found.result().recommendation] == ["accumulated_rows"]) == expected
+                assert ([one.code for one in found.recommendation] == ["accumulated_rows"]) == expected
 
 
 def test_without_signal_claims_are_rare_and_every_seed_has_a_table():
@@ -124,23 +116,18 @@ def test_without_signal_claims_are_rare_and_every_seed_has_a_table():
 
 
 def test_intervals_below_zero_for_squared_norms_are_reported_as_no_signal():
-    found = gradhomog.Diagnosis()
-    for batch in opposed_batches():
-        found.add(batch)
-    result = found.result()
-    assert result.noise.noise_scales.low.isinf().all()
-    assert "No signal is measurable in the plain step with 3 batches" in text(result, "average_more")
-    assert "unresolved" in result.table()
+    found = fed(opposed_batches())
+    assert found.noise.noise_scales.low.isinf().all()
+    assert "No signal is measurable in the plain step with 3 batches" in text(found, "average_more")
+    assert "unresolved" in found.table()
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_batches_that_are_needed_are_more_than_the_measured_ones(seed):
     mean = torch.zeros(8, 20, dtype=torch.float64)
     mean[range(8), range(8)], mean[:, 8] = 4.0, torch.tensor([1.6, -1.6] * 4, dtype=torch.float64)
-    found = gradhomog.Diagnosis()
-    for batch in draw(mean, 20, seed):
-        found.add(batch)
-    needed = re.search(r"at least ([\d,]+) batches are needed", text(found.result(), "unresolved"))
+    found = fed(draw(mean, 20, seed))
+    needed = re.search(r"at least ([\d,]+) batches are needed", text(found, "unresolved"))
     assert needed is not None
     assert int(needed[1].replace(",", "")) > 20
 
@@ -154,12 +141,9 @@ def test_opposite_gradients_without_noise_in_rows_cancel_in_the_plain_step():
 
 
 def test_many_tasks_with_noisy_rows_have_a_step_with_little_noise():
-    found = gradhomog.Diagnosis()
-    for batch in draw(means(*[(4.0,)] * 48, params=160), 12, seed=0):  # row: 160 / 16 = 10, step: 10 / 48
-        found.add(batch)
-    result = found.result()
-    assert [one.code for one in result.recommendation if one.code != "no_conflict"] == ["average_more", "little_noise"]
-    assert "examples or batches in each row" in text(result, "average_more")
+    found = fed(draw(means(*[(4.0,)] * 48, params=160), 12, seed=0))  # row: 160 / 16 = 10, step: 10 / 48
+    assert [one.code for one in found.recommendation if one.code != "no_conflict"] == ["average_more", "little_noise"]
+    assert "examples or batches in each row" in text(found, "average_more")
 
 
 def test_noise_in_the_rows_of_some_tasks_is_reported_with_their_names():
@@ -186,18 +170,16 @@ def test_the_plain_step_is_the_mean_of_rows_not_of_tasks():
     found = gradhomog.Diagnosis()
     for batch in draw(rows, 30, seed=0, noise=0.01):
         found.add(batch, ["a"] * 9 + ["b"])
-    result = found.result()
-    assert float(result.step.products.value[0]) == pytest.approx(0.6, abs=0.02)
-    assert float(result.step.products.value[1]) == pytest.approx((-27 + 25) / 10, abs=0.02)
-    assert text(result, "harmed_task").startswith("the plain step increases the loss of b")
+    found = found.result()
+    assert float(found.step.products.value[0]) == pytest.approx(0.6, abs=0.02)
+    assert float(found.step.products.value[1]) == pytest.approx((-27 + 25) / 10, abs=0.02)
+    assert text(found, "harmed_task").startswith("the plain step increases the loss of b")
 
 
 def test_a_zero_task_leaves_no_pair_unresolved_and_does_not_hide_the_plain_mean():
     rows = draw(means((3.0, 0.0), (3.0, 1.0), params=20), 40, seed=0, noise=0.1)
-    found = gradhomog.Diagnosis(["a", "b", "done"])
-    for batch in torch.cat([rows, 0 * rows[:, :1]], dim=1):
-        found.add(batch)
-    codes = [one.code for one in found.result().recommendation]
+    found = fed(torch.cat([rows, 0 * rows[:, :1]], dim=1), ["a", "b", "done"])
+    codes = [one.code for one in found.recommendation]
     assert codes == ["zero_gradient", "no_conflict", "little_noise", "plain_mean"]
 
 
@@ -208,11 +190,11 @@ def test_a_rare_task_is_left_out_and_does_not_hide_a_harmed_task():
     found.add(rows[1, 2:], ["c"])
     for batch in rows[2:]:
         found.add(batch[:2], ["a", "b"])
-    result = found.result()
-    assert (result.tasks, result.left_out, result.batches) == (("a", "b"), {"c": 2, "never": 0}, 19)
-    assert [one.code for one in result.recommendation][:3] == ["rare_task", "harmed_task", "conflict"]
-    assert "c (2 batches), never (0 batches)" in text(result, "rare_task")
-    assert "nan" not in result.table()
+    found = found.result()
+    assert (found.tasks, found.left_out, found.batches) == (("a", "b"), {"c": 2, "never": 0}, 19)
+    assert [one.code for one in found.recommendation][:3] == ["rare_task", "harmed_task", "conflict"]
+    assert "c (2 batches), never (0 batches)" in text(found, "rare_task")
+    assert "nan" not in found.table()
 
 
 def test_correlation_of_negligible_noise_is_not_reported():
@@ -227,10 +209,8 @@ def test_a_large_norm_is_reported_also_if_the_other_is_unresolved():
 
 def test_a_weighted_total_loss_gives_dependent_rows_and_separate_losses_do_not():
     rows = draw(means((1.0, 0.0), (0.0, 1.0), params=10), 20, seed=0, noise=0.05).float()
-    found = gradhomog.Diagnosis(["a", "b", "total"])
-    for batch in torch.cat([rows, rows[:, :1] + 10 * rows[:, 1:]], dim=1):
-        found.add(batch)
-    assert "linearly dependent" in text(found.result(), "dependent_rows")
+    found = fed(torch.cat([rows, rows[:, :1] + 10 * rows[:, 1:]], dim=1), ["a", "b", "total"])
+    assert "linearly dependent" in text(found, "dependent_rows")
     for params in (2, 3):  # with two parameters, three rows are always dependent
         assert "dependent_rows" not in codes((1.0, 0.0), (0.0, 1.0), (1.0, 1.0), params=params, noise=0.05)
 
@@ -273,22 +253,16 @@ def test_gradients_of_the_summed_loss_give_this_sentence_only():
 def test_rows_of_a_single_number_are_not_mistaken_for_a_summed_loss():
     assert "summed_loss" not in codes((3.0,), (-2.0,), params=1, noise=0.1)
     assert "total_as_task" not in codes((3.0,), (2.0,), (1.0,), params=1, noise=0.1)
-    found = gradhomog.Diagnosis(columns=1)
-    for batch in draw(means((1.0, 0.0), (0.0, 1.0), params=50), 20, seed=0, noise=0.1):
-        found.add(batch)
-    assert "summed_loss" not in [one.code for one in found.result().recommendation]
+    found = fed(draw(means((1.0, 0.0), (0.0, 1.0), params=50), 20, seed=0, noise=0.1), columns=1)
+    assert "summed_loss" not in [one.code for one in found.recommendation]
 
 
 def test_the_total_loss_and_a_zero_gradient_are_named():
     rows = draw(means((3.0, 0.0), (0.0, 2.0), params=20), 8, seed=0, noise=0.2)
-    found = gradhomog.Diagnosis(["a", "b", "total"])
-    for batch in torch.cat([rows, rows.sum(1, keepdim=True)], dim=1):
-        found.add(batch)
-    assert text(found.result(), "total_as_task").startswith("the row of total is")
-    found = gradhomog.Diagnosis(["a", "b", "done"])
-    for batch in torch.cat([rows, 0 * rows[:, :1]], dim=1):
-        found.add(batch)
-    assert text(found.result(), "zero_gradient").startswith("all rows of done are zero")
+    found = fed(torch.cat([rows, rows.sum(1, keepdim=True)], dim=1), ["a", "b", "total"])
+    assert text(found, "total_as_task").startswith("the row of total is")
+    found = fed(torch.cat([rows, 0 * rows[:, :1]], dim=1), ["a", "b", "done"])
+    assert text(found, "zero_gradient").startswith("all rows of done are zero")
 
 
 def test_one_task_gets_a_sentence_about_its_noise_only():
@@ -304,10 +278,8 @@ def test_false_conflicts_are_rarer_than_5_percent_also_among_many_pairs(cosine):
     mean[:, :6] = 6 * torch.linalg.cholesky(gram)
     false = 0
     for seed in range(100):
-        found = gradhomog.Diagnosis()
-        for batch in draw(mean, 20, seed):
-            found.add(batch)
-        false += any(one.code in ("conflict", "harmed_task") for one in found.result().recommendation)
+        found = fed(draw(mean, 20, seed))
+        false += any(one.code in ("conflict", "harmed_task") for one in found.recommendation)
     assert false <= 9  # 5 % are 5, with a standard deviation of 2.2
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-import gradhomog
 from gradhomog.diagnosis.labelled_gramian import LabelledGramian
 from gradhomog.diagnosis.row_norms import row_norms
+from tests.diagnosis.synthetic import fed
 
 
 def rows(deviations, tails, batches=60, params=100, seed=0) -> torch.Tensor:
@@ -20,10 +20,7 @@ def rows(deviations, tails, batches=60, params=100, seed=0) -> torch.Tensor:
 
 
 def diagnose(drawn: torch.Tensor) -> dict[str, str]:
-    found = gradhomog.Diagnosis(["a", "b"])
-    for batch in drawn:
-        found.add(batch)
-    return {one.code: one.text for one in found.result().recommendation}
+    return {one.code: one.text for one in fed(drawn, ["a", "b"]).recommendation}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

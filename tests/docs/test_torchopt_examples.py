@@ -175,6 +175,12 @@ def test_meta_step_takes_implicit_gradients_too() -> None:
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-10, atol=1e-10)
 
 
+def test_every_fault_on_the_page_has_an_input() -> None:
+    section = PAGE.split("## Faults of TorchOpt 0.7.3")[1]
+    rows = re.findall(r"^\| ([^|]+) \|[^|]*\|[^|]*\|[^|]+\|$", section, re.MULTILINE)
+    assert {name for name in rows if name != "fault"} == set(script("faults.py")["FAULTS"])
+
+
 def test_the_functional_api_emits_no_warning() -> None:
     names = script("functional.py")
     (tasks,) = function_batches(1)

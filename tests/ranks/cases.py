@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -48,58 +48,78 @@ def losses_of(outputs: Sequence[Tensor], y: Tensor) -> list[Tensor]:
     return [(output - target).square().mean() for output, target in zip(outputs, y.unbind(1), strict=True)]
 
 
+def take_step(call: str, batches: Iterable[Any], pipe: Pipeline, **options: Any) -> None:
+    """Take a step by `backward`, `loss` or `accumulated`; `batches`: the losses of each batch, computed when read."""
+    if call == "accumulated":
+        with gradhomog.accumulated(pipe, **options) as several:
+            for losses in batches:
+                several.add(losses)
+        return
+    (losses,) = batches
+    if call == "loss":
+        gradhomog.loss(losses, pipe, **options).backward()
+    else:
+        gradhomog.backward(losses, pipe, **options)
+
+
+def batches_of(call: str, losses: Callable[[Tensor, Tensor], list[Tensor]], x: Tensor, y: Tensor) -> Iterator[Any]:
+    """Yield means over all examples, or over two parts with their shares of the examples for `accumulated`."""
+    for part in (slice(0, 1), slice(1, None)) if call == "accumulated" else (slice(None),):
+        yield [len(x[part]) / len(x) * loss for loss in losses(x[part], y[part])]
+
+
 def part_of(sizes: Sequence[int]) -> slice:
     """The examples of this rank."""
     start = sum(sizes[: dist.get_rank()])
     return slice(start, start + sizes[dist.get_rank()])
 
 
-def train(pipe: Pipeline, call: str, x: Tensor, y: Tensor, group: Ranks | None, model: Model) -> list[Tensor]:
-    """Take some steps of gradient descent; return the gradients of every step."""
+def error_of(step: Callable[[], object], model: nn.Module) -> str:
+    """Return the class and message of the error of a step, which must not write gradients."""
+    try:
+        step()
+    except GradhomogError as error:
+        assert all(parameter.grad is None for parameter in model.parameters()), "gradients were written"
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def descend(model: nn.Module) -> list[Tensor]:
+    """Take a step of gradient descent; return the gradients of the parameters that have one, and remove them."""
     found = []
-    for _ in range(STEPS):
-        model.zero_grad()
-        if call == "accumulated":
-            with gradhomog.accumulated(pipe, parameters=model.encoder, group=group) as several:
-                for part in (slice(0, 1), slice(1, None)):  # means over parts, with their shares of the examples
-                    share = len(x[part]) / len(x)
-                    several.add([share * loss for loss in losses_of(model(x[part]), y[part])])
-        elif call == "loss":
-            gradhomog.loss(losses_of(model(x), y), pipe, parameters=model.encoder, group=group).backward()
-        else:
-            gradhomog.backward(losses_of(model(x), y), pipe, parameters=model.encoder, group=group)
-        found += [gradient.clone() for gradient in model.gradients()]
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.grad is not None:
-                    parameter -= 0.01 * parameter.grad
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                found.append(parameter.grad)
+                parameter -= 0.01 * parameter.grad
+                parameter.grad = None
     return found
 
 
-def batch_over_ranks(text: str, call: str, sizes: Sequence[int], gather: bool = False) -> dict[str, Any]:
-    """Return the gradients of all steps across ranks, and the state of the pipeline."""
-    x, y = data()
-    pipe, part = gradhomog.pipeline(text), part_of(sizes)
-    group = Ranks("batch", examples=sizes[dist.get_rank()], gather=gather)
-    return {"gradients": train(pipe, call, x[part], y[part], group, Model()), "state": pipe.state_dict()}
+def result(gradients: list[Tensor], pipe: Pipeline, model: nn.Module) -> dict[str, Any]:
+    parameters = {name: value.detach() for name, value in model.state_dict().items()}
+    return {"gradients": gradients, "state": pipe.state_dict(), "parameters": parameters}
 
 
-def batch_in_one_process(text: str, call: str) -> dict[str, Any]:
-    """The same steps on all examples, in a process group of one rank."""
-    pipe = gradhomog.pipeline(text)
-    return {"gradients": train(pipe, call, *data(), None, Model()), "state": pipe.state_dict()}
+def batch(
+    text: str, sizes: Sequence[int], *, call: str = "backward", per: Any = "model", gather: bool = False,
+    steps: int = STEPS, start: dict[str, Any] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the result of some steps with `sizes[r]` examples on rank r.
 
-
-def tasks_over_ranks(text: str, counts: Sequence[int]) -> list[Tensor]:
-    """Return the gradients of a step whose tasks are distributed, with `counts[r]` tasks on rank r."""
-    x, y = data()
-    model, tasks = Model().encoder, sum(counts)
-    mine = range(tasks)[part_of(counts)]
-    losses = {f"task {task}": (task + 1) * (model(x[task::tasks]) - y[task::tasks]).square().mean() for task in mine}
-    group = Ranks("tasks") if len(counts) > 1 else None
-    result = gradhomog.backward(losses, gradhomog.pipeline(text), parameters=model, group=group)
-    assert result.tasks == tuple(range(tasks))
-    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    `start`: an earlier result, to continue from its parameters and state.
+    """
+    (x, y), pipe, model, part = data(), gradhomog.pipeline(text), Model(), part_of(sizes)
+    if start is not None:
+        model.load_state_dict(start["parameters"])
+        pipe.load_state_dict(start["state"])
+    group = Ranks("batch", examples=sizes[dist.get_rank()], gather=gather) if len(sizes) > 1 else None
+    found = []
+    for _ in range(steps):
+        batches = batches_of(call, lambda x, y: losses_of(model(x), y), x[part], y[part])
+        take_step(call, batches, pipe, parameters=model.encoder, per=per, group=group)
+        found += descend(model)
+    return result(found, pipe, model)
 
 
 def wrapped_model(synchronize: bool) -> list[Tensor]:
@@ -156,19 +176,10 @@ def message(case: str) -> str:
     elif case == "examples of 2 tasks":
         group = Ranks("batch", examples=[1, 2])
     elif case == "accumulated without group":
-        return _error(lambda: train(pipe, "accumulated", x, y, None, model), model)
+        return error_of(lambda: take_step("accumulated", [losses], pipe, parameters=parameters), model)
     elif case == "loss without group":
-        return _error(lambda: train(pipe, "loss", x, y, None, model), model)
-    return _error(lambda: gradhomog.backward(losses, pipe, parameters=parameters, group=group), model)
-
-
-def _error(step: Any, model: Model) -> str:
-    try:
-        step()
-    except GradhomogError as error:
-        assert not model.gradients(), "gradients were written"
-        return f"{type(error).__name__}: {error}"
-    return "no error"
+        return error_of(lambda: take_step("loss", [losses], pipe, parameters=parameters), model)
+    return error_of(lambda: gradhomog.backward(losses, pipe, parameters=parameters, group=group), model)
 
 
 def learner_steps(name: str, text: str, counts: Sequence[int], local: bool = False) -> dict[str, Any]:
@@ -270,4 +281,4 @@ def error_in_a_pass(text: str) -> str:
     if dist.get_rank() == 1:
         losses[1].register_hook(fail)
     pipe = gradhomog.pipeline(text)
-    return _error(lambda: gradhomog.backward(losses, pipe, parameters=model.encoder, group=Ranks("batch")), model)
+    return error_of(lambda: gradhomog.backward(losses, pipe, parameters=model.encoder, group=Ranks("batch")), model)

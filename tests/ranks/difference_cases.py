@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,20 +10,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import gradhomog
-from gradhomog import GradhomogError, Ranks
+from gradhomog import Ranks
 from gradhomog.ranks.communicator import GroupCommunicator
 from tests.adapters import few_shot
-from tests.ranks.cases import Model, data, losses_of, part_of
-
-
-def error_of(step: Callable[[], object], model: nn.Module) -> str:
-    """Return the class and message of the error of a step, which must not write gradients."""
-    try:
-        step()
-    except GradhomogError as error:
-        assert all(parameter.grad is None for parameter in model.parameters()), "gradients were written"
-        return f"{type(error).__name__}: {error}"
-    return "no error"
+from tests.ranks.cases import Model, data, error_of, losses_of, part_of, take_step
 
 
 def one_rank_differs(what: str) -> str:
@@ -109,11 +98,7 @@ def heads_of_other_inputs(call: str, several: bool) -> list[Tensor]:
     z = model.encoder(x[part_of([6, 6])] if several else x)
     z = z[:, None].expand(-1, 1 + dist.get_rank(), -1)  # the order of weight and bias in the graph differs on rank 1
     losses, group = [head(z).square().mean() for head in model.heads], Ranks("batch") if several else None
-    if call == "backward":
-        gradhomog.backward(losses, pipe, parameters=model.encoder, group=group)
-    else:
-        with gradhomog.accumulated(pipe, parameters=model.encoder, group=group) as batches:
-            batches.add(losses)
+    take_step(call, [losses], pipe, parameters=model.encoder, group=group)
     return model.gradients()
 
 
@@ -123,18 +108,8 @@ def absent_with_a_method_that_chooses(call: str) -> str:
     losses: list[Tensor | None] = [(output - y[:, 0]).square().mean() for output in model(x).unbind(1)]
     if dist.get_rank() == 1:
         losses[0] = None
-    group = Ranks("batch", gather=True)
-
-    def step() -> None:
-        if call == "backward":
-            gradhomog.backward(losses, pipe, parameters=model, group=group)
-        elif call == "loss":
-            gradhomog.loss(losses, pipe, parameters=model, group=group).backward()
-        else:
-            with gradhomog.accumulated(pipe, parameters=model, group=group) as several:
-                several.add(losses)
-
-    return error_of(step, model)
+    options: Any = {"parameters": model, "group": Ranks("batch", gather=True)}
+    return error_of(lambda: take_step(call, [losses], pipe, **options), model)
 
 
 def gradients_of_a_pair(model: Model, extra: Tensor) -> list[Tensor | None]:
@@ -192,13 +167,7 @@ def points_of_a_differential_equation(call: str, sizes: list[int]) -> list[Tenso
     options: Any = {"parameters": model, "group": Ranks("batch", examples=len(points)) if len(sizes) > 1 else None}
     if call == "tasks":  # the losses of each rank are other tasks
         losses, options = losses[1:], {"parameters": model, "group": Ranks("tasks")}
-    if call == "loss":
-        gradhomog.loss(losses, pipe, **options).backward()
-    elif call == "accumulated":
-        with gradhomog.accumulated(pipe, **options) as batches:
-            batches.add(losses)
-    else:
-        gradhomog.backward(losses, pipe, **options)
+    take_step(call, [losses], pipe, **options)
     return [parameter.grad for parameter in (*model.parameters(), factor) if parameter.grad is not None]
 
 
@@ -252,24 +221,17 @@ def accumulated_domains(count: int) -> str:
     """Return the error of `accumulated` with a number of domains that is not that of the tasks."""
     (x, y), model, pipe = data(), Model(), gradhomog.pipeline("pcgrad")
 
-    def step() -> None:
-        domains = [f"domain {index}" for index in range(count)]
-        with gradhomog.accumulated(pipe, parameters=model.encoder, domains=domains, group=Ranks()) as several:
-            several.add(losses_of(model(x), y))
-
-    return error_of(step, model)
+    domains = [f"domain {index}" for index in range(count)]
+    options: Any = {"parameters": model.encoder, "domains": domains, "group": Ranks()}
+    return error_of(lambda: take_step("accumulated", [losses_of(model(x), y)], pipe, **options), model)
 
 
 def accumulated_groups() -> str:
     """Return the error of `accumulated` with groups that match no parameter on rank 1."""
     (x, y), model, pipe = data(), Model(), gradhomog.pipeline("pcgrad")
     patterns = {"all": "*"} if dist.get_rank() == 0 else {"all": "*", "none": "decoder.*"}
-
-    def step() -> None:
-        with gradhomog.accumulated(pipe, parameters=model.encoder, per=patterns, group=Ranks()) as several:
-            several.add(losses_of(model(x), y))
-
-    return error_of(step, model)
+    options: Any = {"parameters": model.encoder, "per": patterns, "group": Ranks()}
+    return error_of(lambda: take_step("accumulated", [losses_of(model(x), y)], pipe, **options), model)
 
 
 def learner_of_another_seed(local: bool) -> tuple[str, int]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
 import gradhomog
 from gradhomog import GradhomogError, Pipeline, Ranks
-from tests.ranks.cases import STEPS, Model, data, part_of
+from tests.ranks.cases import STEPS, Model, data, descend, error_of, part_of
 from tests.ranks.recording import recording_group
 
 
@@ -37,18 +36,15 @@ def take_step(pipe: Pipeline, kind: str, model: Model, x: Tensor, y: Tensor, gro
         gradhomog.loss(losses, pipe, features=z, level="features", **options).backward()
 
 
-def steps(text: str, kind: str, sizes: Sequence[int], gather: bool = False) -> dict[str, Any]:
+def steps(text: str, sizes: Sequence[int], kind: str, gather: bool = False) -> dict[str, Any]:
     """Return the gradients of some steps with `sizes[r]` examples on rank r, and the state of the pipeline."""
     (x, y), pipe, model = data(), gradhomog.pipeline(text), Model()
     part = part_of(sizes)
     group = Ranks("batch", examples=sizes[dist.get_rank()], gather=gather) if len(sizes) > 1 else None
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     found = []
     for _ in range(STEPS):
-        optimizer.zero_grad()
         take_step(pipe, kind, model, x[part], y[part], group)
-        found += [gradient.clone() for gradient in model.gradients()]
-        optimizer.step()
+        found += descend(model)
     return {"gradients": found, "state": pipe.state_dict()}
 
 
@@ -84,12 +80,7 @@ def message(case: str) -> str:
         options["level"] = "features"
         if dist.get_rank() == 1:
             model.encoder[0].weight.register_hook(fail)
-    try:
-        gradhomog.backward(losses, pipe, **options)
-    except GradhomogError as error:
-        assert not model.gradients(), "gradients were written"
-        return f"{type(error).__name__}: {error}"
-    return "no error"
+    return error_of(lambda: gradhomog.backward(losses, pipe, **options), model)
 
 
 def fail(gradient: Tensor) -> None:

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import gradhomog
 from gradhomog import GradhomogError, Ranks
-from tests.ranks.cases import STEPS, Model, data, losses_of, part_of
+from tests.ranks.cases import STEPS, Model, batches_of, data, losses_of, part_of, take_step
 from tests.ranks.recording import recording_group
 
 WHOLE = MixedPrecisionPolicy()
@@ -52,12 +52,16 @@ def full(gradients: Sequence[Any]) -> list[Tensor]:
 
 def steps(
     text: str, sizes: Sequence[int], *, call: str = "backward", mesh: Sequence[int] | None = None,
-    gather: bool = False, bfloat16: bool = False, layers: Sequence[int] = (0, 2), per: Any = "model",
+    gather: bool = False, bfloat16: bool = False, layers: Sequence[int] | None = (0, 2), per: Any = "model",
     heads: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the gradients of some steps of Adam with `sizes[r]` examples on rank r, and the state of the pipeline."""
+    """Return the gradients of some steps of Adam with `sizes[r]` examples on rank r, and the state of the pipeline.
+
+    Without `layers` the model is not sharded.
+    """
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if bfloat16 else WHOLE
-    (x, y), pipe, model = data(), gradhomog.pipeline(text), sharded_model(mesh, policy, layers, heads=heads)
+    (x, y), pipe = data(), gradhomog.pipeline(text)
+    model = Model() if layers is None else sharded_model(mesh, policy, layers, heads=heads)
     shared = dict(model.encoder.named_parameters())
     part = part_of(sizes)
     x, y = x[part], y[part]
@@ -66,29 +70,9 @@ def steps(
     found = []
     for _ in range(STEPS):
         optimizer.zero_grad()
-        if call == "accumulated":
-            with gradhomog.accumulated(pipe, parameters=shared, group=group, per=per) as several:
-                for some in (slice(0, 1), slice(1, None)):  # means over parts, with their shares of the examples
-                    share = len(x[some]) / len(x)
-                    several.add([share * loss for loss in losses(model, x[some], y[some])])
-        elif call == "loss":
-            gradhomog.loss(losses(model, x, y), pipe, parameters=shared, group=group, per=per).backward()
-        else:
-            gradhomog.backward(losses(model, x, y), pipe, parameters=shared, group=group, per=per)
-        found += full(model.gradients())
-        optimizer.step()
-    return {"gradients": found, "state": pipe.state_dict()}
-
-
-def whole_model(text: str, per: Any = "model") -> dict[str, Any]:
-    """Return the same as `steps`, of calls of `backward` for all examples and a model that is not sharded."""
-    (x, y), pipe, model = data(), gradhomog.pipeline(text), Model()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    found = []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        gradhomog.backward(losses_of(model(x), y), pipe, parameters=model.encoder, per=per)
-        found += [gradient.clone() for gradient in model.gradients()]
+        batches = batches_of(call, lambda x, y: losses(model, x, y), x, y)
+        take_step(call, batches, pipe, parameters=shared, group=group, per=per)
+        found += [gradient.clone() for gradient in full(model.gradients())]
         optimizer.step()
     return {"gradients": found, "state": pipe.state_dict()}
 

@@ -11,58 +11,11 @@ from torch import Tensor, nn
 
 import gradhomog
 from gradhomog import Pipeline, Ranks
-from tests.ranks.cases import STEPS, Model, data, losses_of, part_of
-from tests.ranks.difference_cases import error_of
+from tests.ranks.cases import STEPS, Model, data, descend, error_of, losses_of, part_of, result
 from tests.ranks.recording import recording_group
 
 
-def descend(model: nn.Module) -> list[Tensor]:
-    """Take a step of gradient descent; return the gradients of the parameters that have one, and remove them."""
-    found = []
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                found.append(parameter.grad)
-                parameter -= 0.01 * parameter.grad
-                parameter.grad = None
-    return found
-
-
-def result(gradients: list[Tensor], pipe: Pipeline, model: nn.Module) -> dict[str, Any]:
-    parameters = {name: value.detach() for name, value in model.state_dict().items()}
-    return {"gradients": gradients, "state": pipe.state_dict(), "parameters": parameters}
-
-
-def batch(
-    text: str, per: Any, sizes: Sequence[int], *, call: str = "backward", gather: bool = False, steps: int = STEPS,
-    start: dict[str, Any] | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """Return the result of some steps with `sizes[r]` examples on rank r.
-
-    `start`: an earlier result, to continue from its parameters and state.
-    """
-    (x, y), pipe, model, part = data(), gradhomog.pipeline(text), Model(), part_of(sizes)
-    if start is not None:
-        model.load_state_dict(start["parameters"])
-        pipe.load_state_dict(start["state"])
-    x, y = x[part], y[part]
-    group = Ranks("batch", examples=len(x), gather=gather) if len(sizes) > 1 else None
-    options: dict[str, Any] = {"parameters": model.encoder, "per": per, "group": group}
-    found = []
-    for _ in range(steps):
-        if call == "accumulated":
-            with gradhomog.accumulated(pipe, **options) as several:
-                for some in (slice(0, 1), slice(1, None)):  # means over parts, with their shares of the examples
-                    several.add([len(x[some]) / len(x) * loss for loss in losses_of(model(x[some]), y[some])])
-        elif call == "loss":
-            gradhomog.loss(losses_of(model(x), y), pipe, **options).backward()
-        else:
-            gradhomog.backward(losses_of(model(x), y), pipe, **options)
-        found += descend(model)
-    return result(found, pipe, model)
-
-
-def task_absent_on_rank_1(text: str, per: Any, sizes: Sequence[int]) -> dict[str, Any]:
+def task_absent_on_rank_1(text: str, sizes: Sequence[int], per: Any) -> dict[str, Any]:
     """Return the result of steps without heads, in which only the first seven examples have labels of task 2."""
     (x, y), pipe, model, part = data(), gradhomog.pipeline(text), Model().encoder, part_of(sizes)
     labelled = slice(0, 7)
@@ -76,10 +29,10 @@ def task_absent_on_rank_1(text: str, per: Any, sizes: Sequence[int]) -> dict[str
     return result(found, pipe, model)
 
 
-def infinite_in_one_group(sizes: Sequence[int]) -> dict[str, Any]:
+def infinite_in_one_group(text: str, sizes: Sequence[int]) -> dict[str, Any]:
     """Return the result of steps whose task 1 has an infinite gradient in one layer, on the last rank."""
     (x, y), model, part = data(), Model(), part_of(sizes)
-    pipe = gradhomog.pipeline("upgrad", nonfinite="drop")
+    pipe = gradhomog.pipeline(text, nonfinite="drop")
     group = Ranks("batch", examples=sizes[dist.get_rank()]) if len(sizes) > 1 else None
     found, weight = [], model.encoder[2].weight
     for _ in range(STEPS):
@@ -92,7 +45,7 @@ def infinite_in_one_group(sizes: Sequence[int]) -> dict[str, Any]:
     return result(found, pipe, model)
 
 
-def tasks(text: str, per: Any, counts: Sequence[int]) -> dict[str, Any]:
+def tasks(text: str, counts: Sequence[int], per: Any = "model") -> dict[str, Any]:
     """Return the result of some steps whose tasks are distributed, with `counts[r]` tasks on rank r."""
     (x, y), pipe, model = data(), gradhomog.pipeline(text), Model().encoder
     number, group = sum(counts), Ranks("tasks") if len(counts) > 1 else None
@@ -100,7 +53,8 @@ def tasks(text: str, per: Any, counts: Sequence[int]) -> dict[str, Any]:
     for _ in range(STEPS):
         mine = range(number)[part_of(counts)]
         losses = {f"{task}": (model(x[task::number]) - y[task::number]).square().mean() for task in mine}
-        gradhomog.backward(losses, pipe, parameters=model, per=per, group=group)
+        step = gradhomog.backward(losses, pipe, parameters=model, per=per, group=group)
+        assert step.tasks == tuple(range(number))
         found += descend(model)
     return result(found, pipe, model)
 

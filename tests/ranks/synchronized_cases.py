@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 import gradhomog
 from gradhomog import Ranks
-from tests.ranks.cases import data
-from tests.ranks.difference_cases import error_of
+from tests.ranks.cases import data, error_of
 
 
 class AllReduce(torch.autograd.Function):

@@ -5,47 +5,26 @@ from __future__ import annotations
 import re
 
 import pytest
-import torch
 
 from tests.ranks import feature_cases as cases
+from tests.ranks.comparison import assert_steps_of_one_process
 
-
-def assert_same_step(found, expected):
-    torch.testing.assert_close(found[0]["gradients"], expected["gradients"], rtol=1e-9, atol=1e-12)
-    for other in found[1:]:
-        assert all(map(torch.equal, found[0]["gradients"], other["gradients"]))
-    assert repr([one["state"] for one in found[1:]]) == repr([found[0]["state"]] * (len(found) - 1))
-
-
-@pytest.mark.parametrize("text", ["none", "mgda", "pcgrad", "upgrad", "gradnorm", "static(weights=[1, 2, 5]) + imtl_g"])
-def test_rows_of_features_stay_on_their_ranks(processes, text):
-    (expected,) = processes(cases.steps, 1, text, "level", [12])
-    assert_same_step(processes(cases.steps, 3, text, "level", [6, 1, 5]), expected)
-
-
-@pytest.mark.parametrize("text", ["graddrop", "moco", "excess_mtl", "db_mtl", "sand_mask"])
-def test_rows_of_features_are_gathered_for_methods_that_read_them(processes, text):
-    (expected,) = processes(cases.steps, 1, text, "level", [12])
-    assert_same_step(processes(cases.steps, 3, text, "level", [6, 1, 5], True), expected)
-
-
-def test_a_scalar_loss_takes_the_same_step_at_the_level_of_features(processes):
-    (expected,) = processes(cases.steps, 1, "mgda", "level", [12])
-    assert_same_step(processes(cases.steps, 2, "mgda", "level by loss", [6, 6]), expected)
+LEVEL = ["none", "mgda", "pcgrad", "upgrad", "gradnorm", "static(weights=[1, 2, 5]) + imtl_g"]
 
 
 @pytest.mark.parametrize(
-    ("text", "kind"),
-    [("rotograd", "views"), ("rotate", "views"), ("rotograd + upgrad", "views"), ("mgda(on='features')", "features")],
+    ("text", "kind", "sizes", "gather"),
+    [
+        *((text, "level", [6, 1, 5], False) for text in LEVEL),
+        *((text, "level", [6, 1, 5], True) for text in ("graddrop", "moco", "excess_mtl", "db_mtl", "sand_mask")),
+        ("mgda", "level by loss", [6, 6], False),
+        *((text, "views", [4, 1, 7], False) for text in ("rotograd", "rotate", "rotograd + upgrad")),
+        ("mgda(on='features')", "features", [4, 1, 7], False),
+        ("ntk", "residuals", [9, 3], False),
+    ],
 )
-def test_features_are_exchanged(processes, text, kind):
-    (expected,) = processes(cases.steps, 1, text, kind, [12])
-    assert_same_step(processes(cases.steps, 3, text, kind, [4, 1, 7]), expected)
-
-
-def test_traces_of_residuals_are_averaged_like_losses(processes):
-    (expected,) = processes(cases.steps, 1, "ntk", "residuals", [12])
-    assert_same_step(processes(cases.steps, 2, "ntk", "residuals", [9, 3]), expected)
+def test_three_steps_with_features_or_residuals_are_those_of_one_process(processes, text, kind, sizes, gather):
+    assert_steps_of_one_process(processes, cases.steps, text, sizes, kind, gather)
 
 
 def test_at_the_level_of_features_only_gramians_and_one_gradient_are_sent(processes):

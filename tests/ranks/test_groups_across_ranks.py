@@ -10,6 +10,8 @@ import torch
 
 from tests.ranks import fully_sharded_cases
 from tests.ranks import group_cases as cases
+from tests.ranks.cases import batch
+from tests.ranks.comparison import assert_close, assert_same_bits, assert_steps_of_one_process
 
 METHODS = ["upgrad", "pcgrad", "gradnorm", "mgda", "nash_mtl"]
 PER: dict[str, Any] = {
@@ -21,86 +23,47 @@ PER: dict[str, Any] = {
 per = pytest.mark.parametrize("per", PER.values(), ids=PER)
 
 
-def assert_close(found: Any, expected: Any) -> None:
-    """Compare states and gradients, which contain tensors, numbers, text and None."""
-    if isinstance(expected, dict):
-        assert list(found) == list(expected)
-        found, expected = list(found.values()), list(expected.values())
-    if isinstance(expected, list | tuple):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            assert_close(one, other)
-    elif isinstance(expected, torch.Tensor | float):
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
-    else:
-        assert found == expected
-
-
-def assert_same_bits(results: list[dict[str, Any]]) -> None:
-    for other in results[1:]:
-        assert all(map(torch.equal, results[0]["gradients"], other["gradients"]))
-        assert repr(results[0]["state"]) == repr(other["state"])
-
-
 @per
 @pytest.mark.parametrize("text", METHODS)
 def test_three_steps_on_uneven_parts_of_the_batch_are_those_of_one_process(processes, text, per):
-    (expected,) = processes(cases.batch, 1, text, per, [12])
-    assert [name for name in expected["state"] if name.startswith("part ")]
     for sizes in ([7, 5], [6, 1, 5]):
-        found = processes(cases.batch, len(sizes), text, per, sizes)
-        assert_close(found[0], expected)
-        assert_same_bits(found)
+        assert_steps_of_one_process(processes, batch, text, sizes, per=per)
+    assert [name for name in processes(batch, 1, text, [12], per=per)[0]["state"] if name.startswith("part ")]
 
 
 @pytest.mark.parametrize("call", ["loss", "accumulated"])
 @pytest.mark.parametrize("text", ["none", "upgrad"])
 def test_every_entry_point_takes_the_step_of_one_process(processes, text, call):
-    (expected,) = processes(cases.batch, 1, text, "layer", [12])
-    found = processes(cases.batch, 2, text, "layer", [9, 3], call=call)
-    assert_close(found[0], expected)
-    assert_same_bits(found)
+    assert_steps_of_one_process(processes, batch, text, [9, 3], per="layer", call=call)
 
 
 @pytest.mark.parametrize("text", ["trimmed_mean", "graddrop"])
 def test_methods_that_read_rows_receive_those_of_their_group(processes, text):
-    (expected,) = processes(cases.batch, 1, text, "tensor", [12])
-    found = processes(cases.batch, 2, text, "tensor", [7, 5], gather=True)
-    assert_close(found[0], expected)
-    assert_same_bits(found)
+    assert_steps_of_one_process(processes, batch, text, [7, 5], per="tensor", gather=True)
 
 
 @per
 @pytest.mark.parametrize("text", ["upgrad", "gradnorm"])
 def test_a_task_may_be_absent_on_one_rank(processes, text, per):
-    (expected,) = processes(cases.task_absent_on_rank_1, 1, text, per, [12])
-    found = processes(cases.task_absent_on_rank_1, 2, text, per, [7, 5])
-    assert_close(found[0], expected)
-    assert_same_bits(found)
+    assert_steps_of_one_process(processes, cases.task_absent_on_rank_1, text, [7, 5], per)
 
 
 def test_a_task_that_is_not_finite_in_one_group_is_dropped_from_all(processes):
-    (expected,) = processes(cases.infinite_in_one_group, 1, [12])
-    found = processes(cases.infinite_in_one_group, 2, [7, 5])
-    assert_close(found[0], expected)
-    assert_same_bits(found)
+    assert_steps_of_one_process(processes, cases.infinite_in_one_group, "upgrad", [7, 5])
 
 
 @per
 @pytest.mark.parametrize("text", ["upgrad", "gradnorm"])
 @pytest.mark.parametrize("counts", [[3, 1], [1, 2, 1]])
 def test_tasks_over_ranks_take_the_steps_of_one_process(processes, counts, text, per):
-    (expected,) = processes(cases.tasks, 1, text, per, [sum(counts)])
-    found = processes(cases.tasks, len(counts), text, per, counts)
-    assert_close(found[0], expected)
-    assert_same_bits(found)
+    assert_steps_of_one_process(processes, cases.tasks, text, counts, per)
 
 
 @pytest.mark.parametrize("text", ["gradnorm", "nash_mtl"])
 def test_one_process_continues_from_a_checkpoint_of_two_ranks(processes, text):
-    (expected,) = processes(cases.batch, 1, text, "layer", [12])
-    checkpoint = processes(cases.batch, 2, text, "layer", [7, 5], steps=2)[0]
-    (found,) = processes(cases.batch, 1, text, "layer", [12], steps=1, start=checkpoint)
+    (expected,) = processes(batch, 1, text, [12], per="layer")
+    checkpoint = processes(batch, 2, text, [7, 5], per="layer", steps=2)[0]
+    (found,) = processes(batch, 1, text, [12], per="layer", steps=1, start=checkpoint)
     assert_close(found["state"], expected["state"])
     assert_close(found["gradients"], expected["gradients"][-len(found["gradients"]) :])
 
@@ -127,10 +90,10 @@ def test_every_group_is_exchanged_by_messages_of_its_own(processes, per, groups)
 @per
 @pytest.mark.parametrize("text", ["upgrad", "gradnorm"])
 def test_groups_of_a_fully_sharded_model_take_the_steps_of_one_process(processes, text, per):
-    (expected,) = processes(fully_sharded_cases.whole_model, 1, text, per)
+    (expected,) = processes(fully_sharded_cases.steps, 1, text, [12], layers=None, per=per)
     found = processes(fully_sharded_cases.steps, 3, text, [6, 1, 5], per=per)
     assert_close(found[0], expected)
-    assert repr(found[0]["state"]) == repr(found[1]["state"]) == repr(found[2]["state"])
+    assert_same_bits(found)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +101,7 @@ def test_groups_of_a_fully_sharded_model_take_the_steps_of_one_process(processes
     [("upgrad", {"call": "loss"}), ("upgrad", {"call": "accumulated"}), ("trimmed_mean", {"gather": True})],
 )
 def test_groups_of_a_fully_sharded_model_have_all_entry_points_and_options(processes, text, options):
-    (expected,) = processes(fully_sharded_cases.whole_model, 1, text, "layer")
+    (expected,) = processes(fully_sharded_cases.steps, 1, text, [12], layers=None, per="layer")
     found = processes(fully_sharded_cases.steps, 2, text, [9, 3], per="layer", **options)
     assert_close(found[0], expected)
 

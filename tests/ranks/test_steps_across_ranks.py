@@ -3,53 +3,34 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 import torch
 
-from tests.ranks import cases
+from tests.ranks import cases, group_cases
+from tests.ranks.comparison import assert_close, assert_same_bits, assert_steps_of_one_process
 
 METHODS = ["none", "pcgrad", "upgrad", "nash_mtl", "gradnorm", "uw", "static(weights=[1, 2, 5]) + imtl_g", "cr_mogm"]
 
 
-def assert_close(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-
-
-def assert_same_bits(results: list[Any]) -> None:
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
-
-
 @pytest.mark.parametrize("text", METHODS)
 def test_three_steps_on_uneven_parts_of_the_batch_are_those_of_one_process(processes, text):
-    (expected,) = processes(cases.batch_in_one_process, 1, text, "backward")
-    found = processes(cases.batch_over_ranks, 3, text, "backward", [6, 1, 5])
-    assert_close(found[0]["gradients"], expected["gradients"])
-    assert_same_bits([one["gradients"] for one in found])
-    assert repr(found[0]["state"]) == repr(found[1]["state"]) == repr(found[2]["state"])
+    assert_steps_of_one_process(processes, cases.batch, text, [6, 1, 5])
 
 
 @pytest.mark.parametrize("call", ["loss", "accumulated"])
 @pytest.mark.parametrize("sizes", [[6, 6], [9, 3]])
 def test_every_entry_point_takes_the_step_of_one_process(processes, call, sizes):
-    (expected,) = processes(cases.batch_in_one_process, 1, "upgrad", call)
-    found = processes(cases.batch_over_ranks, 2, "upgrad", call, sizes)
-    assert_close(found[0]["gradients"], expected["gradients"])
-    assert_same_bits([one["gradients"] for one in found])
+    assert_steps_of_one_process(processes, cases.batch, "upgrad", sizes, call=call)
 
 
 @pytest.mark.parametrize("text", ["trimmed_mean", "graddrop", "tracked", "excess_mtl"])
 def test_methods_that_read_rows_receive_them_by_choice(processes, text):
-    (expected,) = processes(cases.batch_in_one_process, 1, text, "backward")
-    found = processes(cases.batch_over_ranks, 2, text, "backward", [5, 7], True)
-    assert_close(found[0]["gradients"], expected["gradients"])
-    assert_same_bits([one["gradients"] for one in found])
+    assert_steps_of_one_process(processes, cases.batch, text, [5, 7], gather=True)
 
 
 def test_bfloat16_gives_the_step_of_float64_up_to_its_precision(processes):
-    (expected,) = processes(cases.batch_in_one_process, 1, "upgrad", "backward")
+    (expected,) = processes(cases.batch, 1, "upgrad", [12])
     found = processes(cases.half_precision, 2, [6, 6])
     assert_same_bits(found)
     for half, whole in zip(found[0], expected["gradients"], strict=False):  # those of the first of three steps
@@ -72,15 +53,12 @@ def test_an_error_in_a_backward_pass_of_one_rank_ends_the_step_on_all(processes,
 @pytest.mark.parametrize("text", ["none", "pcgrad", "upgrad", "famo"])
 @pytest.mark.parametrize("counts", [[1, 1], [3, 1], [1, 2, 1]])
 def test_tasks_over_ranks_give_the_step_of_one_process(processes, text, counts):
-    (expected,) = processes(cases.tasks_over_ranks, 1, text, [sum(counts)])
-    found = processes(cases.tasks_over_ranks, len(counts), text, counts)
-    assert_close(found[0], expected)
-    assert_same_bits(found)
+    assert_steps_of_one_process(processes, group_cases.tasks, text, counts)
 
 
 @pytest.mark.parametrize("synchronize", [True, False])
 def test_a_wrapped_model_has_the_same_gradients_with_and_without_synchronization(processes, synchronize):
-    (expected,) = processes(cases.batch_in_one_process, 1, "upgrad", "loss")
+    (expected,) = processes(cases.batch, 1, "upgrad", [12])
     found = processes(cases.wrapped_model, 2, synchronize)
     encoder = 4  # gradients of the first step; the heads' are averaged by the wrapper, too
     assert_close(found[0][:encoder], expected["gradients"][:encoder])

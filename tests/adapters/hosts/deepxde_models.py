@@ -37,8 +37,8 @@ def model(data: Any = None, *, regularization: Any = None, outputs: int = 1) -> 
     return dde.Model(data, net)
 
 
-def compiled(optimizer: Any = "sgd", **options: Any) -> Any:
-    found = model()
+def compiled(optimizer: Any = "sgd", data: Any = None, regularization: Any = None, **options: Any) -> Any:
+    found = model(data, regularization=regularization)
     found.compile(optimizer, **{"lr": 0.01, "verbose": 0, **options})
     return found
 

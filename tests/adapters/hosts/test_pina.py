@@ -113,6 +113,18 @@ def test_one_step_follows_the_direction_of_the_weighted_losses_gradients(text: s
     torch.testing.assert_close(parameters(trained), expected)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rotograd", "rotograd reads features, which PINA does"),
+        ("ntk", "ntk reads residuals, which PINA does not pass"),
+    ],
+)
+def test_homogenizers_that_read_features_or_residuals_are_refused(text: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        weighting(text)
+
+
 def test_the_weights_of_the_last_step_are_reported_by_condition() -> None:
     given = weighting("static(weights=[1, 3])", boundary=20)
     assert given.last_saved_weights() == {}
@@ -120,18 +132,9 @@ def test_the_weights_of_the_last_step_are_reported_by_condition() -> None:
     assert given.last_saved_weights() == pytest.approx({"boundary": 0.5 * 20, "D": 1.5})
     assert given.report is not None
     assert given.report.tasks == (0, 1)
-
-
-def test_weights_are_not_reported_where_rows_were_replaced() -> None:
-    given = weighting("trimmed_mean")
-    train(solver(given), epochs=1)
-    assert given.last_saved_weights() == {}
-
-
-def test_the_names_of_the_conditions_are_the_domains() -> None:
-    given = weighting("uw")
-    train(solver(given), epochs=1)
-    assert "boundary" in str(given.state_dict())
+    replaced = weighting("trimmed_mean")
+    train(solver(replaced), epochs=1)
+    assert replaced.last_saved_weights() == {}
 
 
 def test_a_condition_that_is_not_in_the_batch_is_absent() -> None:
@@ -147,6 +150,7 @@ def test_a_condition_that_is_not_in_the_batch_is_absent() -> None:
 def test_validation_does_not_take_steps() -> None:
     given = weighting("uw")
     trainer = train(solver(given), epochs=3, train_size=0.5, val_size=0.5)
+    assert "boundary" in str(given.state_dict())  # names of conditions are the domains
     assert given.pipe.steps == 3
     assert trainer.callback_metrics["val_loss"] > 0
 
@@ -233,11 +237,6 @@ def test_an_adversarial_solver_is_refused_before_a_parameter_changes(kind: Any) 
 def test_weights_that_are_not_positive_factors_are_an_error(weights: Any) -> None:
     with pytest.raises(OptionError, match="`weights` must be a dict of positive factors by condition"):
         HomogenizedWeighting(gradhomog.pipeline("none"), weights)
-
-
-def test_homogenizers_that_read_features_are_refused() -> None:
-    with pytest.raises(OptionError, match="rotograd reads features, which PINA does not compute"):
-        weighting("rotograd")
 
 
 def test_a_weight_of_an_unknown_condition_is_an_error() -> None:

@@ -10,9 +10,7 @@ from torch.nn.functional import mse_loss
 import gradhomog
 from gradhomog import OptionError
 from gradhomog_adapters.torchopt import meta_step
-from tests.adapters.meta_step.images import Images, image_loop, image_tasks
-from tests.adapters.meta_step.loops import loop, network, tasks
-from tests.adapters.meta_step.reference import INNER
+from tests.adapters.meta_step.loops import INNER, Images, image_loop, image_tasks, loop, network, tasks
 
 
 def assert_rejected(match, pipe="none", net=None, **options):

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 import gradhomog
 from gradhomog import Homogenizer
 from gradhomog_adapters.torchopt import meta_step
-from tests.adapters.meta_step.images import Images, image_loop, image_tasks
+from tests.adapters.meta_step.loops import Images, image_loop, image_tasks
 
 PIPES = [
     "isi(layers=1)",

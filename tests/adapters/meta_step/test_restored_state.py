@@ -10,8 +10,7 @@ from torch.nn.functional import mse_loss
 import gradhomog
 from gradhomog import NonfiniteError, OptionError
 from gradhomog_adapters.torchopt import meta_step
-from tests.adapters.meta_step.loops import STEPS, Recorder, loop, network, tasks
-from tests.adapters.meta_step.reference import INNER, reference_row, sgd
+from tests.adapters.meta_step.loops import INNER, STEPS, Recorder, loop, network, reference_row, sgd, tasks
 
 
 def state_of(net, inner):

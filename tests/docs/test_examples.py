@@ -1,0 +1,133 @@
+"""Scripts in `docs/examples` run and print losses, weights, scores and errors; datasets and tasks are those stated."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.docs import pages
+from tests.docs.scripts import printed
+
+EXAMPLES = pages.DOCS / "examples"
+
+
+@pytest.fixture(autouse=True)
+def _settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Frameworks write to the working folder and set defaults of the process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(os.environ, "DDE_BACKEND", "pytorch")
+    yield
+    torch.set_default_device(None)  # DeepXDE sets CUDA where there is a GPU
+
+
+LIGHTNING = [
+    rf"(?m)^{kind}/{task}: {value}$"
+    for kind, value in (("loss", r"\S+"), ("nmse", r"[01]\.\d+"), ("weight", r"\S+"))
+    for task in ("temperature", "humidity")
+]
+BERT = ["loss/parity", "weight/total", "cosine/parity-total", "eval_parity_loss", "eval_total_loss"]
+SCRIPTS: dict[str, tuple[str, str, list[str]]] = {
+    "lightning_multitask": ("lightning.pytorch", "aligned_mtl --epochs 1", [*LIGHTNING, r"(?m)^cosine/min: \S+$"]),
+    "torch_rechub_multitask": (
+        "torch_rechub", "upgrad --epochs 3 --points 8000",  # chance is 0.5
+        [r"AUC/click: 0\.(5[5-9]|[6-9])", r"AUC/conversion: 0\.[7-9]"],
+    ),
+    "transformers_multitask": (
+        "transformers", "upgrad --steps 50", [rf"'{name}': '-?\d" for name in BERT],
+    ),
+    "sentence_transformers_datasets": (
+        "sentence_transformers", "--steps 2", [rf"'eval_{name}_loss': '-?\d" for name in ("answers", "scores")],
+    ),
+    "deepxde_burgers": (
+        "deepxde", "upgrad --iterations 3 --lbfgs 2 --points 64",
+        [r"weights: {'pde': \d.*'DirichletBC': \d.*'IC': \d", r"mean residual: \d"],
+    ),
+    "deepxde_helmholtz": ("deepxde", "uw --iterations 2 --width 5", [r"relative L2 error: \d"]),
+    "deepxde_helmholtz, rows replaced": ("deepxde", "trimmed_mean --iterations 2 --width 5", ["weights: {}"]),
+    "pina_poisson": (
+        "pina", "upgrad --epochs 2", [r"weights: {'boundary': \d.*'D': \d", r"relative L2 error: \d"],
+    ),
+}  # fmt: skip
+"""Package, arguments and patterns of the output of each script."""
+
+
+@pytest.mark.filterwarnings("ignore")  # advice and deprecations within frameworks
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_with_a_framework_prints_its_results(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    package, arguments, patterns = SCRIPTS[name]
+    framework = pytest.importorskip(package, reason="needs an extra")
+    if package == "deepxde":
+        framework.optimizers.set_LBFGS_options()
+    text = printed(EXAMPLES / f"{name.partition(',')[0]}.py", capsys, *arguments.split())
+    if package == "deepxde":
+        framework.optimizers.LBFGS_options["iter_per_step"] = 1000
+    for pattern in patterns:
+        assert re.search(pattern, text), pattern
+
+
+@pytest.fixture
+def characters(tmp_path: Path) -> str:
+    """Eight training and eight test characters, four images of each."""
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(16), 4)
+    images = random.integers(0, 256, (16, 28, 28, 1), dtype=np.uint8)[labels]
+    path = tmp_path / "characters.npz"
+    np.savez(path, images=images, labels=labels, class_split=np.array(["train", "test"] * 8))
+    return str(path)
+
+
+def test_training_characters_occur_in_four_rotations_and_test_characters_in_none_of_them(characters: str) -> None:
+    train, test = runpy.run_path(str(EXAMPLES / "omniglot.py"), run_name="script")["datasets"](characters)
+    images, classes = train.tensors
+    assert len(classes.unique()) == 4 * 8
+    assert len(test.tensors[1].unique()) == 8
+    assert not set(classes.tolist()) & set(test.tensors[1].tolist())
+    upright, turned = images[classes == 0], images[classes == 16]
+    assert torch.equal(upright.rot90(1, (2, 3)), turned)
+
+
+def test_omniglot_prints_accuracies_after_some_steps_and_at_the_end(characters: str, capsys: Any) -> None:
+    arguments = ["fomaml", "--steps", "2", "--every", "1", "--test-tasks", "6"]
+    text = printed(EXAMPLES / "omniglot.py", capsys, characters, *arguments)
+    lines = re.findall(r"^ +(\d+) +\d+\.\d +\d+\.\d +\d+\.\d ± \d+\.\d$", text, re.MULTILINE)
+    assert lines == ["1", "2"]
+
+
+def test_amplitudes_phases_and_inputs_of_sinusoids_have_the_ranges_of_finn_et_al_2017_section_5_1() -> None:
+    script: dict[str, Any] = runpy.run_path(str(EXAMPLES / "sinusoid.py"), run_name="script")
+    x, y = script["sinusoids"](400, 200, torch.Generator().manual_seed(0))
+    assert -5 <= float(x.min()) < -4.99
+    assert 4.99 < float(x.max()) <= 5
+    # a sin(x − p) = a cos p · sin x − a sin p · cos x: both coefficients by least squares.
+    basis = torch.cat([x.sin(), x.cos()], dim=2).double()
+    first, second = torch.linalg.lstsq(basis, y.double()).solution.squeeze(2).unbind(1)
+    amplitude, phase = torch.hypot(first, second), torch.atan2(-second, first)
+    assert 0.099 < float(amplitude.min()) < 0.2
+    assert 4.9 < float(amplitude.max()) < 5.001
+    assert -1e-3 < float(phase.min()) < 0.05
+    assert math.pi - 0.05 < float(phase.max()) < math.pi + 1e-3
+
+
+@pytest.mark.parametrize("learner", ["maml", "fomaml"])
+def test_sinusoid_prints_the_error_after_each_number_of_inner_steps(learner: str, capsys: Any) -> None:
+    text = printed(EXAMPLES / "sinusoid.py", capsys, learner, "--steps", "150", "--test-tasks", "40")
+    found = re.findall(r"^ +(\d+)   (\d+\.\d+) ± \d+\.\d+$", text, re.MULTILINE)
+    assert [steps for steps, _ in found] == ["0", "1", "2", "3", "5", "10"]
+    assert float(found[1][1]) < float(found[0][1])  # one inner step helps after 150 meta-steps
+
+
+@pytest.mark.filterwarnings("ignore:.*functorch:FutureWarning")
+def test_imaml_by_torchopts_solver_agrees_on_a_well_conditioned_problem() -> None:
+    example = runpy.run_path(str(EXAMPLES / "imaml_custom_root.py"))
+    ours, theirs = example["rows"](example["IMAML"]), example["rows"](example["CustomRootIMAML"])
+    for name, row in ours.items():
+        torch.testing.assert_close(theirs[name], row, rtol=1e-8, atol=1e-11)
