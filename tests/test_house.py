@@ -219,7 +219,7 @@ BUDGETS = {
     "gradhomog/experiments": 7710,
     "gradhomog/learners": 771,
     "gradhomog/ranks": 499,
-    "gradhomog/registry": 805,
+    "gradhomog/registry": 806,
     "gradhomog/rows": 582,
     "gradhomog/scaffold": 182,
     "gradhomog/solvers": 442,

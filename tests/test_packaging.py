@@ -23,7 +23,9 @@ import gradhomog.cli
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-PACKAGES = ("gradhomog", "gradhomog_adapters", "gradhomog_data", "gradhomog_observers", "gradhomog_plugins")
+PACKAGES = (
+    "gradhomog", "gradhomog_adapters", "gradhomog_data", "gradhomog_observers", "gradhomog_papers", "gradhomog_plugins",
+)  # fmt: skip
 DECLARED = {**PROJECT["entry-points"], "console_scripts": PROJECT["scripts"]}
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "gradhomog", "plugins", "adapters")
 
@@ -66,7 +68,7 @@ def test_versions_that_were_tested_begin_at_the_declared_lower_bounds_and_are_na
 
 
 @pytest.mark.slow
-def test_the_wheel_puts_five_packages_and_nothing_else_into_site_packages(names: set[str]) -> None:
+def test_the_wheel_puts_its_packages_and_nothing_else_into_site_packages(names: set[str]) -> None:
     info = f"gradhomog-{gradhomog.__version__}.dist-info"
     assert {name.split("/")[0] for name in names} == {*PACKAGES, info}
 
@@ -89,6 +91,14 @@ def test_the_wheel_holds_the_templates_of_the_report(names: set[str]) -> None:
 
 
 @pytest.mark.slow
+def test_the_wheel_holds_the_files_of_papers(names: set[str]) -> None:
+    folder = ROOT / "plugins" / "gradhomog_papers"
+    papers = {path.relative_to(ROOT / "plugins").as_posix() for path in folder.glob("*.toml")}
+    assert papers
+    assert papers <= names
+
+
+@pytest.mark.slow
 def test_the_wheel_is_typed_and_licensed(names: set[str]) -> None:
     assert any(name.startswith("gradhomog-") and name.endswith("/LICENSE") for name in names)
     for package in PACKAGES:
@@ -105,7 +115,8 @@ def test_every_declared_entry_point_is_in_the_wheel_and_names_a_module_of_it(whe
     for points in DECLARED.values():
         for value in points.values():
             module = value.partition(":")[0].replace(".", "/")
-            assert {f"{module}.py", f"{module}/__init__.py"} & names, f"{value} is not a module of the wheel"
+            files = {f"{module}.py", f"{module}/__init__.py", f"{module}.toml"}
+            assert files & names, f"{value} is neither a module nor a paper of the wheel"
 
 
 @pytest.mark.slow
@@ -115,7 +126,7 @@ def test_the_installed_wheel_lists_and_loads_its_plugins_in_a_clean_process(whee
     code = (
         "import json, gradhomog, gradhomog.registry\n"
         "registry = gradhomog.Registry()\n"
-        "kinds = gradhomog.registry.KINDS\n"
+        "kinds = (*gradhomog.registry.KINDS, 'papers')\n"
         "names = {f'gradhomog.{k}': {i.name: i.module for i in registry.list(k) if i.distribution == 'gradhomog'}"
         " for k in kinds}\n"
         "pipe = gradhomog.pipeline('gradhomog:pcgrad')\n"

@@ -1,6 +1,7 @@
 """`gradhomog reproduce EXPERIMENT`: an experiment of a paper as one table, with the paper's numbers.
 
-Experiments of the RotoGBML paper need your copy of its data; `pinn` (physics-informed networks) needs none.
+Experiments of the RotoGBML paper need your copy of its data; `pinn` (physics-informed networks) needs none. Papers are
+TOML files of installed packages.
 
 The table has our number, the paper's number and the difference, with tuned static weights and PCGrad as further
 baselines. Benchmarks that are not present are omitted, and the report lists them. Results are kept in one folder per
@@ -15,7 +16,6 @@ comparison; `--resume` continues.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "experiment", metavar="EXPERIMENT",
         help="weak (Table 1), strong (Table 2), ablation (Table 3), beta, temperature, backbone, saliency, conflict; "
-        "or pinn",
+        "pinn, or that of an installed paper",
     )  # fmt: skip
     command.add_argument("--data", type=Path, metavar="DIR", help="folder of the benchmarks; see `gradhomog data list`")
     command.add_argument(
@@ -58,7 +58,7 @@ def add(commands: Any) -> None:
     )
     command.add_argument(
         "--method", action="append", default=[], metavar="NAME", dest="methods",
-        help="pinn: row of the table; may be repeated (default: all)",
+        help="row of the table; may be repeated (default: all)",
     )  # fmt: skip
     command.add_argument(
         "--rotogbml", default="", metavar="PIPELINE", help="pipeline of the rows RotoGBML (default: the paper's)"
@@ -68,7 +68,9 @@ def add(commands: Any) -> None:
         action="store_true",
         help="omit the comparison methods of Tables 1 and 2, such as ProtoNet and RelationNet",
     )
-    command.add_argument("--batches", type=int, metavar="N", help="conflict: number of measured batches (default: 200)")
+    command.add_argument(
+        "--batches", type=int, metavar="N", help="conflict: number of measured batches (default: 200; smoke: 8)"
+    )
     command.add_argument(
         "--set", action="append", default=[], metavar="a.b=c", dest="overrides",
         help="override a key of the run files; may be repeated",
@@ -80,112 +82,68 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gradhomog.cli._progress import Progress
-    from gradhomog.experiments import reproduce
-    from gradhomog.experiments.reproduce import report
-    from gradhomog.experiments.reproduce.table import to_json
+    import sys
 
-    if args.experiment == "pinn":
-        return _run_pinn(args)
-    settings = _settings(args)
-    if args.experiment == "conflict":
-        return _run_conflict(args, settings)
+    from gradhomog.cli._progress import Progress
+    from gradhomog.errors import ConfigError
+    from gradhomog.experiments import reproduce
+    from gradhomog.experiments.reproduce.report import REPORT
+
+    paper, key = reproduce.read_experiment(args.experiment)
+    settings = _settings(args, paper)
     out = args.out or Path("runs") / f"reproduce-{args.experiment}-{args.scale}"
+    if paper.experiments[key].measure == "conflict":
+        return _run_conflict(args, paper, settings, out)
+    if args.batches is not None:
+        raise ConfigError(f"`--batches` has no effect in `{args.experiment}`; remove it.")
     with Progress() as progress, resume_hint(progress):
         outcome = reproduce.reproduce(
             args.experiment, settings, out, resume=args.resume, progress=progress, jobs=args.jobs,
             executor=args.executor,
         )  # fmt: skip
-    facts = {key: outcome.description[key] for key in ("data", "differences")}
-    content = (
-        facts | to_json(outcome.table) if args.json else report.text_table(outcome.table, outcome.description).text()
-    )
-    return _print_outcome(content, out, outcome.failures)
-
-
-def _run_pinn(args: argparse.Namespace) -> int:
-    from gradhomog.cli._progress import Progress
-    from gradhomog.experiments.reproduce import pinn
-    from gradhomog.experiments.reproduce.pinn.report import text_table
-    from gradhomog.experiments.reproduce.pinn.table import to_json
-
-    _check_pinn_options(args)
-    _check_name("scale", args.scale, pinn.SCALES)
-    settings = pinn.PinnSettings(args.scale, args.targets, args.methods, args.overrides)
-    out = args.out or Path("runs") / f"reproduce-pinn-{args.scale}"
-    with Progress() as progress, resume_hint(progress):
-        outcome = pinn.reproduce_pinn(
-            settings, out, resume=args.resume, progress=progress, jobs=args.jobs, executor=args.executor
-        )
-    content = to_json(outcome.table) if args.json else text_table(outcome.table, outcome.description).text()
-    return _print_outcome(content, out, outcome.failures)
-
-
-def _print_outcome(content: str | dict[str, Any], out: Path, failures: dict[str, str]) -> int:
-    """Print the table, as text or JSON, and the comparisons that failed; return the exit status."""
-    import sys
-
-    from gradhomog.experiments.reproduce.page import REPORT
-
-    for name, error in failures.items():
+    for name, error in outcome.failures.items():
         print(f"{name} failed: {error}", file=sys.stderr)
-    if isinstance(content, str):
-        print(content)
-        print(f"\n{out / REPORT}  the report; each comparison has a folder with its own report beside it")
+    if args.json:
+        facts = {"data": outcome.description["data"], "differences": outcome.description["differences"]}
+        content = outcome.results.to_json(paper)
+        print_json({"folder": str(out), "failures": outcome.failures, **facts, **content})
     else:
-        print_json({"folder": str(out), "failures": failures, **content})
-    return 1 if failures else 0
+        print(reproduce.text_table(paper, outcome.results, outcome.description).text())
+        print(f"\n{out / REPORT}  the report; each comparison has a folder with its own report beside it")
+    return 1 if outcome.failures else 0
 
 
-def _check_pinn_options(args: argparse.Namespace) -> None:
-    """Raise ConfigError for options that have no effect: the problems need no data and have no learner."""
-    from gradhomog.errors import ConfigError
-
-    unsupported = {
-        "--data": args.data, "--domain": args.domains, "--learner": args.learners, "--shots": args.shots,
-        "--rotogbml": args.rotogbml, "--without-others": args.without_others, "--batches": args.batches is not None,
-    }  # fmt: skip
-    if named := [name for name, given in unsupported.items() if given]:
-        raise ConfigError(f"`pinn` needs no data and has no learner; remove {', '.join(named)}.")
-
-
-def _check_name(word: str, value: str, known: Iterable[str]) -> None:
-    from gradhomog.errors import ConfigError, did_you_mean
-
-    if value not in known:
-        raise ConfigError(f"unknown {word} {value!r}; known: {', '.join(known)}.{did_you_mean(value, known)}")
-
-
-def _run_conflict(args: argparse.Namespace, settings: Any) -> int:
+def _run_conflict(args: argparse.Namespace, paper: Any, settings: Any, out: Path) -> int:
     import sys
     from collections.abc import Mapping
 
     from tqdm import tqdm
 
-    from gradhomog.experiments.reproduce import conflict_report, describe
+    from gradhomog.errors import ConfigError
+    from gradhomog.experiments.reproduce import conflict_report, describe, parts
     from gradhomog.experiments.reproduce.conflict import RESULTS, measure_conflict
-    from gradhomog.experiments.reproduce.experiments import conflict_run
     from gradhomog.experiments.reproduce.report import scale_notes
 
-    _check_conflict_options(args)
-    config, pipeline = conflict_run(settings)
-    out = args.out or Path("runs") / f"reproduce-conflict-{args.scale}"
-    batches = 200 if args.batches is None else args.batches
-    steps = sorted({0, config.train.steps // 2, config.train.steps})
+    unsupported = {
+        "--jobs": args.jobs, "--executor": args.executor != "local", "--without-others": args.without_others,
+        "a second --learner": len(args.learners) > 1, "a second --shots": len(args.shots) > 1,
+    }  # fmt: skip
+    if named := [name for name, given in unsupported.items() if given]:
+        raise ConfigError(f"`{args.experiment}` is one training in one process; remove {', '.join(named)}.")
+    config = parts(args.experiment, settings)[0].config
     if (out / RESULTS).exists() and not args.resume:
-        from gradhomog.errors import ConfigError
-
         raise ConfigError(f"{out} already has results. Continue with --resume, or choose another --out.")
-    out.mkdir(parents=True, exist_ok=True)
     with tqdm(unit="batch", file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
 
         def progress(record: Mapping[str, Any]) -> None:
-            if record["event"] != "point":
-                bar.set_postfix_str(f"{record['event']} {record.get('batch', record['step'])} of {record['of']}")
-                bar.update()
+            bar.set_postfix_str(f"{record['event']} {record.get('batch', record['step'])} of {record['of']}")
+            bar.update()
 
-        points = measure_conflict(config, steps, batches, pipeline, folder=out, progress=progress)
-    remarks = [*scale_notes(describe("conflict", settings)), f"Learner: {config.learner}. Homogenizers: {pipeline}."]
+        batches = paper.scales[args.scale].batches if args.batches is None else args.batches
+        steps = sorted({0, config.train.steps // 2, config.train.steps})
+        points = measure_conflict(config, steps, batches, out, progress)
+    scale = scale_notes(paper, describe(args.experiment, settings))
+    remarks = [*scale, f"Learner: {config.learner}. Homogenizers: {config.homogenizers[0]}."]
     page = conflict_report.write_page(points, out, remarks)
     if args.json:
         print_json({"folder": str(out), "points": [point.record() for point in points]})
@@ -195,34 +153,25 @@ def _run_conflict(args: argparse.Namespace, settings: Any) -> int:
     return 0
 
 
-def _check_conflict_options(args: argparse.Namespace) -> None:
-    """Raise ConfigError for options that have no effect: the experiment is one training in one process."""
-    from gradhomog.errors import ConfigError
-
-    unsupported = {
-        "--jobs": args.jobs, "--executor": args.executor != "local", "--without-others": args.without_others,
-        "a second --learner": len(args.learners) > 1, "a second --shots": len(args.shots) > 1,
-    }  # fmt: skip
-    if named := [name for name, given in unsupported.items() if given]:
-        raise ConfigError(f"`conflict` is one training in one process; remove {', '.join(named)}.")
-
-
-def _settings(args: argparse.Namespace) -> Any:
-    """The experiment's settings, after checking the names of experiment and scale.
+def _settings(args: argparse.Namespace, paper: Any) -> Any:
+    """The user's choices, after checking the name of the scale.
 
     Raises:
-        ConfigError: a name is unknown.
+        ConfigError: a name is unknown, or data are not found.
     """
-    from gradhomog.errors import ConfigError
+    from gradhomog.errors import ConfigError, did_you_mean
     from gradhomog.experiments import reproduce
 
-    _check_name("experiment", args.experiment, (*reproduce.EXPERIMENTS, "conflict", "pinn"))
-    _check_name("scale", args.scale, reproduce.SCALES)
-    if args.methods:
-        raise ConfigError(f"`--method` selects rows of `pinn`; `{args.experiment}` has none of them. Remove it.")
-    size = reproduce.image_size(args.experiment, args.scale, args.overrides)
+    if args.scale not in paper.scales:
+        hint = did_you_mean(args.scale, paper.scales)
+        raise ConfigError(f"unknown scale {args.scale!r}; known: {', '.join(paper.scales)}.{hint}")
+    domains: dict[str, str] = {}
+    if paper.benchmarks:
+        size = reproduce.image_size(args.experiment, args.scale, args.overrides)
+        domains = reproduce.find_domains(paper.benchmarks, args.data, args.domains, size)
+    elif args.data or args.domains:
+        raise ConfigError(f"`{args.experiment}` needs no data; remove --data and --domain.")
     return reproduce.Settings(
-        domains=reproduce.find_domains(args.data, args.domains, size), scale=args.scale, learners=args.learners,
-        targets=args.targets, shots=args.shots, rotogbml=args.rotogbml, others=not args.without_others,
-        overrides=args.overrides,
+        domains=domains, scale=args.scale, learners=args.learners, targets=args.targets, shots=args.shots,
+        methods=args.methods, rotogbml=args.rotogbml, others=not args.without_others, overrides=args.overrides,
     )  # fmt: skip

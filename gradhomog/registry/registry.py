@@ -27,7 +27,7 @@ from gradhomog.errors import (
 )
 from gradhomog.registry import hooks, loading
 from gradhomog.registry.options import bind
-from gradhomog.registry.specs import KINDS, DomainSpec, Kind, PluginInfo, Spec
+from gradhomog.registry.specs import GROUPS, DomainSpec, Kind, PluginInfo, Spec
 
 
 class Registry:
@@ -35,7 +35,7 @@ class Registry:
 
     Args:
         entry_points: the entry points of plugins; by default those of all installed distributions in the groups
-            `gradhomog.homogenizers`, `gradhomog.learners` and so on, for all `KINDS`.
+            `gradhomog.homogenizers`, `gradhomog.learners` and so on, for all `GROUPS`.
         disabled: selectors (`name` or `distribution:name`) of disabled plugins; by default those in the environment
             variable GRADHOMOG_DISABLE, separated by commas.
 
@@ -64,13 +64,13 @@ class Registry:
         points = [point for dist in self._added.values() for point in dist.entry_points]
         if self._entry_points is None:
             every = importlib.metadata.entry_points()  # reads the metadata of all distributions
-            points += [point for kind in KINDS for point in every.select(group=f"{hooks.PROJECT}.{kind}")]
+            points += [point for kind in GROUPS for point in every.select(group=f"{hooks.PROJECT}.{kind}")]
         else:
             points += self._entry_points
         found: dict[tuple[str, str, str], tuple[PluginInfo, importlib.metadata.Distribution | None]] = {}
         for point in points:
             project, _, kind = point.group.partition(".")
-            if project == hooks.PROJECT and kind in KINDS:
+            if project == hooks.PROJECT and kind in GROUPS:
                 distribution, version = _name_and_version(point.dist)
                 disabled = not self._disabled.isdisjoint({point.name, f"{distribution}:{point.name}"})
                 info = PluginInfo(point.name, distribution, version, point.value, kind, disabled)
@@ -89,8 +89,8 @@ class Registry:
 
     def list(self, kind: Kind) -> tuple[PluginInfo, ...]:
         """Return all plugins of a kind, sorted by name, including disabled ones; imports none of them."""
-        if kind not in KINDS:
-            raise OptionError(f"`kind` must be one of {', '.join(map(repr, KINDS))}; got {kind!r}.")
+        if kind not in GROUPS:
+            raise OptionError(f"`kind` must be one of {', '.join(map(repr, GROUPS))}; got {kind!r}.")
         return tuple(info for info in self._plugins if info.kind == kind)
 
     def names(self, kind: Kind) -> tuple[str, ...]:

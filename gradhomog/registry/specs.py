@@ -201,7 +201,7 @@ class BenchmarkSpec(Spec):
     """
 
 
-Kind = Literal["homogenizers", "learners", "domains", "problems", "networks", "benchmarks", "observers"]
+Kind = Literal["homogenizers", "learners", "domains", "problems", "networks", "benchmarks", "observers", "papers"]
 
 KINDS: dict[Kind, tuple[str, type[Any]]] = {
     "homogenizers": ("gradhomog_homogenizer", HomogenizerSpec),
@@ -213,6 +213,9 @@ KINDS: dict[Kind, tuple[str, type[Any]]] = {
     "observers": ("gradhomog_observer", ObserverSpec),
 }
 """The required hook of each kind, and the type that it returns."""
+
+GROUPS = (*KINDS, "papers")
+"""The groups of entry points: the kinds with a hook, and files of papers, which have none."""
 
 
 @dataclass(frozen=True, order=True)

@@ -17,13 +17,13 @@ def build(kind: type[Table], content: Mapping[str, Any], prefix: str = "", prebu
     """Build the dataclass of a table; omitted keys have their defaults.
 
     Args:
-        kind: the dataclass; fields that are dataclasses are nested tables.
+        kind: the dataclass; fields that are dataclasses, or lists of them or dictionaries with them, are nested tables.
         prefix: the path of the table with a trailing dot, which precedes its keys in messages.
         prebuilt: keys whose values are already built and are not validated.
 
     Raises:
-        ConfigError: keys are unknown (with suggestions), or values have the wrong type or are out of range; the message
-            lists all errors.
+        ConfigError: keys are unknown (with suggestions) or missing, or values have the wrong type or are out of range;
+            the message lists all errors.
     """
     errors: list[str] = []
     table = _build(kind, content, prefix, prebuilt, errors)
@@ -44,15 +44,10 @@ def _build(kind: Any, content: Mapping[str, Any], prefix: str, prebuilt: tuple[s
             errors.append(f"unknown key `{path}`.{hint} Keys of this table: {', '.join(fields)}.")
         elif key in prebuilt:
             values[key] = value
-        elif dataclasses.is_dataclass(hints[key]):
-            if isinstance(value, Mapping):
-                values[key] = _build(hints[key], value, f"{path}.", (), errors)
-            else:
-                errors.append(f"`{path}` must be a table; got {value!r}.")
-        elif error := describe_mismatch(path, value, hints[key]):
-            errors.append(error)
         else:
-            values[key] = float(value) if plain[key] is float else value
+            values[key] = _build_value(hints[key], value, path, errors)
+            if plain[key] is float and not errors:
+                values[key] = float(value)
     for item in dataclasses.fields(kind):
         without_default = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
         if without_default and item.name not in content:
@@ -60,3 +55,19 @@ def _build(kind: Any, content: Mapping[str, Any], prefix: str, prebuilt: tuple[s
                 f"`{prefix}{item.name}` is missing; it must be {accepted_values(hints[item.name]).description}."
             )
     return None if errors else kind(**values)
+
+
+def _build_value(hint: Any, value: Any, path: str, errors: list[str]) -> Any:
+    """A value of a key; tables in lists and in tables by name are built too."""
+    inner = typing.get_args(hint)[-1] if typing.get_origin(hint) in (dict, list) else None
+    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+        return _build(hint, value, f"{path}.", (), errors)
+    if dataclasses.is_dataclass(hint):
+        errors.append(f"`{path}` must be a table; got {value!r}.")
+    elif dataclasses.is_dataclass(inner) and isinstance(value, Mapping):
+        return {name: _build_value(inner, each, f"{path}.{name}", errors) for name, each in value.items()}
+    elif dataclasses.is_dataclass(inner) and isinstance(value, list):
+        return [_build_value(inner, each, f"{path}[{index}]", errors) for index, each in enumerate(value)]
+    elif error := describe_mismatch(path, value, hint):
+        errors.append(error)
+    return value

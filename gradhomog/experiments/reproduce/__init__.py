@@ -1,31 +1,29 @@
-"""The experiments of the RotoGBML paper (Zhang et al. 2023, arXiv 2303.06679) on the user's copy of its data; `pinn`.
+"""Experiments of papers: tables and figures with our numbers, the papers' numbers, and the differences.
 
-An experiment is a list of comparisons, one for each column of a table and each learner. Their results are collected
-into one table with our number, the paper's number, and the difference.
+A paper is a TOML file, see `paper`. An experiment is a list of comparisons, see `plan`; their results are one table.
 """
 
 from gradhomog.experiments.reproduce.data_sources import find_domains
 from gradhomog.experiments.reproduce.execute import Reproduction, describe, reproduce
-from gradhomog.experiments.reproduce.experiments import EXPERIMENTS, Part, image_size, parts
-from gradhomog.experiments.reproduce.protocol import NAMES
-from gradhomog.experiments.reproduce.scales import SCALES, Scale
-from gradhomog.experiments.reproduce.settings import Settings
-from gradhomog.experiments.reproduce.table import Cell, Table, collect
+from gradhomog.experiments.reproduce.paper import Paper, parse_paper, read_experiment
+from gradhomog.experiments.reproduce.plan import Part, Settings, image_size, parts
+from gradhomog.experiments.reproduce.report import text_table
+from gradhomog.experiments.reproduce.results import Result, Results, collect
 
 __all__ = [
-    "EXPERIMENTS",
-    "NAMES",
-    "SCALES",
-    "Cell",
+    "Paper",
     "Part",
     "Reproduction",
-    "Scale",
+    "Result",
+    "Results",
     "Settings",
-    "Table",
     "collect",
     "describe",
     "find_domains",
     "image_size",
+    "parse_paper",
     "parts",
+    "read_experiment",
     "reproduce",
+    "text_table",
 ]

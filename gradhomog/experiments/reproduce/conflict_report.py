@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,11 +9,10 @@ import torch
 from torch import Tensor
 
 from gradhomog.diagnosis.estimate_text import UNRESOLVED, interval
-from gradhomog.experiments.report import figures
 from gradhomog.experiments.report.figures.domains import domain_conflict
 from gradhomog.experiments.report.html import environment
-from gradhomog.experiments.report.svg import inline_svg
 from gradhomog.experiments.reproduce.domain_conflict import DomainConflict, StageConflict
+from gradhomog.experiments.reproduce.report import FIGURES, REPORT, save_figure
 from gradhomog.experiments.results.atomic_files import write_bytes
 from gradhomog.table import NOTHING, Table
 
@@ -42,16 +40,11 @@ def render(points: Sequence[DomainConflict], remarks: Sequence[str] = ()) -> str
 
 def write_page(points: Sequence[DomainConflict], folder: Path, remarks: Sequence[str] = ()) -> Path:
     """Write `report.html` with the text and, if matplotlib is installed, the figure; return the page's path."""
-    svg = None
-    try:
-        if (figure := domain_conflict(points)) is not None:
-            saved, _ = figures.save(figure, folder / "figures" / "conflict")
-            svg = inline_svg(saved.read_text(encoding="utf-8"), "conflict", "Conflict of domains")
-    except figures.MissingMatplotlib as error:
-        print(f"{error}", file=sys.stderr)
-    path = folder / "report.html"
+    shown = save_figure(lambda: domain_conflict(points), folder / FIGURES / "conflict", "Conflict of domains", "")
+    path = folder / REPORT
     template = environment().get_template("conflict.html")
-    page = template.render(title="gradhomog: conflict of domains", text=render(points, remarks), figure=svg)
+    figure = shown[0][1] if shown else None
+    page = template.render(title="gradhomog: conflict of domains", text=render(points, remarks), figure=figure)
     write_bytes(path, page.encode())
     return path
 

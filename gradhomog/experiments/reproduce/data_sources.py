@@ -1,17 +1,18 @@
-"""The benchmarks that are present on this machine: files of a data folder, and files that the user assigns by name."""
+"""The benchmarks that are present on this machine, and the training and test domains that they give a column."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from gradhomog.benchmarks import benchmark
 from gradhomog.errors import ConfigError, DataError, did_you_mean, join_errors
-from gradhomog.experiments.reproduce.protocol import NAMES
+from gradhomog.experiments.reproduce.paper import DOMAINS, Experiment, Paper
 
 
-def find_domains(data: Path | None, assigned: Sequence[str], size: int) -> dict[str, str]:
-    """The text of a domain for each benchmark that is present, in the order of `NAMES`.
+def find_domains(benchmarks: Sequence[str], data: Path | None, assigned: Sequence[str], size: int) -> dict[str, str]:
+    """The text of a domain for each of a paper's benchmarks that is present, in its order.
 
     Args:
         data: folder of the data; see `gradhomog data list` for the names within it.
@@ -24,9 +25,9 @@ def find_domains(data: Path | None, assigned: Sequence[str], size: int) -> dict[
     """
     if data is not None and not data.is_dir():
         raise ConfigError(f"--data must be an existing folder; got {data}.")
-    found = dict(_assigned(data, assigned))
+    found = _assigned(benchmarks, data, assigned)
     errors = []
-    for name in NAMES:
+    for name in benchmarks:
         if data is not None and name not in found:
             try:
                 path = benchmark(name).find(data, size)
@@ -36,7 +37,7 @@ def find_domains(data: Path | None, assigned: Sequence[str], size: int) -> dict[
             found |= {} if path is None else {name: path}
     if errors:
         raise DataError(join_errors(errors))
-    texts = {name: str(found[name].absolute()) for name in NAMES if name in found}
+    texts = {name: str(found[name].absolute()) for name in benchmarks if name in found}
     _check_paths(texts)
     return texts
 
@@ -58,6 +59,83 @@ def find_differences(domains: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def target_names(paper: Paper, experiment: Experiment) -> list[str]:
+    """The names that `--target` accepts: columns, or the benchmarks of which a column has all that are present."""
+    columns = list(dict.fromkeys(column for names in experiment.columns.values() for column in names))
+    if not paper.benchmarks or set(columns) <= set(paper.benchmarks):
+        return columns
+    return [name for name in paper.benchmarks if experiment.measure == "conflict" or name != paper.training_only]
+
+
+def is_present(paper: Paper, column: str, domains: Mapping[str, str], targets: Sequence[str]) -> bool:
+    """True if a column is chosen and its data are present."""
+    if not paper.benchmarks:
+        return not targets or column in targets
+    if column not in paper.benchmarks:  # of all benchmarks that are present
+        return bool(domains)
+    return column in domains and (not targets or column in targets)
+
+
+def choose_domains(
+    paper: Paper, kind: DOMAINS, column: str, domains: Mapping[str, str], targets: Sequence[str]
+) -> tuple[dict[str, Any], frozenset[str]]:
+    """The run-file keys of a column's domains, and the benchmarks that the paper's column uses.
+
+    - "same": training, validation and test classes of one benchmark.
+    - "leave_one_out": train on all other benchmarks, test on the column's. Each task of a batch comes from another
+      benchmark. All classes of `few_classes` are training classes; validation tasks come from the others.
+    - "transfer": train on `training_only`, test on all others or on the targets, for pictures of all of them.
+    - "together": train on all or on the targets, to compare their gradients; test on those with test classes.
+    - "none": no domains.
+
+    Raises:
+        ConfigError: too few benchmarks are present.
+    """
+
+    def has_classes(names: Sequence[str]) -> list[str]:
+        return [domains[name] for name in names if name not in paper.few_classes]
+
+    def trained(names: Sequence[str]) -> list[str]:
+        return [domains[name] + '(class_split="train")' * (name in paper.few_classes) for name in names]
+
+    tables: dict[str, Any] = {}
+    chosen = [name for name in domains if not targets or name in targets]
+    every = frozenset(paper.benchmarks)
+    match kind:
+        case "none":
+            return {}, frozenset()
+        case "same":
+            tables = {"train": [domains[column]], "test": [domains[column]], "setting": "weak"}
+            every = frozenset({column})
+        case "leave_one_out":
+            others = [name for name in domains if name != column]
+            validation = has_classes(others)
+            if not validation:
+                needed = [name for name in paper.benchmarks if name not in (*paper.few_classes, column)]
+                raise _missing(f"the strong problem with target {column} needs at least one of {', '.join(needed)} to "
+                               "train on", others)  # fmt: skip
+            tables = {"train": trained(others), "validation": validation, "test": [domains[column]]}
+        case "transfer":
+            others = [name for name in chosen if name != paper.training_only]
+            if paper.training_only not in domains or not others:
+                raise _missing(f"a transfer needs {paper.training_only} and another benchmark", list(domains))
+            test = [domains[name] for name in others]
+            tables = {"train": [domains[paper.training_only]], "test": test, "setting": "weak"}
+        case "together":
+            natural = has_classes(chosen)
+            if len(chosen) < 2 or not natural:
+                needed = [name for name in paper.benchmarks if name not in paper.few_classes]
+                raise _missing("a conflict between domains needs two benchmarks, one of them among "
+                               f"{', '.join(needed)}", chosen)  # fmt: skip
+            tables = {"train": trained(chosen), "validation": natural, "test": natural}
+    return {"domains": {"setting": "strong"} | tables}, every
+
+
+def _missing(needed: str, found: Sequence[str]) -> ConfigError:
+    present = ", ".join(found) or "no other benchmark"
+    return ConfigError(f"{needed}; found {present}. Put it into the data folder, or pass --domain NAME=PATH.")
+
+
 def _check_paths(texts: Mapping[str, str]) -> None:
     """Raise ConfigError if two benchmarks are one file, which would be trained on and tested, or a path has options."""
     names: dict[Path, str] = {}
@@ -70,16 +148,15 @@ def _check_paths(texts: Mapping[str, str]) -> None:
             raise ConfigError(f"{text}: the path contains a parenthesis, which begins options. Move or link the data.")
 
 
-def _assigned(data: Path | None, assigned: Sequence[str]) -> Mapping[str, Path]:
+def _assigned(benchmarks: Sequence[str], data: Path | None, assigned: Sequence[str]) -> dict[str, Path]:
     found = {}
     for text in assigned:
         name, equals, value = text.partition("=")
         if not equals or not value:
             raise ConfigError(f"--domain must be NAME=PATH; got {text!r}.")
-        if name not in NAMES:
-            raise ConfigError(
-                f"--domain: unknown benchmark {name!r}; known: {', '.join(NAMES)}.{did_you_mean(name, NAMES)}"
-            )
+        if name not in benchmarks:
+            hint = did_you_mean(name, benchmarks)
+            raise ConfigError(f"--domain: unknown benchmark {name!r}; known: {', '.join(benchmarks)}.{hint}")
         paths = [folder / value for folder in ([data] if data is not None else []) + [Path()]]
         path = next((path for path in paths if path.exists()), None)
         if path is None:

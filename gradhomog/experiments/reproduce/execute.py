@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import gradhomog
 from gradhomog.errors import ConfigError, GradhomogError
@@ -14,17 +14,13 @@ from gradhomog.experiments.execution import plan
 from gradhomog.experiments.execution.comparison import compare, make_plan
 from gradhomog.experiments.execution.monitor import Progress
 from gradhomog.experiments.reproduce.data_sources import find_differences
-from gradhomog.experiments.reproduce.experiments import CONFLICT, EXPERIMENTS, Part, parts
-from gradhomog.experiments.reproduce.page import FIGURES, REPORT
-from gradhomog.experiments.reproduce.report import write_page
-from gradhomog.experiments.reproduce.scales import SCALES
-from gradhomog.experiments.reproduce.settings import Settings
-from gradhomog.experiments.reproduce.table import Table, collect
+from gradhomog.experiments.reproduce.paper import Paper, read_experiment
+from gradhomog.experiments.reproduce.plan import Part, Settings, parts
+from gradhomog.experiments.reproduce.report import FIGURES, REPORT, write_page
+from gradhomog.experiments.reproduce.results import Results, collect
 from gradhomog.experiments.results import atomic_files
 from gradhomog.experiments.results.comparison_dir import PLAN, Plan, run_dir
 from gradhomog.experiments.results.plan import decided_runs
-
-T = TypeVar("T")
 
 DESCRIPTION = "reproduce.json"
 TEXTS = ("version", "contents", "scale_summary", "differences")
@@ -36,14 +32,16 @@ class Reproduction:
     """The outcome of an experiment.
 
     Attributes:
+        paper: the paper of the experiment.
         description: settings and data, the content of `reproduce.json`.
         failures: error messages by comparison and run, or by comparison.
     """
 
     folder: Path
-    table: Table
-    description: dict[str, Any] = field(default_factory=dict)
-    failures: dict[str, str] = field(default_factory=dict)
+    paper: Paper
+    results: Results
+    description: dict[str, Any]
+    failures: dict[str, str]
 
 
 def reproduce(
@@ -56,14 +54,14 @@ def reproduce(
     jobs: int = 1,
     executor: str = "local",
 ) -> Reproduction:
-    """Compute every comparison of an experiment that has no result, write the report, and return the table of all.
+    """Compute every comparison of an experiment that has no result, write the report, and return the results of all.
 
     `out/PART` is the folder of a comparison, with its own report; see `compare`. `out/report.html` is written after
     each comparison. If a comparison fails, the others are still computed. Results do not depend on `jobs` and
     `executor`.
 
     Args:
-        name: a key of `EXPERIMENTS`.
+        name: an installed experiment.
         out: the output folder.
         resume: continue in an existing folder; it must have the same settings, and data of the same content.
         progress: as for `compare`; also called with the record `part` before each comparison.
@@ -71,58 +69,21 @@ def reproduce(
     Raises:
         ConfigError: names, data or folder are invalid. KeyboardInterrupt: after all runs have written checkpoints.
     """
+    paper, key = read_experiment(name)
     planned = parts(name, settings)
-
-    def report(description: dict[str, Any]) -> Table:
-        complete = description["data"].keys() - description["differences"].keys()
-        table = collect(name, EXPERIMENTS[name].published, planned, out, complete)
-        write_page(table, description, out)
-        return table
-
-    outcome = compute_parts(
-        planned, describe(name, settings), report, out, resume=resume, progress=progress, jobs=jobs, executor=executor
-    )
-    return Reproduction(out, outcome.table, outcome.description, outcome.failures)
-
-
-@dataclass(frozen=True)
-class Outcome(Generic[T]):
-    """The table of an experiment, its description, and error messages by comparison and run, or by comparison."""
-
-    table: T
-    description: dict[str, Any]
-    failures: dict[str, str]
-
-
-def compute_parts(
-    planned: Sequence[Part],
-    content: dict[str, Any],
-    report: Callable[[dict[str, Any]], T],
-    out: Path,
-    *,
-    resume: bool,
-    progress: Progress,
-    jobs: int,
-    executor: str,
-) -> Outcome[T]:
-    """Compute the comparisons of any experiment that have no result, each in a folder of `out`.
-
-    Args:
-        planned: the comparisons.
-        content: the description of the experiment, written to `out`; a folder with another one raises.
-        report: called with the description after each comparison; writes the report, and returns the table of all
-            results so far.
-        out, resume, progress, jobs, executor: as in `reproduce`.
-
-    Raises:
-        ConfigError, KeyboardInterrupt: as in `reproduce`.
-    """
     # Before hours of training: learners, pipelines, networks and data of all parts.
     plans = {part.name: make_plan(part.config) for part in planned}
-    description = _open_folder(out, content, planned, resume)
-    for name, new in plans.items():
-        if (out / name / PLAN).exists():
-            new.read_same(out / name)
+    description = _open_folder(out, describe(name, settings), planned, resume)
+    for part_name, new in plans.items():
+        if (out / part_name / PLAN).exists():
+            new.read_same(out / part_name)
+
+    def report() -> Results:
+        complete = description["data"].keys() - description["differences"].keys()
+        results = collect(paper, key, planned, out, complete)
+        write_page(paper, results, description, out)
+        return results
+
     failures: dict[str, str] = {}
     for index, part in enumerate(planned):
         progress(
@@ -138,8 +99,8 @@ def compute_parts(
         except GradhomogError as error:  # for example, a dry run fails: the other parts are still computed
             failures[part.name] = str(error)
         if index < len(planned) - 1:  # a page of the comparisons so far; that of all follows
-            report(description)
-    return Outcome(report(description), description, failures)
+            report()
+    return Reproduction(out, paper, report(), description, failures)
 
 
 def _candidate_titles(part: Part) -> dict[tuple[str, str], str]:
@@ -161,16 +122,18 @@ def _is_finished(planned: Plan, folder: Path) -> bool:
 
 def describe(name: str, settings: Settings) -> dict[str, Any]:
     """The settings of an experiment as JSON: scale, data, and the user's choices."""
+    paper, key = read_experiment(name)
     return {
         "experiment": name,
-        "contents": EXPERIMENTS[name].summary if name in EXPERIMENTS else CONFLICT,
+        "contents": paper.experiments[key].summary,
         "scale": settings.scale,
-        "scale_summary": SCALES[settings.scale].summary,
+        "scale_summary": paper.scales[settings.scale].summary,
         "data": {name: Path(text).name for name, text in settings.domains.items()},  # the folder may be moved
         "differences": find_differences(settings.domains),
         "learners": list(settings.learners),
         "targets": list(settings.targets),
         "shots": list(settings.shots),
+        "methods": list(settings.methods),
         "rotogbml": settings.rotogbml,
         "others": settings.others,
         "overrides": list(settings.overrides),
@@ -201,7 +164,8 @@ def _open_folder(out: Path, content: dict[str, Any], planned: Sequence[Part], re
     if not resume:
         raise ConfigError(f"{out} already has results. Continue with --resume, or choose another --out.")
     existing = _parse(path, text)
-    different = [key for key in content if key not in TEXTS and existing.get(key) != content[key]]
+    # A choice that is absent there did not exist when the folder was written; comparisons check their own settings.
+    different = [key for key in content if key not in TEXTS and existing.get(key, content[key]) != content[key]]
     if different:
         key = different[0]
         raise ConfigError(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gradhomog.experiments.reproduce import NAMES
+from gradhomog.experiments.reproduce import find_domains, read_experiment
 
+NAMES = tuple(read_experiment("strong")[0].benchmarks)
 TINY = [
     "network.size=16", "network.width=4", "train.steps=2", "train.validate_every=1", "train.validation_episodes=2",
     "train.inner_steps=1", "train.log_every=1", "episodes.queries=1", "test.episodes=3",
@@ -33,3 +35,17 @@ def nine_benchmarks(tmp_path_factory: pytest.TempPathFactory) -> Path:
             class_names=np.array([f"{name} {number}" for number in range(classes)]),
         )
     return folder
+
+
+@pytest.fixture(scope="session")
+def domains(nine_benchmarks: Path) -> dict[str, str]:
+    return find_domains(NAMES, nine_benchmarks, [], 16)
+
+
+@pytest.fixture(scope="module")
+def without_pictures() -> Iterator[None]:
+    """Neither figures of comparisons nor saliency maps, which take most of the time of tiny runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gradhomog.experiments.report.page._save_figures", lambda *arguments: {})
+        patch.setattr("gradhomog.experiments.training.meta_learning.write_saliency_maps", lambda *arguments: None)
+        yield

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from gradhomog.diagnosis.learner_rows import FIRST_BATCH
-from gradhomog.errors import ConfigError, DataError, OptionError
+from gradhomog.errors import ConfigError, DataError
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.reproduce import conflict_report
-from gradhomog.experiments.reproduce.conflict import RESULTS, measure_conflict, measured_stream
+from gradhomog.experiments.reproduce.conflict import RESULTS, measure_conflict, measure_rows, measured_stream
 from gradhomog.experiments.reproduce.domain_conflict import DomainConflict
-from gradhomog.experiments.reproduce.measure_rows import measure_rows
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.meta_learning import MetaLearning
 from tests.experiments.conftest import SMALL
@@ -42,7 +41,7 @@ def functions():
 def test_the_measurement_is_that_of_rows_by_hand(functions):
     """Norms and cosines of the encoder's rows, and products of their means, in a loop over the same batches."""
     study = trained(functions)
-    stream = measured_stream(study.source, "train")
+    stream = measured_stream(study)
     found = measure_rows(study.learner, stream, 5, step=7)
     rows = {name: [] for name in found.domains}
     for index in range(5):
@@ -68,7 +67,7 @@ def test_the_measurement_is_that_of_rows_by_hand(functions):
 
 def test_every_homogenizer_has_a_stage_and_weights_change_norms_only(functions):
     study = trained(functions, "static(weights=[1, 2, 3]) + pcgrad")
-    plain, scaled, surgery = measure_rows(study.learner, measured_stream(study.source, "train"), 6).stages
+    plain, scaled, surgery = measure_rows(study.learner, measured_stream(study), 6).stages
     assert [stage.name for stage in (plain, scaled, surgery)] == ["plain", "static", "pcgrad"]
     torch.testing.assert_close(scaled.single.mean_cosine.value, plain.single.mean_cosine.value)
     assert (scaled.single.norms.value != plain.single.norms.value).all()
@@ -82,7 +81,7 @@ def test_measuring_changes_neither_learner_nor_homogenizers_nor_random_numbers()
     pipe, before = study.learner.homogenizers, study.state_dict()
     values = torch.cat([value.flatten() for value in before["encoder"].values()])
     state, random = study.learner.homogenizers.state_dict(), torch.get_rng_state()
-    measure_rows(study.learner, measured_stream(study.source, "train"), 3)
+    measure_rows(study.learner, measured_stream(study), 3)
     after = torch.cat([value.flatten() for value in study.state_dict()["encoder"].values()])
     assert torch.equal(values, after)
     assert torch.equal(random, torch.get_rng_state())
@@ -93,7 +92,7 @@ def test_measuring_changes_neither_learner_nor_homogenizers_nor_random_numbers()
 def test_homogenizers_draw_other_random_numbers_in_every_batch(functions, monkeypatch):
     """With the same tasks in every batch, the only noise is that of the homogenizer."""
     study = trained(functions, "rlw")
-    stream = measured_stream(study.source, "train")
+    stream = measured_stream(study)
     batch = stream.batch(0)
     monkeypatch.setattr(stream, "batch", lambda index: batch)
     plain, weighted = measure_rows(study.learner, stream, 6).stages
@@ -103,87 +102,65 @@ def test_homogenizers_draw_other_random_numbers_in_every_batch(functions, monkey
 
 def test_more_domains_than_tasks_per_batch_are_measured_in_turn():
     study = trained(load(None, GLYPHS))
-    found = measure_rows(study.learner, measured_stream(study.source, "train"), 9)
+    found = measure_rows(study.learner, measured_stream(study), 9)
     assert found.domains == ("glyphs:latin", "glyphs:greek", "glyphs:arrows")
     assert found.stages[0].single.norms.value.isfinite().all()
     assert found.stages[0].expected.inner_products.value.isfinite().all()
 
 
-def test_a_sketch_of_rows_has_nearly_their_cosines(functions):
-    study = trained(functions)
-    stream = measured_stream(study.source, "train")
-    exact, sketched = (measure_rows(study.learner, stream, 4, columns=n).stages[0].single for n in (2**18, 64))
-    assert exact.cosines.value[0, 1] != sketched.cosines.value[0, 1]
-    # Four standard deviations of the squared norm of a sketch: √(2 / 64) each.
-    torch.testing.assert_close(sketched.norms.value.square(), exact.norms.value.square(), rtol=0.7, atol=0)
+def with_pipeline(config, pipeline, **train):
+    train = dataclasses.replace(config.train, **train)
+    return dataclasses.replace(config, homogenizers=[pipeline], train=train)
 
 
 def test_a_continued_measurement_equals_an_uninterrupted_one(functions, tmp_path):
-    steps, records = [0, 2, 4], []
-    whole = measure_conflict(functions, steps, 3, "reweight")
+    config, steps, records = with_pipeline(functions, "reweight"), [0, 2, 4], []
+    whole = measure_conflict(config, steps, 3, tmp_path / "whole")
     assert [point.step for point in whole] == steps
-    measure_conflict(functions, steps[:2], 3, "reweight", folder=tmp_path)
-    found = measure_conflict(functions, steps, 3, "reweight", folder=tmp_path, progress=records.append)
+    measure_conflict(config, steps[:2], 3, tmp_path / "parts")
+    found = measure_conflict(config, steps, 3, tmp_path / "parts", records.append)
     for one, other in zip(found, whole, strict=True):
         same(one, other)
     assert [record["step"] for record in records if record["event"] == "step"] == [3, 4]
-    assert [record["step"] for record in records if record["event"] == "point"] == [4]
     records.clear()
-    again = measure_conflict(functions, [0, 4], 3, "reweight", folder=tmp_path, progress=records.append)
-    same(again[1], whole[2])
+    same(measure_conflict(config, [0, 4], 3, tmp_path / "parts", records.append)[1], whole[2])
     assert records == []  # all points were measured before
-    same(
-        measure_conflict(functions, [1], 3, "reweight", folder=tmp_path)[0],
-        measure_conflict(functions, [1], 3, "reweight")[0],
-    )
 
 
 def test_a_measurement_that_was_interrupted_between_points_continues_from_its_checkpoint(functions, tmp_path):
-    config = dataclasses.replace(functions, train=dataclasses.replace(functions.train, checkpoint_every=2))
-    whole = measure_conflict(config, [0, 4], 3, "reweight")
+    config = with_pipeline(functions, "reweight", checkpoint_every=2)
+    whole = measure_conflict(config, [0, 4], 3, tmp_path / "whole")
 
     def interrupt(record):
         if record["event"] == "step" and record["step"] == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        measure_conflict(config, [0, 4], 3, "reweight", folder=tmp_path, progress=interrupt)
+        measure_conflict(config, [0, 4], 3, tmp_path / "parts", interrupt)
     records = []
-    found = measure_conflict(config, [0, 4], 3, "reweight", folder=tmp_path, progress=records.append)
+    found = measure_conflict(config, [0, 4], 3, tmp_path / "parts", records.append)
     assert [record["step"] for record in records if record["event"] == "step"] == [3, 4]
     for one, other in zip(found, whole, strict=True):
         same(one, other)
 
 
 def test_the_folder_of_another_configuration_is_refused(functions, tmp_path):
-    measure_conflict(functions, [0], 3, "none", folder=tmp_path)
+    config = with_pipeline(functions, "none")
+    measure_conflict(config, [0], 3, tmp_path)
     with pytest.raises(ConfigError, match="another configuration"):
-        measure_conflict(functions, [0], 4, "none", folder=tmp_path)
+        measure_conflict(config, [0], 4, tmp_path)
     (tmp_path / RESULTS).write_text("[]")
     with pytest.raises(ConfigError, match="not a measurement"):
-        measure_conflict(functions, [0], 3, "none", folder=tmp_path)
+        measure_conflict(config, [0], 3, tmp_path)
 
 
-def test_test_tasks_are_of_the_test_domains(functions):
-    [point] = measure_conflict(functions, [0], 3, "none", tasks="test")
-    assert point.domains == ("functions:quadratic", "functions:bumps")
-
-
-@pytest.mark.parametrize("steps", [[], [3, 1], [1, 1], [-1], [0.5], [True]])
-def test_steps_that_are_not_increasing_integers_raise(functions, steps):
-    with pytest.raises(OptionError, match="`steps` must be"):
-        measure_conflict(functions, steps)
-
-
-def test_bad_arguments_raise(functions):
-    with pytest.raises(OptionError, match="got 'val'"):
-        measure_conflict(functions, [0], tasks="val")
+def test_too_few_batches_domains_or_tasks_and_rows_that_are_not_finite_raise(functions):
     study = trained(functions)
-    stream = measured_stream(study.source, "train")
-    with pytest.raises(OptionError, match="`batches` must be an integer ≥ 3; got 2"):
+    stream = measured_stream(study)
+    with pytest.raises(ConfigError, match='and 3 batches; got "strong", 3, 3 and 2'):
         measure_rows(study.learner, stream, 2)
     weak = dataclasses.replace(functions, domains=dataclasses.replace(functions.domains, setting="weak"))
-    with pytest.raises(OptionError, match='got "weak", 3 and 3'):
+    with pytest.raises(ConfigError, match='got "weak", 3, 3 and 3'):
         measure_rows(study.learner, trained(weak).source.train, 3)
     with torch.no_grad():
         next(iter(study.learner.encoder.parameters())).fill_(math.nan)
@@ -191,8 +168,8 @@ def test_bad_arguments_raise(functions):
         measure_rows(study.learner, stream, 3)
 
 
-def test_the_text_has_a_line_for_every_stage_domain_and_pair(functions):
-    points = measure_conflict(functions, [0, 1], 4, "static + pcgrad")
+def test_the_text_has_a_line_for_every_stage_domain_and_pair(functions, tmp_path):
+    points = measure_conflict(with_pipeline(functions, "static + pcgrad"), [0, 1], 4, tmp_path)
     text = conflict_report.render(points)
     stages = conflict_report.stage_table(points).rows
     assert [row[:2] for row in stages[:3]] == [["0", "plain"], ["", "+ static"], ["", "+ pcgrad"]]
@@ -207,11 +184,11 @@ def test_the_text_has_a_line_for_every_stage_domain_and_pair(functions):
         same(DomainConflict.from_record(point.record()), point)
 
 
-def test_the_figure_has_a_dot_per_resolved_pair_and_counts_the_others(functions):
+def test_the_figure_has_a_dot_per_resolved_pair_and_counts_the_others(functions, tmp_path):
     pytest.importorskip("matplotlib")
     from gradhomog.experiments.report.figures.domains import MAX_POINTS, domain_conflict
 
-    points = measure_conflict(functions, [0, 1], 4, "pcgrad")
+    points = measure_conflict(with_pipeline(functions, "pcgrad"), [0, 1], 4, tmp_path)
     figure = domain_conflict(points)
     assert len(figure.axes) == 4
     for left, point in zip(figure.axes[::2], points, strict=True):

@@ -17,48 +17,48 @@ from scipy import stats
 
 from gradhomog.cli import main
 from gradhomog.errors import ConfigError, PluginRunError, UnknownPluginError
-from gradhomog.experiments.config.schema import Config
+from gradhomog.experiments.analysis.statistics import mean_interval
+from gradhomog.experiments.config.schema import Config, load
 from gradhomog.experiments.execution.comparison import ComparisonResult
 from gradhomog.experiments.reproduce import (
-    NAMES,
+    Part,
     Reproduction,
+    Result,
     Settings,
     collect,
     execute,
-    find_domains,
     parts,
     reproduce,
-)  # fmt: skip
-from gradhomog.experiments.reproduce.report import text_table, write_page
-from gradhomog.experiments.reproduce.table import to_json
+    text_table,
+)
+from gradhomog.experiments.reproduce.plan import PlannedRow
+from gradhomog.experiments.reproduce.report import write_page
+from gradhomog.experiments.reproduce.results import _averages
 from gradhomog_data.benchmarks import BENCHMARKS
-from tests.experiments.reproduce.conftest import TINY
+from tests.experiments.reproduce.conftest import NAMES, TINY
+
+pytestmark = pytest.mark.usefixtures("without_pictures")
 
 
 @pytest.fixture(scope="module")
-def settings(nine_benchmarks: Path) -> Settings:
+def settings(domains: dict[str, str]) -> Settings:
     return Settings(
-        find_domains(nine_benchmarks, [], 16), learners=["MAML"], targets=["cub", "cars"], shots=[1], others=False,
-        overrides=[*TINY, "seeds=2"],
-    )  # fmt: skip
+        domains, learners=["MAML"], targets=["cub", "cars"], shots=[1], others=False, overrides=[*TINY, "seeds=2"]
+    )
 
 
 @pytest.fixture(scope="module")
-def finished(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Reproduction:
-    with pytest.MonkeyPatch.context() as patch:
-        _without_pictures(patch)
-        return reproduce("strong", settings, tmp_path_factory.mktemp("out") / "strong")
+def finished(settings: Settings, tmp_path_factory: pytest.TempPathFactory, without_pictures: None) -> Reproduction:
+    return reproduce("strong", settings, tmp_path_factory.mktemp("out") / "strong")
 
 
-@pytest.fixture
-def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    _without_pictures(monkeypatch)
+def content_of(outcome: Reproduction) -> dict[str, Any]:
+    content = outcome.results.to_json(outcome.paper)
+    return {**content, "cells": [{**cell, "step_seconds": None} for cell in content["cells"]]}
 
 
-def _without_pictures(patch: pytest.MonkeyPatch) -> None:
-    """Neither figures of comparisons nor saliency maps, which take most of the time of tiny runs."""
-    patch.setattr("gradhomog.experiments.report.page._save_figures", lambda *arguments: {})
-    patch.setattr("gradhomog.experiments.training.meta_learning.write_saliency_maps", lambda *arguments: None)
+def text_of(outcome: Reproduction) -> str:
+    return text_table(outcome.paper, outcome.results, outcome.description).text()
 
 
 def result(folder: Path, part: str, learner: str, seed: int) -> dict:
@@ -70,7 +70,7 @@ def result(folder: Path, part: str, learner: str, seed: int) -> dict:
 
 
 def test_cells_are_the_means_of_the_results(finished) -> None:
-    cell = next(cell for cell in finished.table.cells if (cell.column, cell.row) == ("cub 1-shot", "MAML"))
+    cell = next(cell for cell in finished.results.rows if (cell.column, cell.row) == ("cub 1-shot", "MAML"))
     scores = [result(finished.folder, "cub-1-shot-maml", "none", seed)["scores"] for seed in (0, 1)]
     means = np.mean(scores, axis=1)
     assert cell.ours.mean == pytest.approx(means.mean())
@@ -78,13 +78,13 @@ def test_cells_are_the_means_of_the_results(finished) -> None:
     expected = np.mean([stats.t.ppf(0.975, len(row) - 1) * stats.sem(row) for row in scores])
     assert cell.half_width_episodes == pytest.approx(expected)
     assert cell.published is not None
-    assert cell.published.mean == 40.66
-    assert cell.to_published is None
-    assert replace(cell, is_comparable=True).to_published == pytest.approx(means.mean() - 0.4066)
+    assert cell.published == [40.66]
+    assert cell.excess is None
+    assert replace(cell, is_comparable=True).excess == pytest.approx(means.mean() - 0.4066)
 
 
 def test_differences_are_paired_by_seed_also_those_of_averages(finished) -> None:
-    cells = {(cell.column, cell.row): cell for cell in finished.table.cells}
+    cells = {(cell.column, cell.row): cell for cell in finished.results.rows}
     differences = []
     for column in ("cub 1-shot", "cars 1-shot"):
         plain, other = cells[column, "MAML"], cells[column, "MAML, pcgrad"]
@@ -101,13 +101,13 @@ def test_differences_are_paired_by_seed_also_those_of_averages(finished) -> None
 
 
 def test_the_table_has_every_row_and_column_and_the_notes_state_scale_and_data(finished) -> None:
-    text = text_table(finished.table, finished.description).text()
+    text = text_of(finished)
     for word in ("MAML-RotoGBML", "MAML, static (tuned)", "cars 1-shot", "39.19", "Scale smoke", "0 of 9 benchmarks"):
         assert word in text
     assert "changed by network.size=16" in text
-    content = to_json(finished.table)
+    content = content_of(finished)
     assert content["missing"] == []
-    assert {cell["seeds"] for cell in content["cells"]} == {2}
+    assert [cell["seeds"] for cell in content["cells"]] == [[0, 1]] * 12
 
 
 def test_numbers_are_compared_with_the_papers_only_if_all_data_of_the_column_are_complete(
@@ -115,10 +115,10 @@ def test_numbers_are_compared_with_the_papers_only_if_all_data_of_the_column_are
 ) -> None:
     planned = parts("strong", settings)
     for complete in (set(NAMES), set(NAMES) - {"isic"}, {"cub", "cars"}):
-        table = collect("strong", "strong", planned, finished.folder, complete)
-        compared = {cell.row for cell in table.cells if cell.to_published is not None}
+        results = collect(finished.paper, "strong", planned, finished.folder, complete)
+        compared = {cell.row for cell in results.rows if cell.excess is not None}
         assert compared == ({"MAML", "MAML-RotoGBML"} if complete == set(NAMES) else set())
-    text = text_table(finished.table, finished.description).text()
+    text = text_of(finished)
     page = (finished.folder / "report.html").read_text()
     for output in (text, page):
         assert "– †" in output
@@ -127,22 +127,21 @@ def test_numbers_are_compared_with_the_papers_only_if_all_data_of_the_column_are
     assert "cars-16.npz; 20 of 196 classes" in page
 
 
-@pytest.mark.usefixtures("without_pictures")
 def test_weak_columns_need_only_their_own_benchmark(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = replace(BENCHMARKS["cub"], classes=20, images=140, rule="novel")  # as if the small data were complete
     monkeypatch.setitem(BENCHMARKS, "cub", small)
     outcome = reproduce("weak", replace(settings, targets=["cub"]), tmp_path / "out")
-    compared = {cell.row for cell in outcome.table.cells if cell.to_published is not None}
+    compared = {cell.row for cell in outcome.results.rows if cell.excess is not None}
     assert compared == {"MAML", "MAML-RotoGBML"}
-    text = text_table(outcome.table, outcome.description).text()
+    text = text_of(outcome)
     assert "1 of 9 benchmarks present and complete; not complete: miniimagenet" in text
     assert "†" not in text
 
 
 def test_the_page_is_self_contained_and_links_the_comparisons(finished) -> None:
-    page = write_page(finished.table, finished.description, finished.folder).read_text()
+    page = write_page(finished.paper, finished.results, finished.description, finished.folder).read_text()
     assert not re.search(r'(?:src|href)="(?!#|cub|cars)', page)
     for part in ("cub-1-shot-maml", "cars-1-shot-maml"):
         assert f'href="{part}/report.html"' in page
@@ -150,7 +149,6 @@ def test_the_page_is_self_contained_and_links_the_comparisons(finished) -> None:
     assert "<svg" in page
 
 
-@pytest.mark.usefixtures("without_pictures")
 def test_an_interrupted_reproduction_gives_the_same_table(finished, settings: Settings, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(finished.folder, folder)
@@ -158,7 +156,7 @@ def test_an_interrupted_reproduction_gives_the_same_table(finished, settings: Se
     for path in sorted((folder / "cub-1-shot-maml" / "runs").glob("*-s1")):
         shutil.rmtree(path)
     resumed = reproduce("strong", settings, folder, resume=True)
-    assert to_json(resumed.table) == to_json(finished.table)
+    assert content_of(resumed) == content_of(finished)
 
 
 def message_of(call: Callable[[], object]) -> str:
@@ -189,7 +187,7 @@ def test_data_may_be_moved_between_start_and_resumption(
 ) -> None:
     monkeypatch.setattr(execute, "compare", lambda *arguments, **options: pytest.fail("computed again"))
     resumed = reproduce("strong", _moved(settings, tmp_path / "moved"), finished.folder, resume=True)
-    assert to_json(resumed.table) == to_json(finished.table)
+    assert content_of(resumed) == content_of(finished)
 
 
 def test_changed_data_are_refused_with_the_name_of_the_domain_before_any_training(
@@ -210,7 +208,6 @@ def test_changed_data_are_refused_with_the_name_of_the_domain_before_any_trainin
 
 
 @pytest.mark.parametrize("content", ["[]", "{", None])
-@pytest.mark.usefixtures("without_pictures")
 def test_a_damaged_or_missing_description_can_be_replaced(
     content: str | None, finished, settings: Settings, tmp_path: Path
 ) -> None:
@@ -226,13 +223,12 @@ def test_a_damaged_or_missing_description_can_be_replaced(
         assert message.startswith(f"{path} is damaged (")
         assert message.endswith("). Remove it, then run the command that wrote it with --resume.")
         path.unlink()
-    assert to_json(reproduce("strong", settings, folder, resume=True).table) == to_json(finished.table)
+    assert content_of(reproduce("strong", settings, folder, resume=True)) == content_of(finished)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine").touch()
     assert "is not empty" in message_of(lambda: reproduce("strong", settings, tmp_path / "other", resume=True))
 
 
-@pytest.mark.usefixtures("without_pictures")
 def test_a_changed_text_of_the_experiment_does_not_prevent_resumption(
     finished, settings: Settings, tmp_path: Path
 ) -> None:
@@ -244,7 +240,6 @@ def test_a_changed_text_of_the_experiment_does_not_prevent_resumption(
     assert resumed.description["version"] == "0.1.9"
 
 
-@pytest.mark.usefixtures("without_pictures")
 def test_failing_runs_and_comparisons_are_missing_in_the_table_and_the_others_are_computed(
     nine_benchmarks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,8 +254,8 @@ def test_failing_runs_and_comparisons_are_missing_in_the_table_and_the_others_ar
     monkeypatch.setattr(execute, "compare", fail_first)
     overrides = [word for override in TINY for word in ("--set", override)]
     command = [
-        "reproduce", "weak", "--data", str(nine_benchmarks), "--learner", "fomaml", "--shots", "1",
-        "--without-others", "--jobs", "1", "--rotogbml", "reweight(beta=0.1)", "--json", "--out",
+        "reproduce", "weak", "--data", str(nine_benchmarks), "--learner", "fomaml", "--target", "cub", "--target",
+        "miniimagenet", "--without-others", "--jobs", "1", "--rotogbml", "reweight(beta=0.1)", "--json", "--out",
         str(tmp_path / "out"), *overrides,
     ]  # fmt: skip
     assert main(command) == 1
@@ -269,45 +264,13 @@ def test_failing_runs_and_comparisons_are_missing_in_the_table_and_the_others_ar
     assert "miniimagenet-1-shot-fomaml: a run failed: not finite" in printed.err
     content = json.loads(printed.out, parse_constant=lambda name: pytest.fail(f"JSON contains {name}"))
     assert {cell["column"] for cell in content["cells"]} == {"miniimagenet 1-shot"}
-    assert content["missing"][0] == "cub 1-shot, fomaml"
+    assert "cub 1-shot, fomaml" in content["missing"]
     assert content["cells"][1]["published"] is None  # another pipeline than the paper's
     page = (tmp_path / "out" / "report.html").read_text()
     assert "paired by test episode" in page
-    assert "Missing: cub 1-shot, fomaml" in page
+    assert "cub 1-shot, fomaml; cub 1-shot, fomaml-RotoGBML" in page
 
 
-@pytest.mark.usefixtures("without_pictures")
-def test_the_command_prints_table_or_json_and_resumes(
-    nine_benchmarks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    overrides = [word for override in TINY for word in ("--set", override)]
-    command = [
-        "reproduce", "weak", "--data", str(nine_benchmarks), "--domain", f"cub={nine_benchmarks / 'cub-16.npz'}",
-        "--learner", "fomaml", "--target", "cub", "--shots", "1", "--without-others", "--jobs", "1", "--rotogbml",
-        "reweight(beta=0.1)", "--out", str(tmp_path / "out"), *overrides,
-    ]  # fmt: skip
-    assert main(command) == 0
-    printed = capsys.readouterr()
-    assert "fomaml-RotoGBML" in printed.out
-    assert "1/1 cub-1-shot-fomaml" in printed.err
-    assert main(command) == 2
-    assert "--resume" in capsys.readouterr().err
-    assert main([*command, "--resume", "--json"]) == 0
-    content = json.loads(capsys.readouterr().out)
-    assert [cell["row"] for cell in content["cells"]] == [
-        "fomaml", "fomaml-RotoGBML", "fomaml, static (tuned)", "fomaml, pcgrad",
-    ]  # fmt: skip
-
-
-def test_finished_comparisons_are_not_computed_again(
-    finished: Reproduction, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(execute, "compare", lambda *arguments, **options: pytest.fail("computed again"))
-    again = reproduce("strong", settings, finished.folder, resume=True)
-    assert to_json(again.table) == to_json(finished.table)
-
-
-@pytest.mark.usefixtures("without_pictures")
 def test_an_unknown_learner_raises_before_any_training(settings: Settings, tmp_path: Path) -> None:
     with pytest.raises(UnknownPluginError, match="mamll"):
         reproduce("strong", replace(settings, learners=["MAML", "mamll"]), tmp_path / "out")
@@ -317,11 +280,14 @@ def test_an_unknown_learner_raises_before_any_training(settings: Settings, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["tables"], r"unknown experiment 'tables'; known: weak, strong"),
+        (["tables"], r"unknown paper 'tables'\.( Did you mean .*)? Installed: ablation, .*weak\."),
         (["strong", "--scale", "smal"], r"unknown scale 'smal'; .*Did you mean 'small'\?"),
         (["conflict", "--jobs", "2", "--without-others"], "remove --jobs, --without-others"),
         (["strong"], "Pass the folder of the data by --data"),
         (["strong", "--data", "missing"], "--data must be an existing folder"),
+        (["pinn", "--scale", "smal"], "unknown scale 'smal'"),
+        (["pinn", "--data", "x", "--shots", "1"], "`pinn` needs no data; remove --data"),
+        (["pinn", "--batches", "7"], "`--batches` has no effect in `pinn`"),
     ],
 )
 def test_invalid_arguments_have_exit_code_2(
@@ -350,13 +316,35 @@ def test_the_conflict_is_measured_printed_and_drawn(
     assert capsys.readouterr().out == printed
 
 
-def test_the_report_of_saliency_shows_maps_of_each_benchmark(nine_benchmarks: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    domains = find_domains(nine_benchmarks, [], 16)
-    tiny = [*TINY, "network.width=2"]
-    outcome = reproduce("saliency", Settings(domains, learners=["fomaml"], overrides=tiny), tmp_path / "out")
-    page = write_page(outcome.table, outcome.description, outcome.folder).read_text()
-    (part,) = outcome.description["parts"]
-    maps = np.load(next((outcome.folder / part / "runs").glob("*/saliency_maps.npz")))
-    assert {len(value) for name, value in maps.items() if name in ("images", "domains")} == {8}
-    assert page.count("<figure>") == 2
+def of_column(column: str, row: str, *scores: float) -> Result:
+    return Result(column, row, "strong", "accuracy", mean_interval(scores), dict(enumerate(scores)))
+
+
+BLOCK = ("cub", "cars", "places", "plantae")
+
+
+def test_averages_are_over_columns_with_exactly_this_number_of_shots() -> None:
+    results = [of_column(f"{name} 5-shot", "MAML", 0.5, 0.6) for name in BLOCK]
+    results += [of_column(f"{name} 15-shot", "MAML", 0.9, 0.9) for name in BLOCK]
+    published = {"MAML": {"average natural 5-shot": [49.82]}}
+    rows = _part("MAML")
+    found = {each.column: each for each in _averages({"natural": BLOCK, "": ()}, published, results, rows)}
+    assert found["average natural 5-shot"].ours.mean == 0.55
+    assert found["average natural 5-shot"].published == [49.82]
+    assert found["average natural 15-shot"].ours.mean == 0.9
+    assert found["average natural 15-shot"].published is None
+    assert found["average of 4, 5-shot"].seed_scores == {0: 0.55 - 0.05, 1: 0.6}
+
+
+def test_rows_that_lack_a_column_or_a_seed_are_averaged_over_common_ones_or_omitted() -> None:
+    results = [of_column(f"{name} 1-shot", "MAML", 0.5, 0.6) for name in BLOCK[:3]]
+    results += [of_column(f"{BLOCK[3]} 1-shot", "MAML", 0.7), of_column("cub 1-shot", "ANIL", 0.4)]
+    found = _averages({"natural": BLOCK}, {}, results, _part("MAML", "ANIL"))
+    assert [(each.column, each.row, each.seed_scores) for each in found] == [
+        ("average natural 1-shot", "MAML", {0: (3 * 0.5 + 0.7) / 4})
+    ]
+
+
+def _part(*titles: str) -> list[Part]:
+    rows = tuple(PlannedRow(title, "maml", "none", title) for title in titles)
+    return [Part("part", "cub 1-shot", "strong", load(), rows, frozenset())]

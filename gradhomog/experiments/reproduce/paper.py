@@ -1,0 +1,210 @@
+"""Papers as TOML files: the experiments, settings and published numbers of one paper, found by entry point."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Len
+
+from gradhomog.errors import ConfigError, PluginLoadError, join_errors
+from gradhomog.experiments.config import toml
+from gradhomog.experiments.config.validation import build
+from gradhomog.registry import installed
+
+Tables = dict[str, Any]
+"""Nested tables of a run file."""
+
+Published = Annotated[list[float], Len(1, 2)]
+"""A published mean, and its spread if the paper prints one."""
+
+DOMAINS = Literal["none", "same", "leave_one_out", "transfer", "together"]
+STATISTICS = (
+    "score", "episodes", "median", "difference", "seeds_needed", "published", "excess", "ratio", "milliseconds",
+    "seeds",
+)  # fmt: skip
+"""Columns of a table after the column and the row; see `report.statistic`."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table.
+
+    Attributes:
+        title: its name, which is also that of the published row; `$learner` is the title of the learner.
+        learner: a learner of a comparison method; empty: one row for each learner of the experiment.
+        homogenizers: a pipeline, or candidates separated by `|`; the baseline if empty.
+        group: a group of the protocol, whose rows have settings of their own and are a comparison of their own.
+        protocols: the protocols whose columns have the row; empty: all.
+    """
+
+    title: str
+    learner: str = ""
+    homogenizers: str = "none"
+    group: str = ""
+    protocols: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The settings that several columns share.
+
+    Attributes:
+        domains: training and test domains of a column, see `data_sources.choose_domains`; "none" for problems.
+        settings: run-file keys of all rows, and `groups` those of the rows of a group.
+        variables: texts that replace `$name`.
+        score, source: the name of the score and the source of the published numbers, for the notes.
+    """
+
+    domains: DOMAINS = "none"
+    settings: Tables = field(default_factory=dict)
+    groups: dict[str, Tables] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
+    score: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Settings for one size of machine.
+
+    Attributes:
+        summary: length and machine, for the report.
+        settings: run-file keys, and `protocols` those of the columns of a protocol.
+        variables: texts that replace `$name`.
+        first: True to compute only the first column of each protocol, number of shots and learner, unless chosen.
+        compared: False if our scores are not compared with the published ones.
+        batches: number of batches of the measurement `conflict`.
+    """
+
+    summary: str
+    settings: Tables = field(default_factory=dict)
+    protocols: dict[str, Tables] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
+    first: bool = False
+    compared: bool = True
+    batches: Annotated[int, Ge(3)] = 200
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or figure.
+
+    Attributes:
+        summary: its contents.
+        columns: test domains or names of columns, by protocol.
+        rows: rows of all columns.
+        measure: "runs" for comparisons, "conflict" for the conflict of the domains' gradients.
+        learners: titles in `Paper.learners`; empty for problems, whose network is the only learner.
+        shots: numbers of shots; empty for problems.
+        variables: texts that replace `$name`.
+        reserved: as those of the paper.
+        averages: columns by name of an average, which is printed for each number of shots, with that of all columns.
+    """
+
+    summary: str
+    columns: dict[str, list[str]]
+    rows: list[Row]
+    measure: Literal["runs", "conflict"] = "runs"
+    learners: list[str] = field(default_factory=list)
+    shots: list[int] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)
+    reserved: dict[str, str] = field(default_factory=dict)
+    averages: dict[str, list[str]] = field(default_factory=dict)
+
+    def uses(self, variable: str) -> bool:
+        """True if a row has the variable as its pipeline."""
+        return any(row.homogenizers == f"${variable}" for row in self.rows)
+
+
+@dataclass(frozen=True)
+class Paper:
+    """The content of a file.
+
+    Attributes:
+        statistics: titles of the columns of a table by statistic.
+        protocols, scales, experiments: by name.
+        settings: run-file keys of all scales.
+        variables: texts that replace `$name`, and may contain others.
+        learners: expressions by title.
+        reserved: what to use in place of `--set`, by the key that an experiment sets.
+        benchmarks: the data; empty if the experiments need none.
+        training_only: the benchmark that is not a target.
+        few_classes: benchmarks of which all classes are training classes.
+        spread: meaning of the second of two published numbers.
+        published: published numbers by experiment, row and column; of accuracies in percent.
+        notes, caption: sentences for the report.
+    """
+
+    statistics: dict[str, str]
+    protocols: dict[str, Protocol]
+    scales: dict[str, Scale]
+    experiments: dict[str, Experiment]
+    settings: Tables = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
+    learners: dict[str, str] = field(default_factory=dict)
+    reserved: dict[str, str] = field(default_factory=dict)
+    benchmarks: list[str] = field(default_factory=list)
+    training_only: str = ""
+    few_classes: list[str] = field(default_factory=list)
+    spread: Literal["half_width", "deviation"] = "half_width"
+    published: dict[str, dict[str, dict[str, Published]]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    caption: str = ""
+
+
+def read_experiment(name: str) -> tuple[Paper, str]:
+    """Return the paper of an installed experiment, and the experiment's name in `Paper.experiments`.
+
+    The entry point `weak = "package.paper:table1"` in the group `gradhomog.papers` is the experiment `table1` of the
+    file `paper.toml` in a package.
+
+    Raises:
+        UnknownPluginError, AmbiguousPluginError, DisabledPluginError: as for plugins. PluginLoadError: the file is
+            missing or invalid.
+    """
+    info = installed().find("papers", name)
+    module, _, key = info.module.partition(":")
+    package, _, stem = module.rpartition(".")
+    try:
+        text = resources.files(package).joinpath(f"{stem}.toml").read_text(encoding="utf-8")
+        paper = parse_paper(text)
+        if key not in paper.experiments:
+            raise ConfigError(f"it has no experiment {key!r}; it has {', '.join(paper.experiments)}.")
+    except (ConfigError, ImportError, OSError, ValueError) as cause:
+        raise PluginLoadError(f"{info} cannot be read: {cause} {info.advice}") from cause
+    return paper, key
+
+
+def parse_paper(text: str) -> Paper:
+    """Return the content of a file.
+
+    Raises:
+        ConfigError: the text is not valid TOML, a key is unknown, or a value is invalid.
+    """
+    paper = build(Paper, toml.parse(text))
+    _check_names(paper)
+    return paper
+
+
+def _check_names(paper: Paper) -> None:
+    """Raise ConfigError for names that the file uses and does not define."""
+    used: list[tuple[str, str, Any]] = [("statistics", name, STATISTICS) for name in paper.statistics]
+    used += [("published", name, paper.experiments) for name in paper.published]
+    for name, scale in paper.scales.items():
+        used += [(f"scales.{name}.protocols", protocol, paper.protocols) for protocol in scale.protocols]
+    for name, experiment in paper.experiments.items():
+        where = f"experiments.{name}"
+        used += [(f"{where}.columns", protocol, paper.protocols) for protocol in experiment.columns]
+        used += [(f"{where}.learners", learner, paper.learners) for learner in experiment.learners]
+        for row in experiment.rows:
+            used += [(f"{where}.rows", protocol, experiment.columns) for protocol in row.protocols]
+            protocols = [
+                paper.protocols[each] for each in row.protocols or experiment.columns if each in paper.protocols
+            ]
+            used += [(f"{where}.rows", row.group, protocol.groups) for protocol in protocols if row.group]
+    errors = [f"`{where}`: unknown name {name!r}; known: {', '.join(sorted(known))}." for where, name, known in used
+              if name not in known]  # fmt: skip
+    if errors:
+        raise ConfigError(join_errors(errors))

@@ -1,0 +1,289 @@
+"""An experiment as a list of comparisons: one for each column, number of shots, network, learner and group of rows."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from string import Template
+from typing import Any
+
+from gradhomog.errors import ConfigError, did_you_mean, join_errors
+from gradhomog.experiments.config.overrides import apply_override
+from gradhomog.experiments.config.schema import Config, Episodes, load
+from gradhomog.experiments.reproduce.data_sources import choose_domains, is_present, target_names
+from gradhomog.experiments.reproduce.paper import Experiment, Paper, Row, Scale, read_experiment
+
+PIPELINE = "rotogbml"
+"""The variable that `Settings.rotogbml` replaces."""
+
+_SHARE = re.compile(r"STEPS\*([\d.]+)")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The user's choices.
+
+    Attributes:
+        domains: text of a domain for each benchmark that is present.
+        scale: a scale of the paper.
+        learners: learners of the rows: titles of the paper such as "iMAML", or names of plugins with options; empty:
+            those of the table.
+        targets: columns; empty: all of the table that are present.
+        shots: numbers of shots; empty: those of the table.
+        methods: titles of rows; empty: all.
+        rotogbml: the pipeline of the rows RotoGBML; empty: that of the scale and protocol.
+        others: True to include comparison methods, which have learners of their own.
+        overrides: `key.path=value` of the run files.
+    """
+
+    domains: Mapping[str, str]
+    scale: str = "smoke"
+    learners: Sequence[str] = ()
+    targets: Sequence[str] = ()
+    shots: Sequence[int] = ()
+    methods: Sequence[str] = ()
+    rotogbml: str = ""
+    others: bool = True
+    overrides: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class PlannedRow:
+    """A row of a comparison.
+
+    Attributes:
+        title: its name in our table.
+        published: its name in the paper's; None if its numbers do not apply.
+    """
+
+    title: str
+    learner: str
+    homogenizers: str
+    published: str | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """One comparison.
+
+    Attributes:
+        name: name of its folder.
+        column: title of the column, such as "cub 1-shot", which is also that of the paper's table.
+        protocol: name of its protocol.
+        rows: in the order of the methods of the configuration.
+        used: the benchmarks that the paper's column uses.
+    """
+
+    name: str
+    column: str
+    protocol: str
+    config: Config
+    rows: tuple[PlannedRow, ...]
+    used: frozenset[str]
+
+
+def parts(name: str, settings: Settings) -> list[Part]:
+    """The comparisons of an experiment, for the benchmarks that are present.
+
+    Raises:
+        ConfigError: a name is unknown, no column is present or has a row, or an override is invalid. PluginError: the
+            paper cannot be read.
+    """
+    paper, key = read_experiment(name)
+    experiment = paper.experiments[key]
+    _check(name, paper, experiment, settings)
+    scale = paper.scales[settings.scale]
+    by_title = {title.lower(): title for title in paper.learners}
+    titles = [by_title.get(text.lower(), text) for text in settings.learners]
+    learners = {title: paper.learners.get(title, title) for title in titles or _first(scale, experiment.learners)}
+    found = []
+    for protocol, columns in experiment.columns.items():
+        present = [column for column in columns if is_present(paper, column, settings.domains, settings.targets)]
+        for column in present if settings.targets else _first(scale, present):
+            for shots in dict.fromkeys(settings.shots) or _first(scale, experiment.shots) or [0]:
+                found += _Cell(paper, experiment, protocol, column, shots, settings, learners).parts()
+    if not found and settings.methods:
+        of = f" of {', '.join(settings.targets)}" if settings.targets else ""
+        raise ConfigError(f"no column{of} has a row {', '.join(settings.methods)}.")
+    if not found:
+        raise ConfigError(
+            f"`{name}` needs at least one of the benchmarks {', '.join(target_names(paper, experiment))}; none is "
+            "present. Pass the folder of the data by --data, or files by --domain NAME=PATH; `gradhomog data list` "
+            "prints where each is obtained."
+        )
+    return found
+
+
+def image_size(name: str, scale: str, overrides: Sequence[str]) -> int:
+    """The side in pixels of the largest images of an experiment, to find data of this size."""
+    paper, key = read_experiment(name)
+    layers = [paper.settings, paper.scales[scale].settings]
+    sizes = [
+        merged(*layers, paper.scales[scale].protocols.get(protocol, {})).get("network", {}).get("size", 0)
+        for protocol in paper.experiments[key].columns
+    ]
+    return load(None, overrides, {"network": {"size": max(sizes)}} if max(sizes) else {}).network.size
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """One column with one number of shots; 0: none."""
+
+    paper: Paper
+    experiment: Experiment
+    protocol: str
+    column: str
+    shots: int
+    settings: Settings
+    learners: Mapping[str, str]
+
+    def parts(self) -> list[Part]:
+        """One comparison for each learner and group of rows."""
+        paper, settings, protocol = self.paper, self.settings, self.paper.protocols[self.protocol]
+        scale = paper.scales[settings.scale]
+        domains, used = choose_domains(paper, protocol.domains, self.column, settings.domains, settings.targets)
+        keys = merged(
+            paper.settings, scale.settings, protocol.settings, scale.protocols.get(self.protocol, {}),
+            {"episodes": {"shots": self.shots}} if self.shots else {},
+        )  # fmt: skip
+        variables = self._variables(scale.variables)
+        steps = _training_steps(keys, settings.overrides)
+        groups: dict[tuple[str, str], dict[str, PlannedRow]] = {}  # by pipeline: equal rows are computed once
+        for row, planned in self._rows():
+            learner, pipeline = filled([planned.learner, planned.homogenizers], variables, steps)
+            rows = groups.setdefault((learner, row.group), {})
+            rows.setdefault(pipeline, replace(planned, learner=learner, homogenizers=pipeline))
+        title = f"{self.column} {self.shots}-shot" if self.shots else self.column
+        found = []
+        for (learner, group), rows in groups.items():
+            content = filled(merged(keys, protocol.groups.get(group, {})), variables, steps)
+            content |= {**domains, "homogenizers": list(rows)} | ({"learner": learner} if learner else {})
+            config = load(None, settings.overrides, content)
+            if config.problem is None and config.episodes.ways != Episodes.ways:  # that of the papers
+                rows = {text: replace(row, published=None) for text, row in rows.items()}
+            name = "-".join(filter(None, [*title.split(), learner and _folder_name(learner), group]))
+            found.append(Part(name, title, self.protocol, config, tuple(rows.values()), used))
+        return found
+
+    def _rows(self) -> Iterator[tuple[Row, PlannedRow]]:
+        """The rows of the column in order: those of comparison methods, then those of each learner."""
+        settings, several = self.settings, len(self.learners) > 1
+        pairs = [(row, "", row.learner) for row in self.experiment.rows if row.learner and settings.others]
+        pairs += [(row, *learner) for learner in (self.learners or {"": ""}).items() for row in self.experiment.rows
+                  if not row.learner]  # fmt: skip
+        chosen = [name.lower() for name in settings.methods]
+        for row, learner_title, learner in pairs:
+            title = published = Template(row.title).safe_substitute(learner=learner_title)
+            if several and learner_title and "$learner" not in row.title:
+                title = f"{learner_title}, {title}"
+            replaced = settings.rotogbml and row.homogenizers == f"${PIPELINE}"
+            if self.protocol in (row.protocols or [self.protocol]) and (not chosen or title.lower() in chosen):
+                yield row, PlannedRow(title, learner, row.homogenizers, None if replaced else published)
+
+    def _variables(self, of_scale: Mapping[str, str]) -> dict[str, str]:
+        protocol = self.paper.protocols[self.protocol]
+        found = {"column": self.column, **self.paper.variables, **protocol.variables, **of_scale}
+        found |= self.experiment.variables
+        found = {name: Template(text).safe_substitute(found) for name, text in found.items()}
+        return found | ({PIPELINE: self.settings.rotogbml} if self.settings.rotogbml else {})
+
+
+def merged(*tables: Mapping[str, Any]) -> dict[str, Any]:
+    """One nested table; of several values of a key, the last."""
+    found: dict[str, Any] = {}
+    for table in tables:
+        for key, value in table.items():
+            inner = found.get(key)
+            found[key] = merged(inner if isinstance(inner, dict) else {}, value) if isinstance(value, dict) else value
+    return found
+
+
+def filled(value: Any, variables: Mapping[str, str], steps: int) -> Any:
+    """A value with the texts of `$name`, and for `STEPS*x` a share of the training steps, at least 1.
+
+    >>> filled({"learner": "mtl(pretrain_steps=STEPS*0.5)", "train": {"log_every": "STEPS*0.01"}}, {}, 400)
+    {'learner': 'mtl(pretrain_steps=200)', 'train': {'log_every': 4}}
+
+    Raises:
+        ConfigError: a variable is unknown.
+    """
+    if isinstance(value, Mapping):
+        return {key: filled(each, variables, steps) for key, each in value.items()}
+    if isinstance(value, list):
+        return [filled(each, variables, steps) for each in value]
+    if not isinstance(value, str):
+        return value
+    try:
+        text = Template(value).substitute(variables)
+    except (KeyError, ValueError) as cause:
+        raise ConfigError(f"{value!r}: unknown variable {cause}; known: {', '.join(sorted(variables))}.") from cause
+
+    def share(match: re.Match[str]) -> str:
+        return str(max(1, round(steps * float(match[1]))))
+
+    whole = _SHARE.fullmatch(text)
+    return int(share(whole)) if whole else _SHARE.sub(share, text)
+
+
+def _training_steps(keys: Mapping[str, Any], overrides: Sequence[str]) -> int:
+    """The value of `train.steps` after overrides; 1 if it is invalid, and `load` will raise."""
+    content: dict[str, Any] = {"train": {"steps": keys.get("train", {}).get("steps", 1)}}
+    for override in overrides:
+        apply_override(content, override)
+    steps = content["train"].get("steps") if isinstance(content["train"], Mapping) else None
+    return steps if isinstance(steps, int) else 1
+
+
+def _first(scale: Scale, values: Sequence[Any]) -> Sequence[Any]:
+    return values[:1] if scale.first else values
+
+
+def _folder_name(learner: str) -> str:
+    """A name for an expression, unique and of at most 60 characters.
+
+    >>> _folder_name("maml"), _folder_name("maml(inner_lr=0.1)")
+    ('maml', 'maml-inner_lr-0-1-da99f7')
+    """
+    if re.fullmatch(r"[a-z0-9_]{1,53}", learner):
+        return learner
+    slug = re.sub(r"[^a-z0-9_]+", "-", learner.lower()).strip("-")[:53].strip("-")
+    return f"{slug}-{hashlib.sha256(learner.encode()).hexdigest()[:6]}"
+
+
+def _check(name: str, paper: Paper, experiment: Experiment, settings: Settings) -> None:
+    """Raise ConfigError for unknown names, options without effect, and overrides of keys that the experiment sets."""
+    without_effect = {
+        "--learner": settings.learners and not experiment.learners,
+        "--shots": settings.shots and not experiment.shots,
+        "--rotogbml": settings.rotogbml and not experiment.uses(PIPELINE),
+        "--without-others": not settings.others and not experiment.learners,
+        "--data or --domain": settings.domains and not paper.benchmarks,
+    }
+    errors = [f"`{option}` has no effect in `{name}`; remove it." for option, found in without_effect.items() if found]
+    targets = target_names(paper, experiment)
+    for target in settings.targets:
+        if target not in targets:
+            errors.append(
+                f"`{name}` has no target {target!r}; it has {', '.join(targets)}.{did_you_mean(target, targets)}"
+            )
+        elif paper.benchmarks and target not in settings.domains:
+            errors.append(f"the benchmark {target} is not present; put it into the data folder or pass --domain.")
+    titles = list(dict.fromkeys(row.title for row in experiment.rows))
+    known = [title for title in titles if "$learner" not in title]
+    if len(known) == len(titles):  # else titles depend on the learners
+        errors += [
+            f"`{name}` has no method {method!r}; it has {', '.join(known)}.{did_you_mean(method, known)}"
+            for method in settings.methods
+            if method.lower() not in [title.lower() for title in known]
+        ]
+    reserved = paper.reserved | experiment.reserved
+    for override in settings.overrides:
+        key = override.partition("=")[0].strip()
+        for path, instead in reserved.items():
+            if f"{key}.".startswith(f"{path}.") or path.startswith(f"{key}."):
+                errors.append(f"--set {key}: the experiment sets this key; use {instead}.")
+                break
+    if errors:
+        raise ConfigError(join_errors(errors))

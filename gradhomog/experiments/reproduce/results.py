@@ -1,0 +1,228 @@
+"""The results of an experiment: our scores, the paper's, and their differences; with averages over columns."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradhomog.experiments.analysis.metrics import metric
+from gradhomog.experiments.analysis.paired_comparison import Runs, compare_runs
+from gradhomog.experiments.analysis.power import seeds_needed
+from gradhomog.experiments.analysis.rows import MethodRow
+from gradhomog.experiments.analysis.statistics import Interval, mean_interval, paired_test
+from gradhomog.experiments.analysis.summary import summarize
+from gradhomog.experiments.execution import plan
+from gradhomog.experiments.reproduce.paper import Paper
+from gradhomog.experiments.reproduce.plan import Part
+from gradhomog.experiments.results.comparison_dir import PLAN
+from gradhomog.experiments.results.events import json_compatible, numbers
+from gradhomog.experiments.results.plan import PLAIN
+from gradhomog.experiments.results.records import records as read_records
+
+ONE_POINT = 0.01
+"""The difference that `seeds_needed` of an average refers to."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row in one column. Accuracies are fractions.
+
+    Attributes:
+        column, row: titles.
+        protocol: name of the column's protocol.
+        metric: name of the score.
+        ours: mean over seeds of the mean over test tasks, with its 95 % interval over seeds; with one seed over test
+            tasks, if they are a sample.
+        seed_scores: mean over test tasks, by seed.
+        half_width_episodes: half width of the 95 % interval over the test tasks of one training, t(n − 1) · s / √n with
+            n − 1 in s, mean over the seeds; NaN for averages and problems.
+        to_plain: difference to the row without homogenizers, paired by seed, or by test task if there is one seed; None
+            for that row, and without a common seed.
+        seeds_needed: number of seeds that detects a difference of one percentage point, or of 5 % of the score, with a
+            power of 80 %, from the spread of the differences; None if unknown.
+        step_seconds: processor time of a training step; None if unknown.
+        chosen: the chosen candidate of a tuned row; None for other rows.
+        published: the paper's mean and, if it prints one, spread, of accuracies in percent; None if it prints none.
+        is_comparable: True if all data of the paper's column are present and complete.
+    """
+
+    column: str
+    row: str
+    protocol: str
+    metric: str
+    ours: Interval
+    seed_scores: Mapping[int, float]
+    half_width_episodes: float = math.nan
+    to_plain: Interval | None = None
+    seeds_needed: int | None = None
+    step_seconds: float | None = None
+    chosen: str | None = None
+    published: Sequence[float] | None = None
+    is_comparable: bool = False
+
+    @property
+    def median(self) -> float:
+        """The median over seeds; NaN if a score is not finite."""
+        values = list(self.seed_scores.values())
+        return statistics.median(values) if all(map(math.isfinite, values)) else math.nan
+
+    @property
+    def excess(self) -> float | None:
+        """Our mean minus the paper's, as a fraction; None if they are not comparable."""
+        if self.published is None or not self.is_comparable:
+            return None
+        return self.ours.mean - self.published[0] / metric(self.metric).factor
+
+    @property
+    def ratio(self) -> float | None:
+        """Our mean divided by the paper's; None if they are not comparable."""
+        if self.published is None or not self.is_comparable:
+            return None
+        return self.ours.mean * metric(self.metric).factor / self.published[0]
+
+    def record(self, spread: str) -> dict[str, Any]:
+        """Return the result for JSON: accuracies in percent; `spread` is that of the paper's numbers."""
+        factor, published = metric(self.metric).factor, self.published or []
+        return {
+            "column": self.column, "row": self.row, "metric": self.metric, "mean": factor * self.ours.mean,
+            "half_width": factor * self.ours.half_width, "median": factor * self.median,
+            "scores": [factor * score for score in self.seed_scores.values()], "seeds": list(self.seed_scores),
+            "half_width_episodes": factor * self.half_width_episodes,
+            "difference_to_plain": factor * self.to_plain.mean if self.to_plain else None,
+            "difference_half_width": factor * self.to_plain.half_width if self.to_plain else None,
+            "seeds_needed": self.seeds_needed, "step_seconds": self.step_seconds, "chosen": self.chosen,
+            "published": published[0] if published else None,
+            f"published_{spread}": published[1] if len(published) > 1 else None,
+            "difference_to_published": None if self.excess is None else factor * self.excess, "ratio": self.ratio,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Results:
+    """The results of an experiment, column by column, and the runs that are missing.
+
+    Attributes:
+        experiment: its name.
+        rows: the results.
+        test_episodes: number of test tasks per training; None if there are no results.
+        missing: columns and rows without a result.
+    """
+
+    experiment: str
+    rows: tuple[Result, ...]
+    test_episodes: int | None
+    missing: tuple[str, ...]
+
+    @property
+    def columns(self) -> dict[str, list[Result]]:
+        """The results by column."""
+        found: dict[str, list[Result]] = {}
+        for row in self.rows:
+            found.setdefault(row.column, []).append(row)
+        return found
+
+    def to_json(self, paper: Paper) -> dict[str, Any]:
+        """The results as plain dicts and lists; None for unknown numbers."""
+        content = {
+            "experiment": self.experiment, "test_episodes": self.test_episodes, "missing": list(self.missing),
+            "cells": [row.record(paper.spread) for row in self.rows],
+        }  # fmt: skip
+        compatible: dict[str, Any] = json_compatible(content)
+        return compatible
+
+
+def collect(paper: Paper, key: str, parts: Sequence[Part], folder: Path, complete: Set[str] = frozenset()) -> Results:
+    """Read the results of all parts, finished or not.
+
+    Args:
+        key: the experiment.
+        folder: the output folder of the experiment.
+        complete: benchmarks that are present and complete.
+
+    Raises:
+        ConfigError: a file is damaged.
+    """
+    published = paper.published.get(key, {})
+    results: list[Result] = []
+    missing: list[str] = []
+    plain: dict[tuple[str, str], Runs] = {}  # of a part without a plain row, that of an earlier part of the column
+    episodes = None
+    for part in parts:
+        records = read_records(folder / part.name) if (folder / part.name / PLAN).exists() else []
+        ours = {row.label: row for row in summarize(records).rows} if records else {}
+        runs: dict[str, dict[int, Any]] = {}
+        for record in records:
+            if record["event"] == "result" and record["role"] == "compare":
+                runs.setdefault(record["label"], {})[record["seed"]] = record
+                episodes = len(record["scores"])
+        place = part.column, part.config.learners[0]
+        plain[place] = reference = runs.get(PLAIN) or plain.get(place, {})
+        for method, row in zip(plan.methods(part.config), part.rows, strict=True):
+            label = method.label
+            if label in ours:
+                numbers_of_row = published.get(row.published or "", {}).get(part.column)
+                found = ours[label], runs[label], {} if label == PLAIN else reference
+                results.append(_result(part, row.title, *found, numbers_of_row, complete >= part.used))
+            else:
+                missing.append(f"{part.column}, {row.title}")
+    blocks = paper.experiments[key].averages
+    averages = _averages({**blocks, "": []}, published, results, parts) if blocks else []
+    return Results(key, (*results, *averages), episodes, tuple(missing))
+
+
+def _result(
+    part: Part, title: str, ours: MethodRow, runs: Runs, plain: Runs, published: Sequence[float] | None, complete: bool
+) -> Result:
+    comparison = compare_runs(runs, plain)
+    half_widths = [mean_interval(numbers(run["scores"])).half_width for run in runs.values()]
+    return Result(
+        part.column, title, part.protocol, next(iter(runs.values()))["metric"], ours.score,
+        dict(zip(ours.seeds, ours.seed_scores, strict=True)), mean_interval(half_widths).mean,
+        comparison.difference if comparison else None, comparison.seeds_needed if comparison else None,
+        ours.step_seconds, ours.chosen, published, complete,
+    )  # fmt: skip
+
+
+def _averages(
+    blocks: Mapping[str, Sequence[str]], published: Mapping[str, Any], results: Sequence[Result], parts: Sequence[Part]
+) -> list[Result]:
+    """Averages over the columns of each block, and over all; only of rows that are in all of them."""
+    rows = {row.title: row.published or "" for part in parts for row in part.rows}
+    plain = {row.title: first.title for part in parts for first in part.rows for row in part.rows
+             if first.homogenizers == "none" and row != first}  # fmt: skip
+    found = []
+    for name, block in blocks.items():
+        for shots in dict.fromkeys(result.column.split()[1] for result in results):
+            of_shots = dict.fromkeys(result.column for result in results if result.column.split()[1] == shots)
+            columns = [column for column in of_shots if not name or column.split()[0] in block]
+            if len(columns) < max(2, len(block)):
+                continue
+            title = f"average {name} {shots}" if name else f"average of {len(columns)}, {shots}"
+            cells = {row: [each for each in results if each.row == row and each.column in columns] for row in rows}
+            for row in rows:
+                scores = _mean_scores(cells[row], len(columns))
+                if not scores:
+                    continue
+                reference = _mean_scores(cells.get(plain.get(row, ""), []), len(columns))
+                common = [seed for seed in scores if seed in reference]
+                test = paired_test([scores[s] for s in common], [reference[s] for s in common]) if common else None
+                found.append(Result(
+                    title, row, cells[row][0].protocol, cells[row][0].metric, mean_interval(list(scores.values())),
+                    scores, to_plain=test.difference if test else None,
+                    seeds_needed=seeds_needed(ONE_POINT, test.deviation) if test and test.deviation > 0 else None,
+                    published=published.get(rows[row], {}).get(title),
+                    is_comparable=all(result.is_comparable for result in results),  # of all benchmarks, or of none
+                ))  # fmt: skip
+    return found
+
+
+def _mean_scores(cells: Sequence[Result], columns: int) -> dict[int, float]:
+    """The mean over columns by seed, for the seeds that all of them have; empty if a column is missing."""
+    if len(cells) < columns:
+        return {}
+    seeds = set.intersection(*(set(cell.seed_scores) for cell in cells))
+    return {seed: sum(cell.seed_scores[seed] for cell in cells) / columns for seed in sorted(seeds)}
