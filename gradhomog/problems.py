@@ -1,7 +1,8 @@
 """The contract of multi-task problems: the data of several tasks, or their losses, which `gradhomog compare` trains on.
 
 A problem is a plugin of the group `gradhomog.problems`. Its factory returns `MultiTaskData`, for which gradhomog trains
-a network with a shared encoder and one head per task, or a `Problem`, which computes its losses itself.
+a network with a shared encoder and one head per task, or a `Problem`, which computes its losses itself. To write one:
+`gradhomog new NAME --kind problem`.
 """
 
 from __future__ import annotations

@@ -214,9 +214,9 @@ def test_a_step_calls_few_functions(text: str, calls: int, files: int) -> None:
 BUDGETS = {
     "gradhomog": 690,
     "gradhomog/autograd": 2220,
-    "gradhomog/cli": 1173,
+    "gradhomog/cli": 1140,
     "gradhomog/diagnosis": 1260,
-    "gradhomog/experiments": 7710,
+    "gradhomog/experiments": 7140,
     "gradhomog/learners": 771,
     "gradhomog/ranks": 499,
     "gradhomog/registry": 806,
@@ -228,7 +228,7 @@ BUDGETS = {
     "plugins": 4441,
     "plugins/gradhomog_data": 3200,
     "adapters": 3920,
-    "tests": 37200,
+    "tests": 37210,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from gradhomog.cli._run_options import add_run_command, execute
+from gradhomog.cli._run_command import add_run_command, execute
 
 
 def add(commands: Any) -> None:
@@ -20,6 +20,6 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gradhomog.experiments.config.schema import load
+    from gradhomog.experiments.run_file.schema import load
 
     return execute(args, load(args.run_file, args.overrides).with_baselines(), "compare")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gradhomog.cli._output import add_json, print_json
-from gradhomog.cli._run_options import add_run_file
+from gradhomog.cli._run_command import add_run_file
 from gradhomog.cli._timing_options import integer_parser
 
 
@@ -47,9 +47,9 @@ def run(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from gradhomog.errors import ConfigError
-    from gradhomog.experiments.config.schema import load
     from gradhomog.experiments.diagnose import RECORD, diagnose
     from gradhomog.experiments.report.figures import MissingMatplotlib
+    from gradhomog.experiments.run_file.schema import load
 
     config = load(args.run_file, args.overrides)
     if args.out is not None and (args.out / RECORD).exists():

@@ -15,7 +15,7 @@ import sys
 from typing import Any
 
 from gradhomog.cli._output import print_json
-from gradhomog.cli._run_options import add_run_file
+from gradhomog.cli._run_command import add_run_file
 from gradhomog.cli._timing_options import RoundsBar, add_timing_options, clock
 
 
@@ -38,8 +38,8 @@ def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import json
 
-    from gradhomog.experiments.config.schema import load
     from gradhomog.experiments.profiling.overhead import step_overheads
+    from gradhomog.experiments.run_file.schema import load
 
     overrides = list(args.overrides)
     if args.homogenizers:  # a JSON list of strings is also valid TOML

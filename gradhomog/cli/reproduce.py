@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gradhomog.cli._output import print_json
-from gradhomog.cli._run_options import add_execution_options, resume_hint
+from gradhomog.cli._run_command import add_execution_options, resume_hint
 
 
 def add(commands: Any) -> None:
@@ -121,7 +121,7 @@ def _run_conflict(args: argparse.Namespace, paper: Any, settings: Any, out: Path
 
     from gradhomog.errors import ConfigError
     from gradhomog.experiments.reproduce import conflict_report, describe, parts
-    from gradhomog.experiments.reproduce.conflict import RESULTS, measure_conflict
+    from gradhomog.experiments.reproduce.measure_conflict import RESULTS, measure_conflict
     from gradhomog.experiments.reproduce.report import scale_notes
 
     unsupported = {

@@ -16,7 +16,7 @@ import argparse
 import os
 from typing import Any
 
-from gradhomog.cli._run_options import add_run_command, execute
+from gradhomog.cli._run_command import add_run_command, execute
 
 
 def add(commands: Any) -> None:
@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from gradhomog.errors import ConfigError
-    from gradhomog.experiments.config.schema import load
+    from gradhomog.experiments.run_file.schema import load
 
     config = load(args.run_file, args.overrides, defaults={"homogenizers": ["none"], "seeds": 1})
     for key, values in (

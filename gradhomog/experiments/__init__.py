@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gradhomog.experiments.execution.comparison import ComparisonResult, compare
-    from gradhomog.experiments.results.tables import Results, load
+    from gradhomog.experiments.results.columns import Results, load
 
 _EXPORTS = {
     "ComparisonResult": "execution.comparison",

@@ -15,14 +15,14 @@ from gradhomog.diagnosis.estimates import MIN_BATCHES
 from gradhomog.diagnosis.learner_rows import FIRST_BATCH
 from gradhomog.diagnosis.result import DiagnosisResult
 from gradhomog.errors import ConfigError
-from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.execution.threads import threads
 from gradhomog.experiments.profiling.overhead import trainable_overheads
 from gradhomog.experiments.profiling.table import TimingTable
 from gradhomog.experiments.report import figures
 from gradhomog.experiments.report.figures.diagnosis import diagnosis as diagnosis_figure
 from gradhomog.experiments.results import atomic_files
-from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.results.runs import Run
+from gradhomog.experiments.run_file.schema import Config
 from gradhomog.experiments.training.trainable import Trainable
 from gradhomog.experiments.training.trainer import make_optimizer, make_trainable
 from gradhomog.global_state import restore_generators

@@ -16,8 +16,8 @@ from gradhomog.registry import PluginInfo
 from gradhomog.registry.annotated_values import fits
 from gradhomog.registry.options import documentation, option_parameters
 from gradhomog.testing import import_probe
+from gradhomog.testing.assertions import error_of
 from gradhomog.testing.check_results import CheckFailure, NotApplicable, check
-from gradhomog.testing.comparisons import error_of
 from gradhomog.testing.subjects import PluginSubject
 
 SUMMARY = 100  # characters: `gradhomog list --load` and the tables print it on one line

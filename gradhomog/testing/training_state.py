@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from gradhomog.testing.assertions import require_all_equal
 from gradhomog.testing.check_results import CheckFailure, check
-from gradhomog.testing.comparisons import require_all_equal
 from gradhomog.testing.snapshots import seeded_global_generators
 from gradhomog.testing.subjects import STEPS
 

@@ -40,7 +40,7 @@ def test_json_has_names_folder_files_and_commands(kind, tmp_path, capsys):
 
 @pytest.mark.parametrize("kind", ["homogenizers", "learners", "domains"])
 def test_the_printed_compare_command_is_valid(kind, tmp_path, capsys):
-    from gradhomog.experiments.config.schema import load
+    from gradhomog.experiments.run_file.schema import load
 
     main(["new", "x-y", "--kind", kind, "--into", str(tmp_path), "--json"])
     program, *words = shlex.split(json.loads(capsys.readouterr().out)["commands"][2])

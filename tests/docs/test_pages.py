@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gradhomog.experiments.config.schema import Config, load
+from gradhomog.experiments.run_file.schema import Config, load
 from tests.docs import pages
 
 ROOT = Path(__file__).parents[2]

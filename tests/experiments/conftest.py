@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradhomog.experiments.config.schema import Config, load
+from gradhomog.experiments.run_file.schema import Config, load
 
 SMALL = [
     'domains.train=["functions:sinusoid", "functions:line", "functions:step"]',

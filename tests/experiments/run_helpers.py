@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.results.comparison_dir import Plan, run_dir
 from gradhomog.experiments.results.events import VERSION, EventLog, json_compatible
-from gradhomog.experiments.results.plan import Method, Run
 from gradhomog.experiments.results.run_dir import RunDir
+from gradhomog.experiments.results.runs import Method, Run
+from gradhomog.experiments.run_file.schema import Config
 from gradhomog.experiments.training.trainer import Trainer
 
 Record = dict[str, Any]

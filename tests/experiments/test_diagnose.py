@@ -10,10 +10,10 @@ import torch
 
 import gradhomog
 from gradhomog.errors import ConfigError, OptionError
-from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.diagnose import diagnose, diagnose_trainable
 from gradhomog.experiments.report.figures.diagnosis import diagnosis
-from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.results.runs import Run
+from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.training.trainer import make_optimizer, make_trainable
 from tests.diagnosis.synthetic import opposed_batches
 from tests.experiments.conftest import SMALL

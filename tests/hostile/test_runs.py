@@ -12,11 +12,11 @@ import pytest
 
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.analysis.summary import to_json
-from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.execution.comparison import compare
 from gradhomog.experiments.report.page import write_report
 from gradhomog.experiments.report.tables import score_table
 from gradhomog.experiments.results.records import records as read
+from gradhomog.experiments.run_file.schema import load
 from tests.experiments.conftest import SMALL
 from tests.experiments.run_helpers import interrupted_after
 from tests.hostile.plugins import HERE, assert_blamed, install

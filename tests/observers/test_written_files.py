@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from gradhomog.experiments import load as results
-from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.execution.comparison import compare
 from gradhomog.experiments.results import events
+from gradhomog.experiments.run_file.schema import load
 from gradhomog.registry import installed
 from tests.experiments.conftest import SMALL
 from tests.experiments.run_helpers import interrupted_after

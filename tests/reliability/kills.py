@@ -23,11 +23,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
-from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.execution.comparison import compare
 from gradhomog.experiments.execution.verification import verify
 from gradhomog.experiments.results.comparison_dir import MANIFEST, PLAN
 from gradhomog.experiments.results.records import records
+from gradhomog.experiments.run_file.schema import load
 
 OVERRIDES = [
     "problem.name=landscape", "train.steps=24", "train.validate_every=4", "train.checkpoint_every=1",

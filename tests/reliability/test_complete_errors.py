@@ -10,9 +10,9 @@ import pytest
 
 from gradhomog import ConfigError, DataError, OptionError
 from gradhomog.cli import main
-from gradhomog.experiments.config.schema import load
-from gradhomog.experiments.data.splits import streams
-from gradhomog.experiments.execution.plan import methods
+from gradhomog.experiments.episodes.splits import streams
+from gradhomog.experiments.execution.methods import make_methods
+from gradhomog.experiments.run_file.schema import load
 
 FUNCTIONS = ['domains.train=["functions:line"]', 'domains.test=["functions:step"]', "network.name=mlp"]
 
@@ -21,7 +21,7 @@ def test_all_wrong_homogenizers_and_options_are_named_once() -> None:
     texts = ["pcgard", "mgdaa + sttic | rotate(stpes=1, angel=2)", "none", "pcgrad(order=3", "cagrad(c=-1)"]
     config = load(None, [f"homogenizers={texts!r}", 'learner=["maml", "fomaml"]'])
     with pytest.raises(ConfigError, match="`homogenizers`: 6 errors:") as caught:
-        methods(config)
+        make_methods(config)
     message = str(caught.value)
     for part in ("'pcgard'", "'mgdaa'", "'sttic'", "'stpes'", "'angel'", "expected ',' or ')'", "`c` must be"):
         assert message.count(part) == 1, part
@@ -30,7 +30,7 @@ def test_all_wrong_homogenizers_and_options_are_named_once() -> None:
 def test_all_wrong_options_of_one_plugin_are_named() -> None:
     config = load(None, ['homogenizers=["pcgrad(order=3, sed=1)"]'])
     with pytest.raises(ConfigError, match=r"(?s)2 errors:.*`order` must be.*no option 'sed'"):
-        methods(config)
+        make_methods(config)
 
 
 def test_all_wrong_keys_of_a_run_file_are_named(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from unittest import mock
 import pytest
 
 from gradhomog.errors import ConfigError
-from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.execution.comparison import compare
 from gradhomog.experiments.results import checksums
 from gradhomog.experiments.results.records import records
+from gradhomog.experiments.run_file.schema import load
 
 SMALL = [
     "problem.name=landscape", "train.steps=40", "train.validate_every=4", "train.checkpoint_every=1",

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from gradhomog.errors import ExpressionError, GradhomogError
-from gradhomog.experiments.config.schema import Config, load
+from gradhomog.experiments.run_file.schema import Config, load
 from gradhomog.files.npz import open_npz
 from gradhomog.registry import expression
 from gradhomog_data.domains import images
-from gradhomog_data.problems import table
+from gradhomog_data.problems import _table
 
 MAX_BYTES = 2**20
 
@@ -185,7 +185,7 @@ def test_any_bytes_are_an_npz_file_or_rejected(content: bytes) -> None:
         path = Path(folder) / "a.npz"
         path.write_bytes(content)
         with contextlib.suppress(GradhomogError):
-            table.read_columns(str(path))
+            _table.read_columns(str(path))
 
 
 @given(

@@ -8,7 +8,7 @@ from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.paired_comparison import Runs
 from gradhomog.experiments.analysis.statistics import Interval, mean_interval
 from gradhomog.experiments.results.events import numbers
-from gradhomog.experiments.results.plan import PLAIN, SINGLE
+from gradhomog.experiments.results.runs import PLAIN, SINGLE
 
 
 def improvement_baseline(groups: Mapping[tuple[str, str], Runs], learner: str) -> str | None:

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from gradhomog.experiments.analysis.consistency import check_consistency
 from gradhomog.experiments.analysis.improvement import improvement_baseline
+from gradhomog.experiments.analysis.method_rows import MethodRow, best_baselines, make_method_rows
 from gradhomog.experiments.analysis.metrics import metric
-from gradhomog.experiments.analysis.rows import MethodRow, best_baselines, make_method_rows
 from gradhomog.experiments.analysis.tuning import Candidate, candidates
 from gradhomog.experiments.profiling.training_time import SlowHomogenizer, find_slow_homogenizers
 from gradhomog.experiments.results.events import Record, json_compatible

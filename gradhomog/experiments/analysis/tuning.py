@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradhomog.experiments.analysis.rows import MethodRow
+from gradhomog.experiments.analysis.method_rows import MethodRow
 from gradhomog.experiments.results.events import Record, numbers
 
 

@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from gradhomog.errors import ConfigError
-from gradhomog.experiments.config import pins
-from gradhomog.experiments.config.schema import Config
-from gradhomog.experiments.execution import observers, plan
+from gradhomog.experiments.execution import observers
 from gradhomog.experiments.execution.executors import executor as find_executor
 from gradhomog.experiments.execution.executors.base import Executor
 from gradhomog.experiments.execution.interrupts import StopFile
+from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.execution.monitor import Monitor, Progress
 from gradhomog.experiments.execution.worker import Job
 from gradhomog.experiments.report.page import write_report
 from gradhomog.experiments.results import comparison_dir
 from gradhomog.experiments.results.comparison_dir import Plan, run_dir
-from gradhomog.experiments.results.plan import Run, decided_runs
+from gradhomog.experiments.results.runs import Run, decided_runs
+from gradhomog.experiments.run_file import pins
+from gradhomog.experiments.run_file.schema import Config
 from gradhomog.experiments.training import trainer
 from gradhomog.experiments.training.dry_run import dry_run
 
@@ -73,7 +74,7 @@ def compare(
 
 
 def _compare(config: Config, out: Path, resume: bool, progress: Progress, jobs: int, executor: str) -> ComparisonResult:
-    rows = plan.methods(config)
+    rows = make_methods(config)
     observers.check(config)
     comparison_dir.check_writable(out)
     run_executor = find_executor(executor, jobs, out)
@@ -97,7 +98,7 @@ def make_plan(config: Config) -> Plan:
     metadata: dict[str, Any] = {}
     for learner in config.learners:
         metadata = trainer.make_trainable(config, Run(learner, "none", config.seed_list[0])).metadata()
-    return Plan(config.to_dict(), config.digest, tuple(plan.methods(config)), tuple(config.seed_list), metadata)
+    return Plan(config.to_dict(), config.digest, tuple(make_methods(config)), tuple(config.seed_list), metadata)
 
 
 class _Runner:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import traceback
 
 from gradhomog.errors import GradhomogError, describe_error, raised_in_package
-from gradhomog.experiments.config.schema import Config
-from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.results.runs import Run
+from gradhomog.experiments.run_file.schema import Config
 from gradhomog.learners.domains import domain_plugin
 from gradhomog.registry import expression, installed
 from gradhomog.registry.specs import PluginInfo

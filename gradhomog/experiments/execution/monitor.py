@@ -11,7 +11,7 @@ from typing import Any
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.results import events
 from gradhomog.experiments.results.comparison_dir import run_dir
-from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.results.runs import Run
 
 Progress = Callable[[Mapping[str, Any]], None]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gradhomog.errors import ConfigError, GradhomogError, describe_error, join_errors
-from gradhomog.experiments.config.schema import Config
+from gradhomog.experiments.run_file.schema import Config
 from gradhomog.registry import PluginInfo, expression, installed
 from gradhomog.registry.options import bind
 from gradhomog.registry.specs import Observer

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from gradhomog.errors import ConfigError, DamagedCacheWarning, GradhomogError
-from gradhomog.experiments.config import pins
-from gradhomog.experiments.config.schema import Config, load
-from gradhomog.experiments.data.splits import close_domains
+from gradhomog.experiments.episodes.splits import close_domains
 from gradhomog.experiments.execution.comparison import make_plan
 from gradhomog.experiments.results import checksums
 from gradhomog.experiments.results.comparison_dir import MANIFEST, PLAN, Plan, run_dir
-from gradhomog.experiments.results.plan import Run, decided_runs
 from gradhomog.experiments.results.run_dir import RESULT
+from gradhomog.experiments.results.runs import Run, decided_runs
+from gradhomog.experiments.run_file import pins
+from gradhomog.experiments.run_file.schema import Config, load
 
 Checked = Iterator[tuple[Path, str | None]]
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gradhomog.experiments.config import pins
-from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.execution import observers
 from gradhomog.experiments.execution.failures import describe_failure
 from gradhomog.experiments.execution.threads import threads
 from gradhomog.experiments.results.comparison_dir import run_dir
-from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.results.runs import Run
+from gradhomog.experiments.run_file import pins
+from gradhomog.experiments.run_file.schema import Config
 from gradhomog.experiments.training.trainer import Trainer
 from gradhomog.ranks.ranks import Ranks
 from gradhomog.terminal import escaped_output
@@ -75,7 +75,7 @@ class Job:
                         trainer = Trainer(
                             config, self.run, folder, observers.make(config, folder.path, _warn), self.jobs
                         )
-                        return Outcome(self.run, "finished" if trainer.finish(self.stop.exists) else "stopped")
+                        return Outcome(self.run, "finished" if trainer.train_and_test(self.stop.exists) else "stopped")
                     except Exception as error:
                         message = describe_failure(self.config, self.run, error)
                         if trainer is not None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from gradhomog.experiments.config.schema import Config
-from gradhomog.experiments.data.splits import Streams, streams
-from gradhomog.experiments.execution import plan
+from gradhomog.experiments.episodes.splits import Streams, streams
+from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.profiling.harness import Clock, Comparison, Progress, Workload, measure_all
 from gradhomog.experiments.profiling.table import TimingTable
-from gradhomog.experiments.results.plan import PLAIN, SINGLE, Run
+from gradhomog.experiments.results.runs import PLAIN, SINGLE, Run
+from gradhomog.experiments.run_file.schema import Config
 from gradhomog.experiments.training.meta_learning import make_learner
 from gradhomog.experiments.training.trainer import make_optimizer, make_trainable
 
@@ -32,7 +32,7 @@ STEP_ROUNDS = 50
 
 def pipelines(config: Config, learner: str) -> dict[str, str]:
     """Pipeline expressions by label: plain, plain again, and the first candidate of each method of the run file."""
-    texts = [method.candidates[0] for method in plan.methods(config) if method.learner == learner]
+    texts = [method.candidates[0] for method in make_methods(config) if method.learner == learner]
     return {PLAIN: "none", SECOND_PLAIN: "none", **{text: text for text in texts if text != "none"}}
 
 

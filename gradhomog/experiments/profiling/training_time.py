@@ -6,9 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gradhomog.experiments.results.events import Record
-from gradhomog.step.member import Member
+
+if TYPE_CHECKING:
+    from gradhomog.step.member import Member  # imports torch, which reports do not need
 
 SLOW_SHARE = 0.5
 """A homogenizer is slow above this fraction of the time of training steps."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from gradhomog.errors import in_one_line
+from gradhomog.experiments.analysis.method_rows import MethodRow
 from gradhomog.experiments.analysis.metrics import metric
-from gradhomog.experiments.analysis.rows import MethodRow
 from gradhomog.experiments.analysis.summary import Summary
-from gradhomog.experiments.results.plan import PLAIN
+from gradhomog.experiments.results.runs import PLAIN
 
 
 def notes(summary: Summary) -> list[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+from gradhomog.experiments.analysis.method_rows import MethodRow
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.paired_comparison import PairedComparison
-from gradhomog.experiments.analysis.rows import MethodRow
 from gradhomog.experiments.analysis.statistics import Interval
 from gradhomog.experiments.analysis.summary import Summary
 from gradhomog.experiments.report.formatting import (
@@ -18,7 +18,7 @@ from gradhomog.experiments.report.formatting import (
     seeds_text,
 )
 from gradhomog.experiments.report.notes import notes
-from gradhomog.experiments.results.plan import PLAIN
+from gradhomog.experiments.results.runs import PLAIN
 from gradhomog.table import NOTHING, Cell, Column, Table, Value
 
 DELTA_M = "Δm %"

@@ -3,10 +3,10 @@
 A paper is a TOML file, see `paper`. An experiment is a list of comparisons, see `plan`; their results are one table.
 """
 
+from gradhomog.experiments.reproduce.comparisons import Part, Settings, image_size, parts
 from gradhomog.experiments.reproduce.data_sources import find_domains
 from gradhomog.experiments.reproduce.execute import Reproduction, describe, reproduce
-from gradhomog.experiments.reproduce.paper import Paper, parse_paper, read_experiment
-from gradhomog.experiments.reproduce.plan import Part, Settings, image_size, parts
+from gradhomog.experiments.reproduce.paper_schema import Paper, parse_paper, read_experiment
 from gradhomog.experiments.reproduce.report import text_table
 from gradhomog.experiments.reproduce.results import Result, Results, collect
 

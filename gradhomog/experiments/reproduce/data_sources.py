@@ -8,7 +8,7 @@ from typing import Any
 
 from gradhomog.benchmarks import benchmark
 from gradhomog.errors import ConfigError, DataError, did_you_mean, join_errors
-from gradhomog.experiments.reproduce.paper import DOMAINS, Experiment, Paper
+from gradhomog.experiments.reproduce.paper_schema import DOMAINS, Experiment, Paper
 
 
 def find_domains(benchmarks: Sequence[str], data: Path | None, assigned: Sequence[str], size: int) -> dict[str, str]:

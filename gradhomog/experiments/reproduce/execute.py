@@ -10,17 +10,17 @@ from typing import Any
 
 import gradhomog
 from gradhomog.errors import ConfigError, GradhomogError
-from gradhomog.experiments.execution import plan
 from gradhomog.experiments.execution.comparison import compare, make_plan
+from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.execution.monitor import Progress
+from gradhomog.experiments.reproduce.comparisons import Part, Settings, parts
 from gradhomog.experiments.reproduce.data_sources import find_differences
-from gradhomog.experiments.reproduce.paper import Paper, read_experiment
-from gradhomog.experiments.reproduce.plan import Part, Settings, parts
+from gradhomog.experiments.reproduce.paper_schema import Paper, read_experiment
 from gradhomog.experiments.reproduce.report import FIGURES, REPORT, write_page
 from gradhomog.experiments.reproduce.results import Results, collect
 from gradhomog.experiments.results import atomic_files
 from gradhomog.experiments.results.comparison_dir import PLAN, Plan, run_dir
-from gradhomog.experiments.results.plan import decided_runs
+from gradhomog.experiments.results.runs import decided_runs
 
 DESCRIPTION = "reproduce.json"
 TEXTS = ("version", "contents", "scale_summary", "differences")
@@ -106,7 +106,7 @@ def reproduce(
 def _candidate_titles(part: Part) -> dict[tuple[str, str], str]:
     """Titles of the rows by learner and pipeline; candidates of a tuned row are numbered."""
     found: dict[tuple[str, str], str] = {}
-    for method, row in zip(plan.methods(part.config), part.rows, strict=True):
+    for method, row in zip(make_methods(part.config), part.rows, strict=True):
         for index, text in enumerate(method.candidates):
             found.setdefault((method.learner, text), f"{row.title} {index + 1}" if method.tuned else row.title)
     return found

@@ -14,7 +14,7 @@ from gradhomog.experiments.report.figures import style
 from gradhomog.experiments.report.formatting import interval_text, number_text, seeds_text
 from gradhomog.experiments.report.html import environment
 from gradhomog.experiments.report.svg import inline_svg
-from gradhomog.experiments.reproduce.paper import Paper
+from gradhomog.experiments.reproduce.paper_schema import Paper
 from gradhomog.experiments.reproduce.results import Result, Results
 from gradhomog.experiments.results.atomic_files import write_bytes
 from gradhomog.table import NOTHING, Column, Table

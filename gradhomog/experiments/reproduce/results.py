@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gradhomog.experiments.analysis.method_rows import MethodRow
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.paired_comparison import Runs, compare_runs
 from gradhomog.experiments.analysis.power import seeds_needed
-from gradhomog.experiments.analysis.rows import MethodRow
 from gradhomog.experiments.analysis.statistics import Interval, mean_interval, paired_test
 from gradhomog.experiments.analysis.summary import summarize
-from gradhomog.experiments.execution import plan
-from gradhomog.experiments.reproduce.paper import Paper
-from gradhomog.experiments.reproduce.plan import Part
+from gradhomog.experiments.execution.methods import make_methods
+from gradhomog.experiments.reproduce.comparisons import Part
+from gradhomog.experiments.reproduce.paper_schema import Paper
 from gradhomog.experiments.results.comparison_dir import PLAN
 from gradhomog.experiments.results.events import json_compatible, numbers
-from gradhomog.experiments.results.plan import PLAIN
 from gradhomog.experiments.results.records import records as read_records
+from gradhomog.experiments.results.runs import PLAIN
 
 ONE_POINT = 0.01
 """The difference that `seeds_needed` of an average refers to."""
@@ -161,7 +161,7 @@ def collect(paper: Paper, key: str, parts: Sequence[Part], folder: Path, complet
                 episodes = len(record["scores"])
         place = part.column, part.config.learners[0]
         plain[place] = reference = runs.get(PLAIN) or plain.get(place, {})
-        for method, row in zip(plan.methods(part.config), part.rows, strict=True):
+        for method, row in zip(make_methods(part.config), part.rows, strict=True):
             label = method.label
             if label in ours:
                 numbers_of_row = published.get(row.published or "", {}).get(part.column)

@@ -14,11 +14,11 @@ from typing import Annotated, Any, TypedDict
 from annotated_types import MinLen
 
 from gradhomog.errors import ConfigError
-from gradhomog.experiments.config.schema import Config, load
-from gradhomog.experiments.config.validation import build
 from gradhomog.experiments.results import atomic_files, checksums, events
-from gradhomog.experiments.results.plan import Method, Run
 from gradhomog.experiments.results.run_dir import RunDir
+from gradhomog.experiments.results.runs import Method, Run
+from gradhomog.experiments.run_file.schema import Config, load
+from gradhomog.experiments.run_file.validation import build
 
 ROOT = Path("runs")
 RUN_FILE, PLAN, MANIFEST = "run.toml", "plan.json", "manifest.json"

@@ -8,9 +8,9 @@ from contextlib import suppress
 from typing import Any
 
 from gradhomog.errors import ConfigError, GradhomogError
-from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.execution.threads import threads
-from gradhomog.experiments.results.plan import Method, Run
+from gradhomog.experiments.results.runs import Method, Run
+from gradhomog.experiments.run_file.schema import Config
 from gradhomog.experiments.training import trainer
 
 

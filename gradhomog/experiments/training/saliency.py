@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradhomog.experiments.data.sampler import EpisodeStream
+from gradhomog.experiments.episodes.sampler import EpisodeStream
 from gradhomog.experiments.results.saliency_maps import Array, SaliencyMaps
 from gradhomog.learners.learner import Learner
 from gradhomog.learners.tasks import Task

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 
 from gradhomog.errors import ConfigError
-from gradhomog.experiments import problems
+from gradhomog.experiments import problem_lookup
 from gradhomog.experiments.analysis.metrics import metric
-from gradhomog.experiments.config import pins
-from gradhomog.experiments.config.schema import Config, Train
 from gradhomog.experiments.execution.environment import machine, versions
 from gradhomog.experiments.profiling.training_time import HomogenizerTimer
 from gradhomog.experiments.results import checksums
 from gradhomog.experiments.results.events import VERSION, Count, EventLog, Seconds, json_compatible
-from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.results.run_dir import BEST, RunDir
+from gradhomog.experiments.results.runs import Run
+from gradhomog.experiments.run_file import pins
+from gradhomog.experiments.run_file.schema import Config, Train
 from gradhomog.experiments.training.best_states import BestState, BestStates
 from gradhomog.experiments.training.meta_learning import MetaLearning
 from gradhomog.experiments.training.multi_task import MultiTask
@@ -39,7 +39,7 @@ def make_trainable(config: Config, run: Run) -> Trainable:
     if config.problem is None:
         return MetaLearning(config, run)
     train, network = config.train, config.network
-    made = problems.make(
+    made = problem_lookup.make(
         config.problem,
         ProblemRun(
             config.problem["name"], run.homogenizers, train.nonfinite, run.seed, train.steps, device(config.device),
@@ -114,7 +114,7 @@ class Trainer:
         size = self._load() if folder.checkpoint.exists() else 0
         self.events = EventLog(folder.events, size)
 
-    def finish(self, stop: Callable[[], bool] = lambda: False) -> bool:
+    def train_and_test(self, stop: Callable[[], bool] = lambda: False) -> bool:
         """Train to the end and test. If `stop()` returns True before a step, write a checkpoint and return False."""
         train = self.config.train
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from gradhomog.rows import Jacobian
 from gradhomog.step.pipelines import Pipeline
 from gradhomog.step.step import StageResult
+from gradhomog.testing.assertions import central_difference, derivatives_close
 from gradhomog.testing.check_results import CheckFailure, check
-from gradhomog.testing.comparisons import central_difference, derivatives_close
 from gradhomog.testing.homogenizers.stage_side_effects import wrap_stages
 from gradhomog.testing.subjects import HomogenizerSubject
 

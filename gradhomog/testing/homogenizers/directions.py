@@ -14,8 +14,8 @@ from gradhomog.learners.learner import Learner
 from gradhomog.learners.tasks import TaskBatch
 from gradhomog.registry.options import option_parameters
 from gradhomog.testing import small_network
+from gradhomog.testing.assertions import require_close
 from gradhomog.testing.check_results import CheckFailure, NotApplicable, check, full_or_fast
-from gradhomog.testing.comparisons import require_close
 from gradhomog.testing.property_search import for_all, values_of
 from gradhomog.testing.small_network import network
 from gradhomog.testing.strategies import jacobians

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from gradhomog.step.pipelines import Pipeline
 from gradhomog.step.step import TaskKey
 from gradhomog.testing import small_network
+from gradhomog.testing.assertions import require_all_equal, require_equal, require_exact_rows
 from gradhomog.testing.check_results import CheckFailure, NotApplicable, check, full_or_fast
-from gradhomog.testing.comparisons import require_all_equal, require_equal, require_exact_rows
 from gradhomog.testing.small_network import network, task
 from gradhomog.testing.snapshots import module_structure, module_values
 from gradhomog.testing.subjects import HomogenizerSubject

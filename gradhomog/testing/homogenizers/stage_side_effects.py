@@ -14,8 +14,8 @@ from gradhomog.errors import GradhomogError
 from gradhomog.step.pipelines import Pipeline
 from gradhomog.step.step import Step, TaskKey
 from gradhomog.testing import small_network
+from gradhomog.testing.assertions import error_of, require_all_equal, require_equal
 from gradhomog.testing.check_results import CheckFailure, check
-from gradhomog.testing.comparisons import error_of, require_all_equal, require_equal
 from gradhomog.testing.snapshots import (
     changed_names,
     find_objects,

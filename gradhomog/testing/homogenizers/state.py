@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from gradhomog.errors import NonfiniteError
+from gradhomog.testing.assertions import error_of, require_close, require_equal
 from gradhomog.testing.check_results import CheckFailure, NotApplicable, check
-from gradhomog.testing.comparisons import error_of, require_close, require_equal
 from gradhomog.testing.snapshots import find_objects, snapshot
 from gradhomog.testing.subjects import STEPS, HomogenizerSubject
 

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from gradhomog.errors import GradhomogError
 from gradhomog.learners.learner import Learner
 from gradhomog.learners.scoring import accuracy
-from gradhomog.testing.check_results import CheckFailure, NotApplicable, check
-from gradhomog.testing.comparisons import (
+from gradhomog.testing.assertions import (
     central_difference,
     require_all_equal,
     require_close,
     require_derivative,
     require_equal,
 )
+from gradhomog.testing.check_results import CheckFailure, NotApplicable, check
 from gradhomog.testing.probing_homogenizers import Recorder, ZeroEncoder, ZeroFeatures
 from gradhomog.testing.small_network import WAYS, network
 from gradhomog.testing.snapshots import module_values

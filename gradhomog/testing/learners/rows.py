@@ -14,8 +14,8 @@ from gradhomog.learners.results import TaskRow
 from gradhomog.learners.tasks import TaskBatch
 from gradhomog.step.homogenizer import Homogenizer
 from gradhomog.step.step import TaskKey
+from gradhomog.testing.assertions import central_difference, require_close, require_derivative, require_exact_rows
 from gradhomog.testing.check_results import CheckFailure, check, describe_failure
-from gradhomog.testing.comparisons import central_difference, require_close, require_derivative, require_exact_rows
 from gradhomog.testing.probing_homogenizers import Call, Recorder, ShiftedFeatures, ZeroEncoder, ZeroFeatures
 from gradhomog.testing.subjects import LearnerSubject, TaskType
 

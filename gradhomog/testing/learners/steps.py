@@ -14,8 +14,8 @@ from gradhomog.errors import GradhomogError, NonfiniteError
 from gradhomog.learners.learner import Learner
 from gradhomog.learners.tasks import TaskBatch
 from gradhomog.step.pipelines import Pipeline, pipeline
+from gradhomog.testing.assertions import error_of, require_all_equal, require_close, require_equal
 from gradhomog.testing.check_results import CheckFailure, check
-from gradhomog.testing.comparisons import error_of, require_all_equal, require_close, require_equal
 from gradhomog.testing.probing_homogenizers import Call, InputDependentWeights, Recorder, RowRecorder
 from gradhomog.testing.snapshots import (
     changed_names,

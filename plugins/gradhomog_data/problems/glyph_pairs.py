@@ -8,7 +8,7 @@ from annotated_types import Ge
 
 from gradhomog import ConfigError, MultiTaskData, ProblemRun, ProblemSpec, did_you_mean, hookimpl
 from gradhomog_data.domains import glyphs
-from gradhomog_data.problems import pairs
+from gradhomog_data.problems import _pairs
 
 
 def glyph_pairs(
@@ -46,10 +46,10 @@ def glyph_pairs(
             f"`problem.classes` must be at most {len(available)}, the number of characters of {script!r} "
             f"that do not look alike; got {classes}."
         )
-    side = run.size - pairs.offset(run.size)
+    side = run.size - _pairs.offset(run.size)
     drawn = glyphs.pictures(script, classes, size=side, instances=instances, seed=seed)
     note = f"Two overlaid glyphs, each one of {', '.join(glyph.character for glyph in available[:classes])}."
-    return pairs.pair_data(list(drawn), run.size, (train, validation, test), batch, seed, note)
+    return _pairs.pair_data(list(drawn), run.size, (train, validation, test), batch, seed, note)
 
 
 @hookimpl
@@ -58,5 +58,5 @@ def gradhomog_problem() -> ProblemSpec:
         factory=glyph_pairs,
         summary="classify two overlaid glyphs of matplotlib's fonts: MultiMNIST without a download",
         reference="similar to MultiMNIST (Sener, Koltun 2018, arXiv:1810.04650)",
-        defaults=pairs.DEFAULTS,
+        defaults=_pairs.DEFAULTS,
     )

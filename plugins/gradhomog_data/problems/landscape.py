@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import ConfigError, Evaluation, Problem, ProblemRun, ProblemSpec, StepReport, hookimpl
-from gradhomog_data.problems import toy
+from gradhomog_data.problems import _toy
 
 TRAJECTORY_POINTS = 500
 """Approximate number of points of a long trajectory that are kept for its figure."""
@@ -36,7 +36,7 @@ class Landscape(Problem):
     state_selection = "last"
     tasks = TASKS
 
-    def __init__(self, run: ProblemRun, *, starts: Sequence[Sequence[float]] = toy.STARTS) -> None:
+    def __init__(self, run: ProblemRun, *, starts: Sequence[Sequence[float]] = _toy.STARTS) -> None:
         _check(starts)
         # float64: trajectories must differ by their methods, not by rounding.
         self.points = nn.Parameter(torch.tensor(starts, dtype=torch.float64, device=run.device))
@@ -62,11 +62,11 @@ class Landscape(Problem):
 
     def losses(self, index: int) -> dict[str, Tensor]:
         """Return the sum of each loss over the points, which are independent; every batch is the same."""
-        return dict(zip(TASKS, toy.losses(self.points).sum(0), strict=True))
+        return dict(zip(TASKS, _toy.losses(self.points).sum(0), strict=True))
 
     def step(self, index: int, optimizer: torch.optim.Optimizer, inspect: bool) -> StepReport:
         """Take one step with every point; the report contains means over the points."""
-        losses = toy.losses(self.points)
+        losses = _toy.losses(self.points)
         # Points are independent, so that one backward pass per loss gives the rows of all points.
         gradients = [torch.autograd.grad(loss.sum(), self.points, retain_graph=True)[0] for loss in losses.unbind(1)]
         steps = [
@@ -95,19 +95,19 @@ class Landscape(Problem):
 
     def validate(self) -> Evaluation:
         """Return both losses of each start; there are no held-out data."""
-        values = toy.losses(self._positions())
+        values = _toy.losses(self._positions())
         names = [f"{name}: {loss}" for name in self.names for loss in TASKS]
         return Evaluation(values.flatten().tolist(), values.flatten().tolist(), names, self.metric)
 
     def write_artifacts(self, folder: Path) -> dict[str, Any]:
-        front = toy.pareto_front()
+        front = _toy.pareto_front()
         reach = max(MIN_REACH, 1.05 * float(self.path.abs().max()))
         axis = torch.linspace(-reach, reach, GRID, dtype=torch.float64)
         grid = torch.stack(torch.meshgrid(axis, axis, indexing="xy"), dim=-1)
-        surface = toy.losses(grid).mean(-1)
+        surface = _toy.losses(grid).mean(-1)
         arrays: dict[str, Any] = {"path": self.path, "axis": axis, "surface": surface, "front": front}
         np.savez_compressed(folder / "trajectory.npz", **arrays)
-        return {"additional_scores": {FROM_FRONT: float(toy.distance_from_front(self._positions(), front).mean())}}
+        return {"additional_scores": {FROM_FRONT: float(_toy.distance_from_front(self._positions(), front).mean())}}
 
     def metadata(self) -> dict[str, Any]:
         return super().metadata() | {"held_out": False}

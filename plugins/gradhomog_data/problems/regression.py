@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gradhomog import DataError, Examples, MultiTaskData, ProblemRun, ProblemSpec, hookimpl
 from gradhomog_data._seeding import generator
-from gradhomog_data.problems import table
+from gradhomog_data.problems import _table
 
 MIN_ROWS = 2
 """Minimum number of rows of a split, because R² needs two."""
@@ -42,8 +42,8 @@ def regression(
     Raises:
         DataError: the table cannot be used; the message contains the column or key.
     """
-    columns = table.read_columns(data)
-    targets = targets or [*table.TARGETS.get(data, ())]
+    columns = _table.read_columns(data)
+    targets = targets or [*_table.TARGETS.get(data, ())]
     if not targets:
         raise DataError(f"`problem.targets` must name columns of {data}: {', '.join(columns)}; got none.")
     inputs = inputs or [name for name in columns if name not in targets]
@@ -51,8 +51,8 @@ def regression(
         raise DataError(
             f"`problem.inputs` must name columns that are not targets; got {inputs}, with the targets {targets}."
         )
-    _, x = table.select_columns(columns, inputs, "problem.inputs")
-    tasks, y = table.select_columns(columns, targets, "problem.targets")
+    _, x = _table.select_columns(columns, inputs, "problem.inputs")
+    tasks, y = _table.select_columns(columns, targets, "problem.targets")
     for title in tasks:
         if tasks.count(title) > 1:  # tables of results and homogenizers identify a task by its title
             raise DataError(

@@ -9,7 +9,7 @@ import torch
 
 import gradhomog
 from gradhomog import DataError, OptionError
-from gradhomog.experiments.data.sampler import EpisodeStream
+from gradhomog.experiments.episodes.sampler import EpisodeStream
 from gradhomog_data.domains import _textures, glyphs
 
 SMALL = {"size": 16, "instances": 6}  # tifinagh: few classes, two faces

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradhomog.experiments.data.sampler import EpisodeStream
+from gradhomog.experiments.episodes.sampler import EpisodeStream
 from gradhomog_data.domains.images import images
 
 FOLDER = Path(os.environ.get("GRADHOMOG_DATA", Path(__file__).parents[4] / "shared" / "data"))

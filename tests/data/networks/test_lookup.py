@@ -4,8 +4,8 @@ import pytest
 
 import gradhomog_data.networks
 from gradhomog import ConfigError, available
-from gradhomog.experiments import networks
-from gradhomog.experiments.config.schema import load
+from gradhomog.experiments import network_lookup
+from gradhomog.experiments.run_file.schema import load
 from tests.data.networks.names import IMAGES, NETWORKS
 
 
@@ -20,26 +20,26 @@ def test_an_unknown_name_raises_with_the_nearest_name_and_all_names(name, near):
     with pytest.raises(
         ConfigError, match=rf"`network.name` must be one of conv4, .*, mlp, .*; got '{name}'.* '{near}'\?"
     ):
-        networks.build(name, (3, 32, 32), 5, 8)
+        network_lookup.build(name, (3, 32, 32), 5, 8)
 
 
 def test_a_name_unlike_all_others_has_no_suggestion():
     with pytest.raises(ConfigError, match=r"got 'transformer'\.$"):
-        networks.build("transformer", (3, 32, 32), 5, 8)
+        network_lookup.build("transformer", (3, 32, 32), 5, 8)
 
 
 @pytest.mark.parametrize("name", IMAGES)
 @pytest.mark.parametrize("shape", [(1,), (3, 32, 28)])
 def test_networks_for_images_reject_vectors_and_rectangular_images(name, shape):
     with pytest.raises(ConfigError, match=rf"{name} takes square images; .*\({shape[0]},"):
-        networks.build(name, shape, 5, 8)
+        network_lookup.build(name, shape, 5, 8)
 
 
 @pytest.mark.parametrize("name", ["conv4", "conv6", "resnet12"])
 def test_images_that_pooling_reduces_to_nothing_raise_with_the_smallest_size(name):
-    networks.build(name, (3, 16, 16), 5, 2)
+    network_lookup.build(name, (3, 16, 16), 5, 2)
     with pytest.raises(ConfigError, match=rf"{name} needs images of at least 16×16 pixels: .* got 15×15"):
-        networks.build(name, (3, 15, 15), 5, 2)
+        network_lookup.build(name, (3, 15, 15), 5, 2)
 
 
 @pytest.mark.parametrize("name", ["conv4", "conv6"])
@@ -50,4 +50,4 @@ def test_with_two_unpadded_pools_the_smallest_image_has_ten_pixels(name):
 
 def test_mlp_without_flatten_raises():
     with pytest.raises(ConfigError, match="mlp has no feature maps"):
-        networks.build("mlp", (3,), 5, 8, flatten=False)
+        network_lookup.build("mlp", (3,), 5, 8, flatten=False)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gradhomog import MultiTaskData, ProblemRun
-from gradhomog.experiments.config.schema import Config, load
-from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.results.runs import Run
+from gradhomog.experiments.run_file.schema import Config, load
 from gradhomog.experiments.training.trainer import make_trainable
 
 GLYPHS = [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gradhomog.experiments.config.schema import load
+from gradhomog.experiments.run_file.schema import load
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide"
 TEXT = "\n".join((GUIDE / name).read_text(encoding="utf-8") for name in ("multitask.md", "pinn.md"))

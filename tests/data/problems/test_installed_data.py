@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradhomog_data.problems import digit_pairs, regression, table
+from gradhomog_data.problems import _table, digit_pairs, regression
 from tests.data.problems.conftest import problem_run
 
 pytestmark = pytest.mark.slow
@@ -12,10 +12,10 @@ pytestmark = pytest.mark.slow
 ROWS = {"linnerud": 20, "diabetes": 442, "breast_cancer": 569}
 
 
-@pytest.mark.parametrize("name", table.TARGETS)
+@pytest.mark.parametrize("name", _table.TARGETS)
 def test_a_data_set_of_scikit_learn_needs_only_its_name(name):
     data = regression.regression(problem_run(), data=name)
-    assert data.tasks == table.TARGETS[name]
+    assert data.tasks == _table.TARGETS[name]
     assert sum(len(split.inputs) for split in (data.train, data.validation, data.test)) == ROWS[name]
     assert data.train.inputs.isfinite().all()
 

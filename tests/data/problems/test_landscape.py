@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradhomog import ConfigError
-from gradhomog.experiments.config.schema import load
-from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.results.trajectory import Trajectory
+from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.training.trainer import make_trainable
-from gradhomog_data.problems import toy
+from gradhomog_data.problems import _toy
 from tests.experiments.run_helpers import trainer
 
 SHORT = ["problem.name=landscape", "train.steps=30", "train.validate_every=10", "train.checkpoint_every=7"]
@@ -33,61 +33,61 @@ def by_hand(x, y):
 
 @given(st.floats(-11, 11), st.floats(-11, 11))
 def test_the_losses_are_those_of_the_authors_code(x, y):
-    losses = toy.losses(torch.tensor([x, y], dtype=torch.float64))
+    losses = _toy.losses(torch.tensor([x, y], dtype=torch.float64))
     assert losses.tolist() == pytest.approx(by_hand(x, y), rel=1e-12, abs=1e-12)
 
 
 @given(st.floats(-11, 11), st.floats(-11, 11))
 def test_each_loss_is_the_mirror_image_of_the_other_unlike_in_the_misprint_of_the_paper(x, y):
-    original, mirrored = (toy.losses(torch.tensor([value, y], dtype=torch.float64)) for value in (x, -x))
+    original, mirrored = (_toy.losses(torch.tensor([value, y], dtype=torch.float64)) for value in (x, -x))
     assert original[0].item() == pytest.approx(mirrored[1].item(), rel=1e-9, abs=1e-9)
 
 
 def test_the_losses_are_differentiable_on_both_sides_of_the_axis():
     points = torch.tensor([[-8.5, 7.5], [-8.5, -5.0], [9.0, 9.0], [1.0, -0.3]], dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(toy.losses, points)
+    assert torch.autograd.gradcheck(_toy.losses, points)
 
 
 def test_no_point_dominates_a_point_of_the_front():
-    front = toy.losses(toy.pareto_front(201)).numpy()
+    front = _toy.losses(_toy.pareto_front(201)).numpy()
     random = np.random.default_rng(0)
     points = np.concatenate([random.uniform(-11, 11, (20000, 2)), random.uniform([-8, -10], [8, -7], (20000, 2))])
-    others = toy.losses(torch.from_numpy(points)).numpy()
+    others = _toy.losses(torch.from_numpy(points)).numpy()
     for losses in front:
         assert not ((others <= losses - 1e-9).all(axis=1)).any()
 
 
 def test_the_middle_of_the_front_is_the_published_one_and_its_ends_are_minima_of_one_loss():
-    front = toy.pareto_front(401)
+    front = _toy.pareto_front(401)
     assert front[200].tolist() == pytest.approx([0, -8.3552], abs=1e-4)
     for end, task in ((front[-1], 0), (front[0], 1)):
         point = end.clone().requires_grad_()
-        toy.losses(point)[task].backward()
+        _toy.losses(point)[task].backward()
         assert point.grad.abs().max() < 1e-12
 
 
 def test_points_of_the_front_have_distance_zero_from_it():
-    front = toy.pareto_front(101)
-    assert toy.distance_from_front(front[::10], front).max() == 0
-    assert toy.distance_from_front(torch.tensor(toy.STARTS), front).min() > 1
+    front = _toy.pareto_front(101)
+    assert _toy.distance_from_front(front[::10], front).max() == 0
+    assert _toy.distance_from_front(torch.tensor(_toy.STARTS), front).min() > 1
 
 
 def test_the_path_of_the_plain_learner_is_that_of_adam_on_the_mean_of_the_losses(tmp_path):
     config = load(None, SHORT)
     records = []
-    trainer(config, Run("landscape", "none", 0), tmp_path, records).finish()
+    trainer(config, Run("landscape", "none", 0), tmp_path, records).train_and_test()
     path = Trajectory.read(tmp_path).path
-    for index, start in enumerate(toy.STARTS):
+    for index, start in enumerate(_toy.STARTS):
         point = torch.nn.Parameter(torch.tensor(start, dtype=torch.float64))
         adam = torch.optim.Adam([point], lr=config.train.outer_lr)
         for step in range(config.train.steps):
             np.testing.assert_allclose(path[step, index], point.detach(), rtol=1e-12)
             adam.zero_grad()
-            toy.losses(point).mean().backward()
+            _toy.losses(point).mean().backward()
             adam.step()
         np.testing.assert_allclose(path[-1, index], point.detach(), rtol=1e-12)
     result = records[-1]
-    assert result["scores"] == toy.losses(torch.from_numpy(path[-1])).flatten().tolist()
+    assert result["scores"] == _toy.losses(torch.from_numpy(path[-1])).flatten().tolist()
     assert result["domains"] == ["a: f1", "a: f2", "b: f1", "b: f2", "c: f1", "c: f2"]
     assert result["best_step"] == 30  # the last step, not the best one
     assert result["validation"] == pytest.approx(np.mean(result["scores"]))
@@ -101,7 +101,7 @@ def test_an_interrupted_run_resumes_to_the_same_path_with_the_homogenizers_of_ea
     for folder, stops in (("whole", (None,)), ("parts", (stop, None))):
         for limit in stops:
             training = trainer(load(None, SHORT), run, tmp_path / folder)
-            training.finish(lambda t=training, n=limit: t.done == n)
+            training.train_and_test(lambda t=training, n=limit: t.done == n)
         paths.append(Trajectory.read(tmp_path / folder).path)
     assert np.array_equal(*paths)
     assert len(paths[0]) == 31

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from gradhomog.experiments import networks
-from gradhomog.experiments.config.schema import load
-from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments import network_lookup
+from gradhomog.experiments.results.runs import Run
+from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.training.multi_task import batch_indices
 from gradhomog.experiments.training.trainer import make_trainable
 from tests.data.problems.conftest import GLYPHS, data_of
@@ -36,7 +36,7 @@ def loop(config, shared, steps=4):
     """The textbook loop: shared parameters minimize the mean of the losses, and each head minimizes its loss."""
     train = data_of(config).train
     torch.manual_seed(0)
-    parts = [networks.build("conv4", (1, 16, 16), 3, config.network.width) for _ in range(2)]
+    parts = [network_lookup.build("conv4", (1, 16, 16), 3, config.network.width) for _ in range(2)]
     encoders = [parts[0][0]] * 2 if shared else [encoder for encoder, _ in parts]
     heads = [head for _, head in parts]
     body = list(encoders[0].parameters()) if shared else [p for encoder in encoders for p in encoder.parameters()]
@@ -124,7 +124,7 @@ def test_an_interrupted_run_resumes_to_the_records_of_an_uninterrupted_run(pairs
         records = []
         for limit in limits:
             training = trainer(pairs, run(text), tmp_path / folder, records)
-            assert training.finish(lambda t=training, n=limit: t.done == n) == (limit is None)
+            assert training.train_and_test(lambda t=training, n=limit: t.done == n) == (limit is None)
         compared = [record for record in records if record["event"] != "start"]
         outcomes.append([json.dumps({k: v for k, v in r.items() if "seconds" not in k}) for r in compared])
     assert outcomes[0] == outcomes[1]
@@ -140,7 +140,7 @@ def test_training_fits_the_columns_of_a_table(tmp_path):
         "train.steps=120", "train.outer_lr=0.01", "train.validate_every=60",
     ])  # fmt: skip
     records = []
-    trainer(config, Run("regression", "none", 0), tmp_path / "run", records).finish()
+    trainer(config, Run("regression", "none", 0), tmp_path / "run", records).train_and_test()
     assert records[-1]["metric"] == "r2"
     assert records[-1]["domains"] == ["sum", "gap"]
     assert min(records[-1]["scores"]) > 0.95

@@ -11,12 +11,12 @@ import pytest
 
 from gradhomog.cli import main
 from gradhomog.errors import ConfigError
-from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.execution.comparison import compare
 from gradhomog.experiments.report.tables import score_table
 from gradhomog.experiments.results import comparison_dir as folders
-from gradhomog.experiments.results.plan import SINGLE
 from gradhomog.experiments.results.records import records
+from gradhomog.experiments.results.runs import SINGLE
+from gradhomog.experiments.run_file.schema import load
 from tests.data.problems.conftest import GLYPHS
 from tests.experiments.run_helpers import interrupted_after
 

@@ -7,11 +7,11 @@ import pickle
 import pytest
 
 from gradhomog import ConfigError, available
-from gradhomog.experiments.config.schema import load
-from gradhomog.experiments.data.splits import streams
-from gradhomog.experiments.execution import plan
+from gradhomog.experiments.episodes.splits import streams
+from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.results import comparison_dir
-from gradhomog.experiments.results.plan import SINGLE
+from gradhomog.experiments.results.runs import SINGLE
+from gradhomog.experiments.run_file.schema import load
 
 
 @pytest.mark.parametrize("name", available("problems"))
@@ -93,9 +93,9 @@ METHODS = (
 @pytest.mark.parametrize("methods", METHODS)
 def test_every_table_has_the_plain_learner_and_static_weights_with_the_largest_budget(methods):
     config = load(None, ["problem.name=glyph_pairs", f"homogenizers={methods}"])
-    rows = {row.label: row for row in plan.methods(config.with_baselines())}
+    rows = {row.label: row for row in make_methods(config.with_baselines())}
     assert "plain" in rows
-    others = [len(row.candidates) for row in plan.methods(config)]
+    others = [len(row.candidates) for row in make_methods(config)]
     assert len(rows["static (tuned)"].candidates) == max(2, *others)
     assert rows["static (tuned)"].candidates[0] == "static"  # equal weights may win
     assert set(config.homogenizers) <= set(config.with_baselines().homogenizers)
@@ -135,12 +135,12 @@ def test_a_run_file_in_the_output_folder_may_omit_the_baselines(tmp_path):
 
 def test_single_task_is_a_method_of_problems_with_networks_only():
     overrides = [f'homogenizers=["{SINGLE}"]']
-    (row,) = plan.methods(load(None, ["problem.name=glyph_pairs", *overrides]))
+    (row,) = make_methods(load(None, ["problem.name=glyph_pairs", *overrides]))
     assert (row.label, row.candidates) == (SINGLE, (SINGLE,))
     with pytest.raises(ConfigError, match=r"'single-task' does not apply to landscape"):
-        plan.methods(load(None, ["problem.name=landscape", *overrides]))
+        make_methods(load(None, ["problem.name=landscape", *overrides]))
     with pytest.raises(ConfigError, match=r"unknown homogenizer 'single-task'"):
-        plan.methods(load(None, overrides))
+        make_methods(load(None, overrides))
 
 
 def test_streams_of_episodes_reject_a_problem():

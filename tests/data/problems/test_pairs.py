@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from gradhomog import ConfigError, DataError
-from gradhomog.experiments.config.schema import load
+from gradhomog.experiments.run_file.schema import load
 from gradhomog_data.problems import digit_pairs
-from gradhomog_data.problems.pairs import offset, overlay, pair_data
+from gradhomog_data.problems._pairs import offset, overlay, pair_data
 from tests.data.problems.conftest import GLYPHS, data_of, problem_run
 
 

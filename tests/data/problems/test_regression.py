@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradhomog import ConfigError, DataError
-from gradhomog.experiments.config.schema import load
-from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.results.runs import Run
+from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.training.trainer import make_trainable
-from gradhomog_data.problems import regression, table
+from gradhomog_data.problems import _table, regression
 from tests.data.problems.conftest import problem_run
 
 ROWS = 50
@@ -162,7 +162,7 @@ def test_an_unknown_data_set_raises_with_the_names_of_all():
         load_data("Diabetis")
 
 
-@pytest.mark.parametrize("name", table.TARGETS)
+@pytest.mark.parametrize("name", _table.TARGETS)
 def test_data_of_scikit_learn_without_it_raise_with_package_and_extra(name, monkeypatch):
     for module in ("sklearn", "sklearn.datasets"):
         monkeypatch.setitem(sys.modules, module, None)

@@ -12,12 +12,12 @@ from unittest import mock
 import pytest
 
 from gradhomog.errors import ConfigError
-from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.execution.comparison import compare
 from gradhomog.experiments.execution.worker import Job, Outcome
 from gradhomog.experiments.results.comparison_dir import run_dir
-from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.results.records import records
+from gradhomog.experiments.results.runs import Run
+from gradhomog.experiments.run_file.schema import load
 from tests.experiments.conftest import SMALL
 from tests.experiments.run_helpers import gradhomog_without_figures, interrupted_after
 
@@ -221,7 +221,7 @@ def test_a_script_without_a_main_guard_works(tmp_path):
     script.write_text(
         "from pathlib import Path\n"
         "from gradhomog.experiments.execution.comparison import compare\n"
-        "from gradhomog.experiments.config.schema import load\n"
+        "from gradhomog.experiments.run_file.schema import load\n"
         "from gradhomog.experiments.report import page\n"
         "page._save_figures = lambda *arguments: {}  # takes longer than the runs\n"
         f"config = load(None, {[*SMALL, 'seeds=1', TWO]!r})\n"

@@ -7,10 +7,10 @@ from unittest import mock
 import pytest
 
 from gradhomog import ConfigError
-from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.execution.comparison import compare
 from gradhomog.experiments.execution.executors import executor
 from gradhomog.experiments.results.records import records
+from gradhomog.experiments.run_file.schema import load
 from tests.experiments.conftest import SMALL
 
 # Three runs, the last of which depends on the results of the others: submitit starts a process for each.

@@ -3,9 +3,9 @@
 import pytest
 
 from gradhomog import ConfigError
-from gradhomog.experiments.config.schema import load
-from gradhomog.experiments.execution import plan
-from gradhomog.experiments.results.plan import Method, Run, chosen_candidate, decided_runs
+from gradhomog.experiments.execution.methods import make_methods
+from gradhomog.experiments.results.runs import Method, Run, chosen_candidate, decided_runs
+from gradhomog.experiments.run_file.schema import load
 
 TUNED = 'homogenizers=["none", "pcgrad", "static | static(weights=[1, 2])"]'
 
@@ -16,7 +16,7 @@ def finished(run, validation, metric="mse"):
 
 def test_every_method_runs_with_every_seed_and_candidates_with_the_first():
     config = load(None, [TUNED, "seeds=[4, 7]"])
-    rows = plan.methods(config)
+    rows = make_methods(config)
     assert [row.label for row in rows] == ["plain", "pcgrad", "static (tuned)"]
     first = decided_runs(rows, config.seed_list, {}, ())
     assert [(run.homogenizers, run.seed) for run in first] == [
@@ -57,13 +57,13 @@ def test_a_failed_candidate_is_excluded_from_the_choice():
 
 def test_the_label_of_a_tuned_row_names_its_candidates():
     config = load(None, ['homogenizers=["none | pcgrad", "static | pcgrad", "static | static(weights=[1, 2])"]'])
-    labels = [row.label for row in plan.methods(config)]
+    labels = [row.label for row in make_methods(config)]
     assert labels == ["none | pcgrad (tuned)", "static | pcgrad (tuned)", "static (tuned)"]
 
 
 def test_different_runs_have_different_folders_and_methods_share_equal_runs():
     config = load(None, ['homogenizers=["none", "static", "static | pcgrad"]', 'learner=["maml", "fomaml"]', "seeds=3"])
-    rows = plan.methods(config)
+    rows = make_methods(config)
     results = {}
     for run in decided_runs(rows, config.seed_list, {}, ()):
         results |= finished(run, 0.0 if run.homogenizers == "static" else 1.0)
@@ -88,4 +88,4 @@ def test_different_runs_have_different_folders_and_methods_share_equal_runs():
 )
 def test_invalid_pipelines_are_rejected_before_training(homogenizers, message):
     with pytest.raises(ConfigError, match=message):
-        plan.methods(load(None, [f"homogenizers={homogenizers}"]))
+        make_methods(load(None, [f"homogenizers={homogenizers}"]))

@@ -10,11 +10,11 @@ from PIL import Image
 
 from gradhomog import ConfigError
 from gradhomog.cli import main
-from gradhomog.experiments.config.schema import load
-from gradhomog.experiments.data.splits import close_domains
+from gradhomog.experiments.episodes.splits import close_domains
 from gradhomog.experiments.execution.comparison import compare
-from gradhomog.experiments.results.plan import Run
-from gradhomog.experiments.results.tables import load as load_results
+from gradhomog.experiments.results.columns import load as load_results
+from gradhomog.experiments.results.runs import Run
+from gradhomog.experiments.run_file.schema import load
 from gradhomog_data.domains._decode import CACHED_FROM
 from tests.experiments.run_helpers import interrupted_after
 

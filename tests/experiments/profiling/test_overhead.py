@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradhomog.experiments.config.schema import load
-from gradhomog.experiments.data.splits import streams
+from gradhomog.experiments.episodes.splits import streams
 from gradhomog.experiments.profiling import overhead
 from gradhomog.experiments.profiling.harness import round_order
+from gradhomog.experiments.run_file.schema import load
 from gradhomog.learners.tasks import TaskBatch
 from tests.experiments.conftest import SMALL
 

@@ -10,7 +10,7 @@ pytest.importorskip("matplotlib")
 from gradhomog.experiments.report import figures
 from gradhomog.experiments.report.figures.saliency import MAX_METHODS, brightness, overlay, scaled_magnitude
 from gradhomog.experiments.results.comparison_dir import run_dir
-from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.results.saliency_maps import SaliencyMaps
 from tests.experiments.report.test_page import report
 from tests.experiments.synthetic_records import comparison

@@ -18,7 +18,6 @@ from scipy import stats
 from gradhomog.cli import main
 from gradhomog.errors import ConfigError, PluginRunError, UnknownPluginError
 from gradhomog.experiments.analysis.statistics import mean_interval
-from gradhomog.experiments.config.schema import Config, load
 from gradhomog.experiments.execution.comparison import ComparisonResult
 from gradhomog.experiments.reproduce import (
     Part,
@@ -31,9 +30,10 @@ from gradhomog.experiments.reproduce import (
     reproduce,
     text_table,
 )
-from gradhomog.experiments.reproduce.plan import PlannedRow
+from gradhomog.experiments.reproduce.comparisons import PlannedRow
 from gradhomog.experiments.reproduce.report import write_page
 from gradhomog.experiments.reproduce.results import _averages
+from gradhomog.experiments.run_file.schema import Config, load
 from gradhomog_data.benchmarks import BENCHMARKS
 from tests.experiments.reproduce.conftest import NAMES, TINY
 

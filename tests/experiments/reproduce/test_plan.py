@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from gradhomog.errors import ConfigError, DataError
-from gradhomog.experiments.data.splits import streams
-from gradhomog.experiments.execution import plan
+from gradhomog.experiments.episodes.splits import streams
+from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.reproduce import Settings, find_domains, image_size, parts, read_experiment
-from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.training.trainer import learning_rate, make_trainable
 from gradhomog.registry import available
 from gradhomog_data.benchmarks import BENCHMARKS
@@ -36,7 +36,7 @@ def test_every_row_of_every_experiment_is_a_method_of_its_configuration(
     found = parts(name, settings_of(name, domains, scale))
     assert len({part.name for part in found}) == len(found)
     for part in found:
-        methods = plan.methods(part.config)
+        methods = make_methods(part.config)
         assert [method.learner for method in methods] == [row.learner or part.config.learners[0] for row in part.rows]
         assert [method.tuned for method in methods] == [row.title.endswith("static (tuned)") for row in part.rows]
 

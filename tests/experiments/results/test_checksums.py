@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from gradhomog import ConfigError
-from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.results import checksums, events
 from gradhomog.experiments.results.comparison_dir import Plan
 from gradhomog.experiments.results.events import Count, Seconds
+from gradhomog.experiments.run_file.schema import load
 from tests.experiments.results.test_run_dir import RESULT
 
 STATE = {"network": {"weight": torch.arange(6.0).view(2, 3)}, "done": 7, "seconds": [0.5, 1.5]}

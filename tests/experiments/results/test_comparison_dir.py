@@ -6,10 +6,10 @@ import os
 import pytest
 
 from gradhomog import ConfigError
-from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.results import checksums
 from gradhomog.experiments.results.comparison_dir import Plan, choose_folder, create_folder
-from gradhomog.experiments.results.plan import Method
+from gradhomog.experiments.results.runs import Method
+from gradhomog.experiments.run_file.schema import load
 
 
 def start(config, out=None, resume=False, stem="compare"):

@@ -7,11 +7,11 @@ from contextlib import suppress
 import pytest
 
 from gradhomog import ConfigError
-from gradhomog.experiments.config.schema import load
-from gradhomog.experiments.execution import plan
 from gradhomog.experiments.execution.comparison import compare
+from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.results import comparison_dir
-from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.results.runs import Run
+from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.training.dry_run import dry_run
 from tests.experiments.conftest import SMALL
 from tests.experiments.run_helpers import trainer
@@ -98,15 +98,15 @@ def test_a_dry_run_does_not_change_later_runs(small, tmp_path):
     records = []
     for folder_name in ("before", "after"):
         events = []
-        trainer(small, Run("maml", "pcgrad", 0), tmp_path / folder_name, events).finish()
+        trainer(small, Run("maml", "pcgrad", 0), tmp_path / folder_name, events).train_and_test()
         varying = ("seconds", "time")
         records.append([{k: v for k, v in record.items() if not k.endswith(varying)} for record in events])
-        dry_run(small, plan.methods(small))
+        dry_run(small, make_methods(small))
     assert records[0] == records[1]
 
 
 def test_progress_receives_a_record_for_every_dry_run(small):
-    records, rows = [], plan.methods(small)
+    records, rows = [], make_methods(small)
     with suppress(ConfigError):
         dry_run(small, rows, records.append)
     assert [record["event"] for record in records] == ["dry_run"] * sum(len(row.candidates) for row in rows)

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from gradhomog import ConfigError, DataError, OptionError, TaskBatch
-from gradhomog.experiments.config.schema import load
-from gradhomog.experiments.data.splits import streams
-from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.episodes.splits import streams
+from gradhomog.experiments.results.runs import Run
+from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.training.best_states import BestStates
 from gradhomog.experiments.training.meta_learning import make_learner
 from gradhomog.learners.ensemble import Ensemble
@@ -88,7 +88,7 @@ def test_a_run_tests_the_mean_of_its_best_states_after_any_interruption(config, 
     records = []
     for limit in (*stops, None):
         training = trainer(config, RUN, tmp_path, records)
-        training.finish(lambda t=training, n=limit: t.done == n)
+        training.train_and_test(lambda t=training, n=limit: t.done == n)
     scores = {r["step"]: r["score"] for r in records if r["event"] == "validation"}
     result = records[-1]
     assert result["ensemble"] == sorted(scores, key=scores.get)[:2]
@@ -111,7 +111,7 @@ def test_a_run_tests_the_mean_of_its_best_states_after_any_interruption(config, 
 
 def test_by_default_one_state_is_tested_alone(small, tmp_path):
     records = []
-    trainer(small, RUN, tmp_path, records).finish()
+    trainer(small, RUN, tmp_path, records).train_and_test()
     assert "ensemble" not in records[-1]
     assert not (tmp_path / "ensemble.pt").exists()
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from gradhomog import ConfigError, Domain
-from gradhomog.experiments.config.schema import load
-from gradhomog.experiments.data.sampler import EpisodeStream
-from gradhomog.experiments.data.splits import streams
-from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.episodes.sampler import EpisodeStream
+from gradhomog.experiments.episodes.splits import streams
+from gradhomog.experiments.results.runs import Run
+from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.training.meta_learning import make_learner
 from tests.experiments.conftest import SMALL
 

@@ -10,10 +10,10 @@ from torch import nn
 
 import gradhomog
 from gradhomog import Homogenizer, Learner, Task, TaskRow
-from gradhomog.experiments.config.schema import load
-from gradhomog.experiments.data.sampler import EpisodeStream
-from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.episodes.sampler import EpisodeStream
+from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.results.saliency_maps import FILE, SaliencyMaps
+from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.training.saliency import (
     compute_saliency_maps,
     smooth_grad,
@@ -222,7 +222,7 @@ def test_maps_of_the_wrong_number_of_inputs_are_rejected_by_name(tmp_path, capsy
 
 
 def test_vector_inputs_have_no_saliency_maps(small, tmp_path):
-    trainer(small, Run("maml", "none", 0), tmp_path).finish()
+    trainer(small, Run("maml", "none", 0), tmp_path).train_and_test()
     assert not (tmp_path / FILE).exists()
 
 
@@ -239,7 +239,7 @@ def test_saliency_maps_of_a_resumed_run_equal_those_of_an_uninterrupted_run(tmp_
     for folder, stops in (("whole", ()), ("parts", (1, 3))):
         for limit in (*stops, None):
             training = trainer(config, Run("maml", "pcgrad", 0), tmp_path / folder)
-            training.finish(lambda t=training, n=limit: t.done == n)
+            training.train_and_test(lambda t=training, n=limit: t.done == n)
     whole, parts = (SaliencyMaps.read(tmp_path / folder) for folder in ("whole", "parts"))
     assert whole.images.shape == (6, 1, 16, 16)
     assert set(whole.domains) == {"glyphs:arrows"}

@@ -10,12 +10,12 @@ import torch
 
 from gradhomog import ConfigError, DataError
 from gradhomog.experiments.analysis.metrics import metric
-from gradhomog.experiments.config.schema import load
-from gradhomog.experiments.data.splits import streams
-from gradhomog.experiments.data.target_variance import normalize_scores
+from gradhomog.experiments.episodes.splits import streams
+from gradhomog.experiments.episodes.target_variance import normalize_scores
 from gradhomog.experiments.results import checksums, events
-from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.results.run_dir import RunDir
+from gradhomog.experiments.results.runs import Run
+from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.training.meta_learning import make_learner
 from gradhomog.experiments.training.trainer import Checkpoint
 from tests.experiments.conftest import SMALL
@@ -28,7 +28,7 @@ def train(config, folder, stop_at=(), text="pcgrad + gradnorm"):
     run = Run("maml", text, 0)
     for limit in (*stop_at, None):
         training = trainer(config, run, folder, records)
-        assert training.finish(lambda t=training, n=limit: t.done == n) == (limit is None)
+        assert training.train_and_test(lambda t=training, n=limit: t.done == n) == (limit is None)
     return [record for record in records if record["event"] != "start"]
 
 
@@ -60,7 +60,7 @@ def test_a_run_killed_between_checkpoints_repeats_its_steps_with_the_same_result
         return False
 
     with pytest.raises(Killed):
-        training.finish(raise_at_step_7)
+        training.train_and_test(raise_at_step_7)
     resumed = train(small, tmp_path / "killed")
     assert next(r["step"] for r in resumed if r["event"] == "step") == 6
     assert resumed[-1]["scores"] == whole[-1]["scores"]
@@ -98,7 +98,7 @@ def test_training_improves_the_validation_score(tmp_path):
 
 
 def test_a_checkpoint_of_another_configuration_is_rejected(small, tmp_path):
-    trainer(small, Run("maml", "none", 0), tmp_path).finish(lambda: True)
+    trainer(small, Run("maml", "none", 0), tmp_path).train_and_test(lambda: True)
     other = load(None, [*SMALL, "train.steps=13"])
     with pytest.raises(ConfigError, match=r"checkpoint.pt is of another configuration"):
         trainer(other, Run("maml", "none", 0), tmp_path)
@@ -120,7 +120,7 @@ def test_the_error_of_a_broken_checkpoint_names_the_file(small, tmp_path):
 )  # fmt: skip
 def test_a_checkpoint_with_entries_of_another_run_raises_with_its_name(small, tmp_path, change):
     run = Run("maml", "none", 0)
-    trainer(small, run, tmp_path).finish(lambda: True)
+    trainer(small, run, tmp_path).train_and_test(lambda: True)
     with checksums.open_checkpoint(tmp_path / "checkpoint.pt", Checkpoint) as state:
         checksums.write_checkpoint(tmp_path / "checkpoint.pt", {**state, **change})
     with pytest.raises(
@@ -187,12 +187,12 @@ def test_the_checkpoint_stays_until_the_result_is_on_disk(small, tmp_path, monke
     training = trainer(small, run, folder)
     monkeypatch.setattr(checksums, "write_json", lambda *args: (_ for _ in ()).throw(OSError("no space")))
     with pytest.raises(OSError, match="no space"):
-        training.finish()
+        training.train_and_test()
     assert (folder / "checkpoint.pt").exists()
     monkeypatch.undo()
     resumed = trainer(small, run, folder)
     assert resumed.done == small.train.steps  # no step is repeated
-    assert resumed.finish()
+    assert resumed.train_and_test()
     assert not (folder / "checkpoint.pt").exists()
     assert RunDir(folder).result()["steps"] == small.train.steps
 

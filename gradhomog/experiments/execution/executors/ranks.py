@@ -14,13 +14,13 @@ import torch
 import torch.distributed as dist
 
 from gradhomog.errors import ConfigError
-from gradhomog.experiments.config import pins
-from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.execution.executors.base import Executor
 from gradhomog.experiments.execution.threads import threads
 from gradhomog.experiments.execution.worker import Job, Outcome
 from gradhomog.experiments.results import checksums
 from gradhomog.experiments.results.comparison_dir import run_dir
+from gradhomog.experiments.run_file import pins
+from gradhomog.experiments.run_file.schema import Config
 from gradhomog.experiments.training.snapshot import Snapshot, restore_snapshot
 from gradhomog.experiments.training.trainer import learning_rate, make_optimizer, make_trainable
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradhomog.experiments.report.figures import style
-from gradhomog.experiments.results.plan import PLAIN
+from gradhomog.experiments.results.runs import PLAIN
 from gradhomog.experiments.results.saliency_maps import SaliencyMaps
 
 if TYPE_CHECKING:

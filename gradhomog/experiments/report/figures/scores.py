@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.statistics import Interval
 from gradhomog.experiments.report.figures import style
-from gradhomog.experiments.results.plan import PLAIN
+from gradhomog.experiments.results.runs import PLAIN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from gradhomog.experiments.analysis.rows import MethodRow
+    from gradhomog.experiments.analysis.method_rows import MethodRow
     from gradhomog.experiments.analysis.summary import Summary
 
 

@@ -12,7 +12,7 @@ from gradhomog.experiments.report.figures.agreement import mean_cosine, norm_rat
 from gradhomog.experiments.report.figures.curves import average
 from gradhomog.experiments.report.figures.runs import curve, runs_of
 from gradhomog.experiments.results.events import Record
-from gradhomog.experiments.results.plan import PLAIN
+from gradhomog.experiments.results.runs import PLAIN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,7 @@ from gradhomog.errors import GradhomogError
 from gradhomog.experiments.analysis import metrics
 from gradhomog.experiments.analysis.statistics import Interval
 from gradhomog.experiments.results.atomic_files import atomic_write
-from gradhomog.experiments.results.plan import PLAIN
+from gradhomog.experiments.results.runs import PLAIN
 from gradhomog.terminal import escape_controls
 
 if TYPE_CHECKING:

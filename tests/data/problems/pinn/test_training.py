@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from gradhomog import ConfigError
-from gradhomog.experiments.config.schema import load
-from gradhomog.experiments.execution import plan
-from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.execution.methods import make_methods
+from gradhomog.experiments.results.runs import Run
+from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.training.dry_run import dry_run
 from gradhomog.experiments.training.trainer import learning_rate, make_optimizer, make_trainable
 from gradhomog_data.problems.pinn.lowest_loss import LowestLoss
@@ -71,7 +71,7 @@ def test_the_plain_network_is_trained_by_adam_on_the_mean_of_both_losses_with_de
     records = []
     training = trainer(settings, Run("burgers", "none", 0), tmp_path, records)
     start = copy.deepcopy(training.trainable.network)
-    training.finish()
+    training.train_and_test()
 
     net = torch.nn.Sequential(*[part for layer in start.layers for part in (layer, torch.nn.Tanh())][:-1])
     adam = torch.optim.Adam(net.parameters(), lr=0.001)
@@ -136,7 +136,7 @@ def test_conditions_are_one_task_or_one_task_each(name, tasks):
 def test_default_methods_have_static_weights_for_all_tasks(name):
     for conditions in ("merged", "separate"):
         settings = config(name, f"problem.conditions={conditions}")
-        dry_run(settings, plan.methods(settings))
+        dry_run(settings, make_methods(settings))
 
 
 def test_the_state_with_the_lowest_loss_is_that_before_the_step_of_its_loss():
@@ -157,7 +157,7 @@ def test_the_state_with_the_lowest_loss_is_that_before_the_step_of_its_loss():
 def test_the_result_has_the_step_of_the_state_with_the_lowest_loss(tmp_path):
     records = []
     training = trainer(config("klein_gordon", "train.outer_lr=0.05"), Run("klein_gordon", "none", 0), tmp_path, records)
-    training.finish()
+    training.train_and_test()
     sums = [sum(record["losses"]) for record in records if record["event"] == "step"]
     assert records[-1]["lowest_loss_step"] == sums.index(min(sums))
 
@@ -167,7 +167,7 @@ def test_the_tested_state_follows_the_option(tmp_path):
     for state in ("lowest_loss", "last", "lowest_error"):
         settings = config("klein_gordon", f"problem.state={state}", "train.outer_lr=0.05", "train.steps=12")
         records = []
-        trainer(settings, Run("klein_gordon", "none", 0), tmp_path / state, records).finish()
+        trainer(settings, Run("klein_gordon", "none", 0), tmp_path / state, records).train_and_test()
         result = records[-1]
         validations = [record["score"] for record in records if record["event"] == "validation"]
         expected = {"lowest_loss": validations[-1], "last": validations[-1], "lowest_error": min(validations)}
@@ -185,7 +185,7 @@ def test_an_interrupted_run_resumes_to_the_records_of_an_uninterrupted_run(tmp_p
         records = []
         for limit in limits:
             training = trainer(config(name), Run(name, text, 0), tmp_path / folder, records)
-            assert training.finish(lambda t=training, n=limit: t.done == n) == (limit is None)
+            assert training.train_and_test(lambda t=training, n=limit: t.done == n) == (limit is None)
         compared = [record for record in records if record["event"] != "start"]
         outcomes.append([json.dumps({k: v for k, v in r.items() if "seconds" not in k}) for r in compared])
         outcomes[-1].append([value.tolist() for value in training.trainable.network.parameters()])
@@ -231,5 +231,5 @@ def test_more_training_reduces_the_error(tmp_path):
     records = []
     training = trainer(settings, Run("klein_gordon", "static(weights=[1, 100])", 0), tmp_path, records)
     before = training.trainable.test([]).scores[0]
-    training.finish()
+    training.train_and_test()
     assert records[-1]["scores"][0] < 0.8 * before

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from gradhomog.errors import ConfigError, UnknownPluginError, did_you_mean
-from gradhomog.experiments.config.validation import build
+from gradhomog.experiments.run_file.validation import build
 from gradhomog.registry import installed
 from gradhomog.registry.options import option_parameters
 from gradhomog.registry.specs import ProblemSpec

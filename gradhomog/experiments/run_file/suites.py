@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from gradhomog.errors import ConfigError, did_you_mean
-from gradhomog.experiments.results.plan import SINGLE
+from gradhomog.experiments.results.runs import SINGLE
 from gradhomog.registry import expression
 
 TUNED_STATIC = 'static | static(weights="random", seed=1) | static(weights="random", seed=2)'

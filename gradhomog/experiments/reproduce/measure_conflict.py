@@ -11,14 +11,14 @@ from gradhomog.diagnosis.estimates import MIN_BATCHES
 from gradhomog.diagnosis.learner_rows import FIRST_BATCH, encoder_blocks, independent_numbers
 from gradhomog.diagnosis.row_store import COLUMNS, RowStore
 from gradhomog.errors import ConfigError
-from gradhomog.experiments.config.schema import Config
-from gradhomog.experiments.data.sampler import EpisodeStream
-from gradhomog.experiments.data.splits import streams
+from gradhomog.experiments.episodes.sampler import EpisodeStream
+from gradhomog.experiments.episodes.splits import streams
 from gradhomog.experiments.execution.threads import threads
 from gradhomog.experiments.reproduce.domain_conflict import DomainConflict, StageConflict
 from gradhomog.experiments.results import atomic_files, checksums
 from gradhomog.experiments.results.events import MAX_BYTES
-from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.results.runs import Run
+from gradhomog.experiments.run_file.schema import Config
 from gradhomog.experiments.training.meta_learning import MetaLearning
 from gradhomog.experiments.training.snapshot import Snapshot, restore_snapshot, take_snapshot
 from gradhomog.experiments.training.trainer import make_optimizer

@@ -20,7 +20,7 @@ from gradhomog.experiments.analysis.paired_comparison import (
 )
 from gradhomog.experiments.analysis.statistics import Interval, mean_interval
 from gradhomog.experiments.results.events import numbers
-from gradhomog.experiments.results.plan import PLAIN
+from gradhomog.experiments.results.runs import PLAIN
 
 TUNED_STATIC = "static (tuned)"
 """The label of static weights that were chosen by validation."""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradhomog import ConfigError
-from gradhomog.experiments.config.schema import Config, load
+from gradhomog.experiments.run_file.schema import Config, load
 
 
 def test_a_run_file_with_domains_has_the_defaults_for_images(tmp_path):

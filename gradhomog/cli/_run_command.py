@@ -14,7 +14,7 @@ Run = Callable[[argparse.Namespace], int]
 
 if TYPE_CHECKING:
     from gradhomog.cli._progress import Progress
-    from gradhomog.experiments.config.schema import Config
+    from gradhomog.experiments.run_file.schema import Config
 
 
 def add_run_command(
@@ -103,9 +103,9 @@ def execute(args: argparse.Namespace, config: Config, stem: str) -> int:
 
     from gradhomog.cli._progress import Progress
     from gradhomog.experiments.analysis.summary import to_json
-    from gradhomog.experiments.config.quick import shorten
     from gradhomog.experiments.execution.comparison import compare
     from gradhomog.experiments.report.tables import score_table
+    from gradhomog.experiments.run_file.quick import shorten
 
     if args.quick:
         config, stem = shorten(config), f"{stem}-quick"

@@ -14,10 +14,10 @@ import tomli_w
 from annotated_types import Ge, Gt, Interval, Le, Lt
 
 from gradhomog.errors import ConfigError, ExpressionError, join_errors
-from gradhomog.experiments import networks, problems
-from gradhomog.experiments.config import first_comparison, suites, toml
-from gradhomog.experiments.config.overrides import apply_override
-from gradhomog.experiments.config.validation import build
+from gradhomog.experiments import network_lookup, problem_lookup
+from gradhomog.experiments.run_file import first_comparison, suites, toml
+from gradhomog.experiments.run_file.overrides import apply_override
+from gradhomog.experiments.run_file.validation import build
 from gradhomog.registry import installed
 from gradhomog.registry.specs import ProblemSpec
 
@@ -156,7 +156,7 @@ class Config:
         """Key paths that are not used with this problem, or without a problem."""
         if self.problem is None:
             return ("problem",)
-        return problems.unused_keys(problems.find(self.problem["name"]))
+        return problem_lookup.unused_keys(problem_lookup.find(self.problem["name"]))
 
     def to_dict(self) -> dict[str, Any]:
         content = dataclasses.asdict(self)
@@ -270,15 +270,15 @@ def _build_problem(content: dict[str, Any]) -> ProblemSpec | None:
     if not isinstance(table, Mapping):
         example = installed().names("problems")[0]
         raise ConfigError(f'`problem` must be a table, such as problem.name = "{example}"; got {table!r}.')
-    spec = problems.find(table.get("name"))
-    for path in problems.unused_keys(spec):
+    spec = problem_lookup.find(table.get("name"))
+    for path in problem_lookup.unused_keys(spec):
         *names, last = path.split(".")
         inner: Any = content
         for name in names:
             inner = inner.get(name, {}) if isinstance(inner, Mapping) else {}
         if isinstance(inner, Mapping) and last in inner:
             raise ConfigError(f"`{path}` is not used with `problem.name` {table['name']!r}. Remove this key.")
-    content["problem"] = problems.table(spec, table)
+    content["problem"] = problem_lookup.table(spec, table)
     return spec
 
 
@@ -306,7 +306,7 @@ def _check(config: Config, problem: ProblemSpec | None) -> None:
             f"got {config.seed_list}."
         )
     if "network" not in config.unused_keys:
-        networks.find(config.network.name)
+        network_lookup.find(config.network.name)
     errors = []
     for path, values in (
         ("learner", config.learners),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gradhomog.experiments.config.suites import suite_pipelines
+from gradhomog.experiments.run_file.suites import suite_pipelines
 
 FAMILIES = ("line", "quadratic", "step", "exponential")
 """Families of `functions` that the network learns in these few steps; it does not learn sinusoids and bumps."""

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from gradhomog import DataError
-from gradhomog.experiments.config.schema import load
-from gradhomog.experiments.data import splits
-from gradhomog.experiments.data.target_variance import all_have_variance, normalize_scores
-from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.episodes import splits
+from gradhomog.experiments.episodes.target_variance import all_have_variance, normalize_scores
+from gradhomog.experiments.results.runs import Run
+from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.training.meta_learning import MetaLearning
 from gradhomog.learners.results import Evaluation
 from gradhomog_adapters.maml import MAML
@@ -43,7 +43,7 @@ def test_a_learner_that_predicts_the_mean_of_a_domain_scores_one():
 
 def test_a_comparison_validates_and_tests_with_normalized_errors():
     trainee = MetaLearning(load(None, SMALL), Run("maml", "none", 0))
-    assert trainee.metric.name == "nmse"
+    assert trainee.metric == "nmse"
     for result, stream in (
         (trainee.validate(), trainee.source.validation),
         (trainee.test([trainee.state_dict()]), trainee.source.test),
@@ -69,7 +69,7 @@ def test_with_one_domain_without_variance_scores_are_mean_squared_errors(monkeyp
     plain.target_variance = None  # like a domain of another package that does not set it
     monkeypatch.setattr(splits, "_domain", lambda text, *rest: plain if "line" in text else functions(text[10:]))
     trainee = MetaLearning(load(None, SMALL), Run("maml", "none", 0))
-    assert trainee.metric.name == trainee.validate().metric == "mse"
+    assert trainee.metric == trainee.validate().metric == "mse"
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])

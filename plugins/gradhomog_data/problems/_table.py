@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gradhomog import DataError, did_you_mean, files
 from gradhomog_data.domains._text_files import read_lines
-from gradhomog_data.problems.optional_import import import_optional
+from gradhomog_data.problems._optional_import import import_optional
 
 Columns = dict[str, NDArray[np.float64]]
 """Arrays `[rows, columns]` by name: one column each from a CSV file, any number from an NPZ file."""

@@ -14,8 +14,8 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 
 from gradhomog.errors import DataError, OptionError
-from gradhomog.experiments.data.grayscale import to_gray
-from gradhomog.experiments.data.seeding import generator
+from gradhomog.experiments.episodes.grayscale import to_gray
+from gradhomog.experiments.episodes.seeding import generator
 from gradhomog.learners.domains import Domain, Split
 from gradhomog.learners.tasks import Task, TaskBatch
 from gradhomog.registry.annotated_values import ValidatedConstructor

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Len
 
 from gradhomog.errors import ConfigError, PluginLoadError, join_errors
-from gradhomog.experiments.config import toml
-from gradhomog.experiments.config.validation import build
+from gradhomog.experiments.run_file import toml
+from gradhomog.experiments.run_file.validation import build
 from gradhomog.registry import installed
 
 Tables = dict[str, Any]

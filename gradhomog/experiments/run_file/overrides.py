@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gradhomog.errors import ConfigError
-from gradhomog.experiments.config import toml
+from gradhomog.experiments.run_file import toml
 
 
 def apply_override(content: dict[str, Any], text: str) -> None:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gradhomog.errors import OptionError
-from gradhomog.experiments.data import augmentation
-from gradhomog.experiments.data.sampler import EpisodeStream
+from gradhomog.experiments.episodes import augmentation
+from gradhomog.experiments.episodes.sampler import EpisodeStream
 from gradhomog.learners.domains import domain
 
 

@@ -10,10 +10,10 @@ from string import Template
 from typing import Any
 
 from gradhomog.errors import ConfigError, did_you_mean, join_errors
-from gradhomog.experiments.config.overrides import apply_override
-from gradhomog.experiments.config.schema import Config, Episodes, load
 from gradhomog.experiments.reproduce.data_sources import choose_domains, is_present, target_names
-from gradhomog.experiments.reproduce.paper import Experiment, Paper, Row, Scale, read_experiment
+from gradhomog.experiments.reproduce.paper_schema import Experiment, Paper, Row, Scale, read_experiment
+from gradhomog.experiments.run_file.overrides import apply_override
+from gradhomog.experiments.run_file.schema import Config, Episodes, load
 
 PIPELINE = "rotogbml"
 """The variable that `Settings.rotogbml` replaces."""

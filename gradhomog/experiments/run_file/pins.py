@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from gradhomog.errors import ConfigError, GradhomogError, join_errors
-from gradhomog.experiments.config.schema import Config
+from gradhomog.experiments.run_file.schema import Config
 from gradhomog.registry import KINDS, Kind, PluginInfo, expression, installed
 
 _PIN = re.compile(r"(?P<selector>(?P<distribution>[^:=\s]+):[^:=\s]+)==(?P<version>[^=\s]+)")

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from gradhomog.experiments.data.grayscale import to_gray
+from gradhomog.experiments.episodes.grayscale import to_gray
 
 AREA = (0.08, 1.0)
 """Range of the area of a crop, as a share of the image; uniform."""

@@ -6,9 +6,9 @@ import pytest
 
 import gradhomog
 from gradhomog import ConfigError
-from gradhomog.experiments.config import suites
-from gradhomog.experiments.config.schema import Config, load
-from gradhomog.experiments.execution import plan
+from gradhomog.experiments.execution.methods import make_methods
+from gradhomog.experiments.run_file import suites
+from gradhomog.experiments.run_file.schema import Config, load
 from gradhomog.registry import expression, installed
 
 TEXTS = [(name, text) for name, texts in suites.SUITES.items() for text in texts]
@@ -36,7 +36,7 @@ def test_a_suite_is_expanded_when_a_run_file_or_an_override_names_it(tmp_path):
 
 def test_a_list_of_one_name_is_a_pipeline_not_a_suite():
     with pytest.raises(ConfigError, match="unknown homogenizer 'ablation'"):
-        plan.methods(load(None, ['homogenizers=["ablation"]']))
+        make_methods(load(None, ['homogenizers=["ablation"]']))
 
 
 def test_the_ablation_has_the_papers_nine_rows_first_and_no_row_twice():
@@ -53,7 +53,7 @@ def test_the_ablation_has_the_papers_nine_rows_first_and_no_row_twice():
         for text in texts
         if {name for alternative in expression.parse_alternatives(text) for name, _ in alternative} <= INSTALLED
     ]
-    labels = [row.label for row in plan.methods(load(None, [f"homogenizers={json.dumps(runnable)}"]))]
+    labels = [row.label for row in make_methods(load(None, [f"homogenizers={json.dumps(runnable)}"]))]
     assert len(set(labels)) == len(runnable)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gradhomog.experiments.config.schema import Config
+from gradhomog.experiments.run_file.schema import Config
 
 REDUCTION = 10
 """Factor by which training steps and test tasks are reduced."""

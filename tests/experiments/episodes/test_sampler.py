@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradhomog import DataError, OptionError
-from gradhomog.experiments.data.sampler import EpisodeStream
+from gradhomog.experiments.episodes.sampler import EpisodeStream
 from gradhomog_data.domains import ClassImages
 from gradhomog_data.domains.functions import functions
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradhomog.errors import ConfigError, GradhomogError, join_errors
-from gradhomog.experiments.config.schema import Config, Episodes
-from gradhomog.experiments.data import target_variance
-from gradhomog.experiments.data.augmentation import augment
-from gradhomog.experiments.data.sampler import EpisodeStream
+from gradhomog.experiments.episodes import target_variance
+from gradhomog.experiments.episodes.augmentation import augment
+from gradhomog.experiments.episodes.sampler import EpisodeStream
+from gradhomog.experiments.run_file.schema import Config, Episodes
 from gradhomog.learners.domains import Domain, Split, domain, domain_identity
 from gradhomog.registry import Registry, installed
 

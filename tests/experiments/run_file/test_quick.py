@@ -6,8 +6,8 @@ import pytest
 
 from gradhomog.cli import main
 from gradhomog.experiments import load as results
-from gradhomog.experiments.config.quick import shorten
-from gradhomog.experiments.config.schema import load
+from gradhomog.experiments.run_file.quick import shorten
+from gradhomog.experiments.run_file.schema import load
 from tests.experiments.conftest import SMALL
 
 

@@ -8,10 +8,10 @@ import tomllib
 import pytest
 
 from gradhomog import ConfigError
-from gradhomog.experiments.config import pins
-from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.execution.comparison import compare
 from gradhomog.experiments.results.records import records
+from gradhomog.experiments.run_file import pins
+from gradhomog.experiments.run_file.schema import load
 from tests.experiments.conftest import SMALL
 from tests.experiments.run_helpers import interrupted_after
 

@@ -6,14 +6,14 @@ import itertools
 from collections import Counter
 
 from gradhomog.errors import ConfigError, GradhomogError, join_errors
-from gradhomog.experiments import problems
-from gradhomog.experiments.config.schema import Config
-from gradhomog.experiments.results.plan import SINGLE, Method
+from gradhomog.experiments import problem_lookup
+from gradhomog.experiments.results.runs import SINGLE, Method
+from gradhomog.experiments.run_file.schema import Config
 from gradhomog.registry import expression
 from gradhomog.step.pipelines import pipeline
 
 
-def methods(config: Config) -> list[Method]:
+def make_methods(config: Config) -> list[Method]:
     """Return the rows of the comparison's table, in the configuration's order.
 
     Constructs every pipeline once: invalid names and options raise before the first training starts.
@@ -26,7 +26,7 @@ def methods(config: Config) -> list[Method]:
     for learner in config.learners:
         for text in config.homogenizers:
             if config.problem is not None and text.strip() == SINGLE:
-                if not problems.find(config.problem["name"]).single_task:
+                if not problem_lookup.find(config.problem["name"]).single_task:
                     errors.append(f"{SINGLE!r} does not apply to {learner}; remove it.")
                 rows.append(Method(learner, SINGLE, (SINGLE,)))
                 continue

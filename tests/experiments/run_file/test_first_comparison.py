@@ -2,15 +2,15 @@
 
 import torch
 
-from gradhomog.experiments.config.schema import load
-from gradhomog.experiments.data.splits import streams
-from gradhomog.experiments.execution import plan
-from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.episodes.splits import streams
+from gradhomog.experiments.execution.methods import make_methods
+from gradhomog.experiments.results.runs import Run
+from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.training.meta_learning import MetaLearning
 
 
 def test_the_first_methods_are_plain_and_tuned_static_weights():
-    labels = [row.label for row in plan.methods(load())]
+    labels = [row.label for row in make_methods(load())]
     assert labels[:2] == ["plain", "static (tuned)"]
 
 
@@ -25,7 +25,7 @@ def test_changing_a_configuration_does_not_change_the_defaults():
 def test_every_method_takes_a_step_from_the_same_initial_parameters():
     config = load()
     losses = []
-    for row in plan.methods(config):
+    for row in make_methods(config):
         for text in row.candidates:
             trainee = MetaLearning(config, Run("maml", text, 0))
             before = [parameter.detach().clone() for parameter in trainee.parameters()]
