@@ -214,9 +214,9 @@ def test_a_step_calls_few_functions(text: str, calls: int, files: int) -> None:
 BUDGETS = {
     "gradhomog": 690,
     "gradhomog/autograd": 2220,
-    "gradhomog/cli": 1173,
+    "gradhomog/cli": 1140,
     "gradhomog/diagnosis": 1260,
-    "gradhomog/experiments": 7710,
+    "gradhomog/experiments": 7130,
     "gradhomog/learners": 771,
     "gradhomog/ranks": 499,
     "gradhomog/registry": 806,
