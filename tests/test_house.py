@@ -216,7 +216,7 @@ BUDGETS = {
     "gradhomog/autograd": 2220,
     "gradhomog/cli": 1140,
     "gradhomog/diagnosis": 1260,
-    "gradhomog/experiments": 7130,
+    "gradhomog/experiments": 7140,
     "gradhomog/learners": 771,
     "gradhomog/ranks": 499,
     "gradhomog/registry": 806,
