@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "ComparisonResult": "execution.comparison",
     "compare": "execution.comparison",
-    "Results": "results.tables",
-    "load": "results.tables",
+    "Results": "results.columns",
+    "load": "results.columns",
 }
 
 __all__ = ["ComparisonResult", "Results", "compare", "load"]
