@@ -98,12 +98,16 @@ def parts(name: str, settings: Settings) -> list[Part]:
     by_title = {title.lower(): title for title in paper.learners}
     titles = [by_title.get(text.lower(), text) for text in settings.learners]
     learners = {title: paper.learners.get(title, title) for title in titles or _first(scale, experiment.learners)}
+    columns = [
+        (protocol, column)
+        for protocol, names in experiment.columns.items()
+        for column in names
+        if is_present(paper, column, settings.domains, settings.targets)
+    ]
     found = []
-    for protocol, columns in experiment.columns.items():
-        present = [column for column in columns if is_present(paper, column, settings.domains, settings.targets)]
-        for column in present if settings.targets else _first(scale, present):
-            for shots in dict.fromkeys(settings.shots) or _first(scale, experiment.shots) or [0]:
-                found += _Cell(paper, experiment, protocol, column, shots, settings, learners).parts()
+    for protocol, column in columns if settings.targets else _first(scale, columns):
+        for shots in dict.fromkeys(settings.shots) or _first(scale, experiment.shots) or [0]:
+            found += _Cell(paper, experiment, protocol, column, shots, settings, learners).parts()
     if not found and settings.methods:
         of = f" of {', '.join(settings.targets)}" if settings.targets else ""
         raise ConfigError(f"no column{of} has a row {', '.join(settings.methods)}.")

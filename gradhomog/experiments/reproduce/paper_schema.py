@@ -73,7 +73,7 @@ class Scale:
         summary: length and machine, for the report.
         settings: run-file keys, and `protocols` those of the columns of a protocol.
         variables: texts that replace `$name`.
-        first: True to compute only the first column of each protocol, number of shots and learner, unless chosen.
+        first: True to compute only the first column, number of shots and learner, unless others are chosen.
         compared: False if our scores are not compared with the published ones.
         batches: number of batches of the measurement `conflict`.
     """
