@@ -1,11 +1,10 @@
-"""Tables: cells with a text and a value, as aligned text, HTML, CSV, Markdown and records for JSON."""
+"""Tables: cells with a text and a value, as aligned text, HTML, CSV and Markdown."""
 
 from __future__ import annotations
 
 import csv
 import html
 import io
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -119,16 +118,6 @@ class Table:
         """The texts of the cells as a Markdown table."""
         header, *rows = ([text.replace("|", "\\|") for text in row] for row in self.texts)
         return "\n".join(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows))
-
-    def records(self) -> list[dict[str, Value]]:
-        """The values of the cells by title, row by row; None for unknown values and numbers that are not finite."""
-        return [
-            {title: _finite_value(cell) for title, cell in zip(self.header, row, strict=True)} for row in self.cells
-        ]
-
-
-def _finite_value(cell: Cell) -> Value:
-    return None if isinstance(cell.value, float) and not math.isfinite(cell.value) else cell.value
 
 
 def _sort_key(cell: Cell) -> str:

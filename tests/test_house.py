@@ -212,7 +212,7 @@ def test_a_step_calls_few_functions(text: str, calls: int, files: int) -> None:
 
 
 BUDGETS = {
-    "gradhomog": 690,
+    "gradhomog": 681,
     "gradhomog/autograd": 2220,
     "gradhomog/cli": 1140,
     "gradhomog/diagnosis": 1260,

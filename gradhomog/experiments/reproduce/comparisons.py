@@ -34,7 +34,7 @@ class Settings:
         shots: numbers of shots; empty: those of the table.
         methods: titles of rows; empty: all.
         rotogbml: the pipeline of the rows RotoGBML; empty: that of the scale and protocol.
-        others: True to include comparison methods, which have learners of their own.
+        others: True to include comparison methods, the rows with a `learner`.
         overrides: `key.path=value` of the run files.
     """
 

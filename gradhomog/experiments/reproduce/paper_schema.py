@@ -35,7 +35,7 @@ class Row:
         title: its name, which is also that of the published row; `$learner` is the title of the learner.
         learner: a learner of a comparison method; empty: one row for each learner of the experiment.
         homogenizers: a pipeline, or candidates separated by `|`; the baseline if empty.
-        group: a group of the protocol, whose rows have settings of their own and are a comparison of their own.
+        group: a group of the protocol: its rows have its settings and form a separate comparison.
         protocols: the protocols whose columns have the row; empty: all.
     """
 
