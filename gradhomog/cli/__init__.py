@@ -21,6 +21,7 @@ from gradhomog.cli import (
     report,
     reproduce,
     show,
+    suite,
     train,
     verify,
 )
@@ -29,7 +30,7 @@ from gradhomog.errors import GradhomogError
 from gradhomog.terminal import escaped_output
 
 COMMANDS = (
-    list_, show, env, data, train, compare, reproduce, report, verify, diagnose, profile, check, new, completion,
+    list_, show, env, data, train, compare, suite, reproduce, report, verify, diagnose, profile, check, new, completion,
 )  # fmt: skip
 
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 def add_run_command(
     commands: Any, name: str, summary: str, description: str | None, run: Run, *, several_runs: bool
-) -> None:
+) -> argparse.ArgumentParser:
     """Add a command that takes a run file, overrides and an output folder; `--jobs` only if it has several runs."""
-    command = commands.add_parser(
+    command: argparse.ArgumentParser = commands.add_parser(
         name, help=summary, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     command.set_defaults(run=run)
@@ -34,6 +34,7 @@ def add_run_command(
     add_execution_options(
         command, several_runs=several_runs, resume_help=resume_help, default_out="a new folder under runs/"
     )
+    return command
 
 
 def add_run_file(command: argparse.ArgumentParser) -> None:

@@ -16,10 +16,21 @@ from gradhomog.cli._run_command import add_run_command, execute
 
 
 def add(commands: Any) -> None:
-    add_run_command(commands, "compare", "compare homogenizers with the plain learner", __doc__, run, several_runs=True)
+    command = add_run_command(
+        commands, "compare", "compare homogenizers with the plain learner", __doc__, run, several_runs=True
+    )
+    command.add_argument(
+        "--misscale", action="store_true",
+        help="also with the first task's loss times 0.01 and 100: how well does each method tolerate wrong weights?",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     from gradhomog.experiments.run_file.schema import load
 
-    return execute(args, load(args.run_file, args.overrides).with_baselines(), "compare")
+    config = load(args.run_file, args.overrides).with_baselines()
+    if args.misscale:
+        from gradhomog.experiments.execution.misscale import with_misscaled_losses
+
+        config = with_misscaled_losses(config)
+    return execute(args, config, "compare")

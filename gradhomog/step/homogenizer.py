@@ -38,10 +38,13 @@ class Homogenizer(ValidatedConstructor):
         seed: seed of `step.generator`; a stochastic method has an option of this name.
         needs: if options decide which statistics are read, the subset of `HomogenizerSpec.needs` that is read with
             these options; None for all of them.
+        weights_losses: True if the weights from `mix` are those of the losses: later homogenizers then read the
+            weighted losses, as if the caller had passed them.
     """
 
     state_names: tuple[str, ...] = ()
     seed: int = 0
+    weights_losses: bool = False
     needs: Set[str] | None = None
 
     def __init__(self) -> None:  # without it a subclass without options would accept any

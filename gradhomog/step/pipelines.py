@@ -377,6 +377,8 @@ class Pipeline:
                 raise (find_overflow(member, rows) or error) from error.__cause__
             rows = rows.mix(result.value) if member.stage == "mix" else result.value
             outcomes.append(StageOutcome(member, view, result, rows))
+            if member.homogenizer.weights_losses:
+                step = step.with_weighted_losses(result.value)
         return rows, outcomes
 
     def _view(self, step: Step, member: Member, rows: Jacobian) -> Step:

@@ -35,6 +35,9 @@ class Static(Homogenizer):
     as the methods it is compared with. It is of no use where the best weights change during training, and it does not
     resolve conflicts.
 
+    Homogenizers after it read the weighted losses: `static(weights={"pde": 100, "*": 1}) + famo` is `famo` for a user
+    who multiplied one loss by 100 (and all by a common factor).
+
     Zero rows need no exception.
 
     Differentiable in the rows.
@@ -54,6 +57,8 @@ class Static(Homogenizer):
     >>> gradhomog.pipeline("static(weights=[1, 3])").combine(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
     tensor([0.2500, 0.7500])
     """
+
+    weights_losses = True
 
     def __init__(
         self,

@@ -1,0 +1,40 @@
+"""Whether rows that were computed again agree with the stored rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from gradhomog.experiments.analysis.statistics import mean_interval
+from gradhomog.suite.results import Results
+from gradhomog.suite.training import SuiteRun
+from gradhomog.table import Table
+
+
+def agreement(stored: Results, computed: Results) -> Table:
+    """One row per method that both have: how many of its cells are equal, and how many within the stored interval."""
+    counts: dict[str, list[int]] = {}
+    for row, runs in computed.rows.items():
+        if row not in stored:
+            continue
+        count = counts.setdefault(row[1], [0, 0, 0])
+        for scale in {run.scale for run in runs}:
+            old, new = _errors(stored.rows[row], scale), _errors(runs, scale)
+            count[0] += 1
+            count[1] += old == new
+            count[2] += old == new or _within(old, new)
+    rows = [[method, *map(str, count)] for method, count in counts.items()]
+    notes = (
+        "A cell is a problem and a scale of the loss. Within: the new mean test error is in the 95 % interval of the "
+        "stored one. Other processors round otherwise, and a few thousand steps amplify it.",
+    )
+    return Table(["method", "cells", "equal", "within"], rows, notes, empty="No stored row was computed again.")
+
+
+def _errors(runs: Sequence[SuiteRun], scale: float) -> list[float]:
+    return [run.error for run in sorted(runs, key=lambda run: run.seed) if run.scale == scale]
+
+
+def _within(old: Sequence[float], new: Sequence[float]) -> bool:
+    interval, mean = mean_interval(old), math.fsum(new) / len(new)
+    return interval.low <= mean <= interval.high

@@ -1,0 +1,77 @@
+"""The runs that are stored with the package, and those of a folder: lines of JSON, one per run."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Sequence
+from importlib import resources
+from pathlib import Path
+
+from gradhomog.errors import DataError
+from gradhomog.suite.problems import problems
+from gradhomog.suite.training import SuiteRun
+
+FILE = "results.jsonl"
+"""The file of a folder; packed by gzip, it is the file in the package."""
+
+Row = tuple[str, str]
+"""Problem and method."""
+
+
+class Results:
+    """The runs of rows, by problem and method. Of two rows with the same names the later counts."""
+
+    def __init__(self, rows: Iterable[Sequence[SuiteRun]] = ()) -> None:
+        self.rows: dict[Row, Sequence[SuiteRun]] = {(runs[0].problem, runs[0].method): runs for runs in rows}
+
+    def __contains__(self, row: Row) -> bool:
+        return row in self.rows
+
+    def with_rows(self, others: Results) -> Results:
+        """These rows, with rows of `others` in place of those of the same problem and method."""
+        return Results((self.rows | others.rows).values())
+
+
+def stored_results() -> Results:
+    """The rows that the package contains."""
+    file = resources.files("gradhomog.suite").joinpath(f"{FILE}.gz")
+    return _parse(gzip.decompress(file.read_bytes()).decode().splitlines(), str(file)) if file.is_file() else Results()
+
+
+def read_results(folder: Path) -> Results:
+    """The rows of a folder; none if it has no file.
+
+    Raises:
+        DataError: a line is not a run. A last line without its end, of an interrupted process, is left out.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return Results()
+    text = path.read_text(encoding="utf-8")
+    return _parse(text[: text.rfind("\n") + 1].splitlines(), str(path))
+
+
+def append_row(folder: Path, runs: Sequence[SuiteRun]) -> None:
+    """Add the runs of a row to the file of a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    line = json.dumps([run.to_json() for run in runs]) + "\n"
+    with (folder / FILE).open("r+b" if (folder / FILE).exists() else "w+b") as file:
+        content = file.read()
+        file.seek(content.rfind(b"\n") + 1)  # after the last whole line
+        file.write(line.encode())
+
+
+def _parse(lines: Sequence[str], path: str) -> Results:
+    """The rows of these lines, without those of problems whose settings have changed since."""
+    digests = {name: problem.digest for name, problem in problems().items()}
+    rows: list[list[SuiteRun]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = [SuiteRun.from_json(content) for content in json.loads(line)]
+            current = digests.get(row[0].problem) == row[0].digest
+        except (TypeError, ValueError, AttributeError, IndexError) as cause:
+            found = f"expected the runs of a row; found {line[:60]!r}"
+            raise DataError(f"{path}, line {number}: {found}. Remove the line.") from cause
+        rows += [row] if current else []
+    return Results(rows)

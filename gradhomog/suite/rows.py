@@ -1,0 +1,78 @@
+"""The protocol: the runs of a row, its learning rate by validation, and several rows at the same time."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+
+from gradhomog.experiments.results.runs import PLAIN, SINGLE
+from gradhomog.registry import installed
+from gradhomog.step.pipelines import pipeline
+from gradhomog.suite.problems import SCALES, STATIC, SuiteProblem
+from gradhomog.suite.training import SuiteRun, train
+
+BASELINES = (PLAIN, STATIC, SINGLE)
+"""The rows in every table: the plain mean, tuned static weights, and each task alone where it exists."""
+
+EQUAL_NORMS = 'reweight(beta=0, solver="fixed_point")'
+"""The module of the RotoGBML paper with equal norms for all rows."""
+
+OTHER_CATALOGUES = ("torchjd",)
+"""Homogenizers that call another library."""
+
+
+def built_in_methods() -> list[str]:
+    """The baselines, and every installed homogenizer of gradhomog that acts on losses, norms, Gramians or rows."""
+    own = [info.name for info in installed().list("homogenizers") if info.distribution == "gradhomog"]
+    chosen = [name for name in own if name not in (STATIC, *OTHER_CATALOGUES) and _acts_on_rows(name)]
+    return [*BASELINES, *chosen, EQUAL_NORMS]
+
+
+def method_names(texts: Sequence[str]) -> list[str]:
+    """The names of rows that a user asks for.
+
+    Raises:
+        GradhomogError: a text is not a pipeline.
+    """
+    for text in texts:
+        if text not in BASELINES:
+            pipeline(text)
+    return list(dict.fromkeys(PLAIN if text.strip() == "none" else text for text in texts))
+
+
+def _acts_on_rows(name: str) -> bool:
+    made = pipeline(name)
+    reads = {need for member in made.members for need in member.needs}
+    in_network = any(member.before_rows or member.homogenizer.overrides("begin") for member in made.members)
+    return not in_network and not reads & {"features", "kernel_traces"}
+
+
+def compute_row(problem: SuiteProblem, method: str) -> list[SuiteRun]:
+    """Train a method at every scale and seed, with the learning rate of the lowest validation error.
+
+    The rate is selected with the first seed at the given losses; for static weights, with each weight of the grid.
+    """
+    runs: list[SuiteRun] = []
+    rate = math.nan
+    for scale in problem.scales(method):
+        done: dict[int, SuiteRun] = {}
+        if method == STATIC or scale == SCALES[0]:
+            first = problem.seeds[0]
+            trials = [train(problem, method, first, rate, scale) for rate in problem.rates]
+            best = min(trials, key=lambda trial: trial.validation[-1])
+            rate, done = best.rate, {first: best}
+        runs += [done.get(seed) or train(problem, method, seed, rate, scale) for seed in problem.seeds]
+    return runs
+
+
+def compute_rows(
+    rows: Sequence[tuple[SuiteProblem, str]], jobs: int, finished: Callable[[list[SuiteRun]], None]
+) -> None:
+    """Compute rows in `jobs` processes, -1: one per core; `finished` receives each in the order in which they end."""
+    from joblib import Parallel, delayed
+
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # otherwise the profiler warns once in each process
+    parallel = Parallel(n_jobs=jobs, return_as="generator_unordered", pre_dispatch="all")
+    for runs in parallel(delayed(compute_row)(problem, method) for problem, method in rows):
+        finished(runs)

@@ -1,0 +1,223 @@
+"""Scores of methods over the suite: regret, robustness and rank, and comparisons with the plain mean."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradhomog.experiments.analysis.multiple_testing import holm
+from gradhomog.experiments.analysis.power import SIGNIFICANCE
+from gradhomog.experiments.analysis.statistics import Interval, mean_interval, paired_test
+from gradhomog.experiments.results.runs import PLAIN
+from gradhomog.suite.problems import SCALES, STATIC, SuiteProblem
+from gradhomog.suite.results import Results
+from gradhomog.suite.training import SuiteRun
+
+RESAMPLES = 1000
+"""Bootstrap samples of the problems for the interval of a rank."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """A method over the problems where it was run.
+
+    Attributes:
+        problems: their number.
+        regret, worst_regret: median and largest regret at the given losses.
+        robustness, worst_robustness: median and largest regret over problems and scales; NaN without misscaled rows.
+        better, worse: number of problems where its error at the given losses is lower and higher than that of the plain
+            mean, by paired t tests after Holm's correction.
+        rank: mean rank at the given losses among the methods of all problems, with its bootstrap interval.
+        time: geometric mean of the ratio of its time to that of the plain mean.
+        memory: median of the ratio of the peak memory of a step to that of the plain mean.
+        at_plain_time: median regret after the processor time of the plain mean.
+        failures: number of runs that ended with an error.
+    """
+
+    method: str
+    problems: int
+    regret: float
+    worst_regret: float
+    robustness: float
+    worst_robustness: float
+    better: int
+    worse: int
+    rank: tuple[float, float, float]
+    time: float
+    memory: float
+    at_plain_time: float
+    failures: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A method in one problem at the given losses: its error, and the difference to the plain mean with its p value."""
+
+    method: str
+    error: Interval
+    difference: Interval
+    p_value: float
+    regrets: dict[float, Interval]
+    time: float
+    memory: float
+
+
+class Scores:
+    """The scores of all methods of some results on some problems.
+
+    The regret of a method is (e − e*) / ē*, with its test errors e and those e* of the best static weights, paired by
+    seed: the weights of the grid with the lowest mean validation error. 0 is as good as tuned weights; 1, twice the
+    error; infinite, a run that failed.
+    """
+
+    def __init__(self, results: Results, problems: Sequence[SuiteProblem]) -> None:
+        self.problems = [problem for problem in problems if {PLAIN, STATIC} <= set(_methods(results, problem))]
+        self._runs = {
+            (problem.name, method): _by_scale(results.rows[problem.name, method])
+            for problem in self.problems
+            for method in _methods(results, problem)
+        }
+
+    def runs(self, problem: SuiteProblem, method: str, scale: float = SCALES[0]) -> list[SuiteRun]:
+        """The runs of a cell in the order of their seeds; none if the protocol has none."""
+        if method == STATIC:
+            return self.best_static(problem) if scale == SCALES[0] else []
+        return self._runs.get((problem.name, method), {}).get(scale, [])
+
+    @functools.cache  # noqa: B019, an object is made once per command
+    def best_static(self, problem: SuiteProblem) -> list[SuiteRun]:
+        """The runs of the static weights with the lowest mean validation error."""
+        grid = self._runs[problem.name, STATIC].values()
+        return min(grid, key=lambda runs: math.fsum(run.validation[-1] for run in runs))
+
+    def methods(self, problem: SuiteProblem) -> list[str]:
+        return [method for name, method in self._runs if name == problem.name]
+
+    def regret(self, problem: SuiteProblem, method: str, scale: float = SCALES[0]) -> Interval | None:
+        """The regret of a cell with its interval over seeds; None without runs."""
+        runs = self.runs(problem, method, scale)
+        return self._regret(problem, [run.error for run in runs]) if runs else None
+
+    def _regret(self, problem: SuiteProblem, errors: Sequence[float]) -> Interval:
+        best = [run.error for run in self.best_static(problem)]
+        mean = math.fsum(best) / len(best)
+        values = [(error - other) / mean for error, other in zip(errors, best, strict=True)]
+        return _finite_interval(values)
+
+    def scores(self) -> list[Score]:
+        """The score of each method, those of the lowest median regret over problems and scales first."""
+        methods = list(dict.fromkeys(method for _, method in self._runs))
+        ranks = self._ranks(methods)
+        verdicts = [self.comparisons(problem) for problem in self.problems]
+        found = []
+        for method in methods:
+            problems = [problem for problem in self.problems if (problem.name, method) in self._runs]
+            cells = [self.regret(problem, method, scale) for problem in problems for scale in SCALES]
+            given = [cell.mean for cell in cells[:: len(SCALES)] if cell is not None]
+            known = [math.nan if cell is None else cell.mean for cell in cells]  # NaN: without the rows of a scale
+            tests = [row for rows in verdicts for row in rows if row.method == method and row.p_value < SIGNIFICANCE]
+            signs = [np.sign(row.difference.mean) for row in tests]
+            ratios = [self.time(problem, method) for problem in problems]
+            failures = [
+                run.failure for problem in problems for scale in SCALES for run in self.runs(problem, method, scale)
+            ]
+            found.append(
+                Score(
+                    method,
+                    len(problems),
+                    regret=float(np.median(given)),
+                    worst_regret=max(given),
+                    robustness=float(np.median(known)),
+                    worst_robustness=float(np.max(known)),
+                    better=signs.count(-1),
+                    worse=signs.count(1),
+                    rank=ranks.get(method, (math.nan,) * 3),
+                    time=float(np.exp(np.mean(np.log(ratios)))),
+                    memory=float(np.median([self.memory(problem, method) for problem in problems])),
+                    at_plain_time=float(np.median([self._at_plain_time(problem, method) for problem in problems])),
+                    failures=sum(map(bool, failures)),
+                )
+            )
+        return sorted(found, key=_order)
+
+    def time(self, problem: SuiteProblem, method: str) -> float:
+        """The mean time of a run at the given losses over that of the plain mean."""
+        own, plain = (sum(run.seconds for run in self.runs(problem, name)) for name in (method, PLAIN))
+        return own / plain if own else math.nan
+
+    def memory(self, problem: SuiteProblem, method: str) -> float:
+        """The peak memory of a step over that of the plain mean."""
+        own, plain = (self.runs(problem, name)[0].memory for name in (method, PLAIN))
+        return own / plain if own else math.nan
+
+    def _at_plain_time(self, problem: SuiteProblem, method: str) -> float:
+        plain = self.runs(problem, PLAIN)
+        seconds = sum(run.seconds for run in plain) / len(plain)
+        return self._regret(problem, [run.error_at(seconds) for run in self.runs(problem, method)]).mean
+
+    def comparisons(self, problem: SuiteProblem) -> list[Comparison]:
+        """All methods of a problem, those with the lowest error first; p values are Holm's, NaN with one seed."""
+        rows = []
+        for method in self.methods(problem):
+            errors = [run.error for run in self.runs(problem, method)]
+            plain = [run.error for run in self.runs(problem, PLAIN)]
+            test = paired_test(errors, plain)
+            regrets = {scale: regret for scale in SCALES if (regret := self.regret(problem, method, scale))}
+            error = _finite_interval(errors)
+            rows.append(
+                Comparison(
+                    method, error, test.difference, test.p_value, regrets, self.time(problem, method),
+                    self.memory(problem, method),
+                )
+            )  # fmt: skip
+        tested = [row for row in rows if row.method != PLAIN and not math.isnan(row.p_value)]
+        adjusted = dict(zip((row.method for row in tested), holm([row.p_value for row in tested]), strict=True))
+        rows = [dataclasses.replace(row, p_value=adjusted.get(row.method, math.nan)) for row in rows]
+        return sorted(rows, key=lambda row: row.error.mean)
+
+    def _ranks(self, methods: Sequence[str]) -> dict[str, tuple[float, float, float]]:
+        """The mean rank of the methods that all problems have, with a bootstrap interval over the problems."""
+        names = [problem.name for problem in self.problems]
+        common = [method for method in methods if all((name, method) in self._runs for name in names)]
+        if not common:
+            return {}
+        from scipy.stats import rankdata
+
+        errors = np.array([
+            [np.mean([run.error for run in self.runs(problem, method)]) for method in common]
+            for problem in self.problems
+        ])  # fmt: skip
+        ranks = rankdata(errors, axis=1)
+        drawn = np.random.default_rng(0).integers(len(ranks), size=(RESAMPLES, len(ranks)))
+        low, high = np.quantile(ranks[drawn].mean(axis=1), (0.025, 0.975), axis=0)
+        return {
+            method: (float(mean), float(lowest), float(highest))
+            for method, mean, lowest, highest in zip(common, ranks.mean(axis=0), low, high, strict=True)
+        }
+
+
+def _order(score: Score) -> tuple[bool, float, float]:
+    """Static weights first, then by robustness; methods without misscaled rows last."""
+    known = not math.isnan(score.robustness)
+    return score.method != STATIC, score.robustness if known else math.inf, score.regret
+
+
+def _finite_interval(values: Sequence[float]) -> Interval:
+    """The mean with its interval; infinite if a run failed."""
+    return mean_interval(values) if all(map(math.isfinite, values)) else Interval(math.inf, math.nan, len(values))
+
+
+def _methods(results: Results, problem: SuiteProblem) -> list[str]:
+    return [method for name, method in results.rows if name == problem.name]
+
+
+def _by_scale(runs: Sequence[SuiteRun]) -> dict[float, list[SuiteRun]]:
+    cells: dict[float, list[SuiteRun]] = {}
+    for run in sorted(runs, key=lambda run: run.seed):
+        cells.setdefault(run.scale, []).append(run)
+    return cells
