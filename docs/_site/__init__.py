@@ -5,7 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from _site import accessibility, check_pages, docstrings, method_pages, offline_search, plugin_pages, python_pages
+from _site import (
+    accessibility,
+    check_pages,
+    docstrings,
+    method_pages,
+    offline_search,
+    plugin_pages,
+    python_pages,
+    suite_pages,
+)
 
 
 def write(app: Any) -> None:
@@ -16,6 +25,7 @@ def write(app: Any) -> None:
         **plugin_pages.pages(),
         **check_pages.pages(),
         **python_pages.pages(),
+        **suite_pages.pages(source),
     }
     for name, text in pages.items():
         path = source / name

@@ -41,12 +41,12 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
-    from gradhomog.suite import tables
-    from gradhomog.suite.agreement import agreement
-    from gradhomog.suite.problems import chosen_problems
-    from gradhomog.suite.results import append_row, read_results, stored_results
-    from gradhomog.suite.rows import built_in_methods, compute_rows, method_names
-    from gradhomog.suite.scores import Scores
+    from gradhomog.experiments.suite import tables
+    from gradhomog.experiments.suite.agreement import agreement
+    from gradhomog.experiments.suite.problems import chosen_problems
+    from gradhomog.experiments.suite.results import append_row, read_results, stored_results
+    from gradhomog.experiments.suite.rows import built_in_methods, compute_rows, method_names
+    from gradhomog.experiments.suite.scores import Scores
 
     problems = chosen_problems(args.problems, args.quick)
     methods = method_names(args.methods) or built_in_methods()

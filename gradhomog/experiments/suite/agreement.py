@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from gradhomog.experiments.analysis.statistics import mean_interval
-from gradhomog.suite.results import Results
-from gradhomog.suite.training import SuiteRun
+from gradhomog.experiments.suite.results import Results
+from gradhomog.experiments.suite.training import SuiteRun
 from gradhomog.table import Table
 
 

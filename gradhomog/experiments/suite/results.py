@@ -9,8 +9,8 @@ from importlib import resources
 from pathlib import Path
 
 from gradhomog.errors import DataError
-from gradhomog.suite.problems import problems
-from gradhomog.suite.training import SuiteRun
+from gradhomog.experiments.suite.problems import problems
+from gradhomog.experiments.suite.training import SuiteRun
 
 FILE = "results.jsonl"
 """The file of a folder; packed by gzip, it is the file in the package."""
@@ -35,7 +35,7 @@ class Results:
 
 def stored_results() -> Results:
     """The rows that the package contains."""
-    file = resources.files("gradhomog.suite").joinpath(f"{FILE}.gz")
+    file = resources.files("gradhomog.experiments.suite").joinpath(f"{FILE}.gz")
     return _parse(gzip.decompress(file.read_bytes()).decode().splitlines(), str(file)) if file.is_file() else Results()
 
 

@@ -15,10 +15,10 @@ from gradhomog.errors import GradhomogError
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.profiling.memory import peak_bytes
 from gradhomog.experiments.results.runs import Run
+from gradhomog.experiments.suite.problems import SuiteProblem
 from gradhomog.experiments.training.trainable import Trainable
 from gradhomog.experiments.training.trainer import make_optimizer, make_trainable
 from gradhomog.learners.results import Evaluation
-from gradhomog.suite.problems import SuiteProblem
 
 CHECKPOINTS = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
 """Shares of the steps after which a run is validated."""

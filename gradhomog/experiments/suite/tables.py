@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from gradhomog.experiments.analysis.power import SIGNIFICANCE
 from gradhomog.experiments.analysis.statistics import Interval
-from gradhomog.suite.problems import SCALES, SuiteProblem
-from gradhomog.suite.scores import Comparison, Score, Scores
+from gradhomog.experiments.suite.problems import SCALES, SuiteProblem
+from gradhomog.experiments.suite.scores import Comparison, Score, Scores
 from gradhomog.table import NOTHING, Column, Table
 
 NOTES = (

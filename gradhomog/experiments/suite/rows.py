@@ -7,10 +7,10 @@ import os
 from collections.abc import Callable, Sequence
 
 from gradhomog.experiments.results.runs import PLAIN, SINGLE
+from gradhomog.experiments.suite.problems import SCALES, STATIC, SuiteProblem
+from gradhomog.experiments.suite.training import SuiteRun, train
 from gradhomog.registry import installed
 from gradhomog.step.pipelines import pipeline
-from gradhomog.suite.problems import SCALES, STATIC, SuiteProblem
-from gradhomog.suite.training import SuiteRun, train
 
 BASELINES = (PLAIN, STATIC, SINGLE)
 """The rows in every table: the plain mean, tuned static weights, and each task alone where it exists."""

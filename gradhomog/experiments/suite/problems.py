@@ -99,7 +99,7 @@ class SuiteProblem:
 @functools.cache
 def problems() -> dict[str, SuiteProblem]:
     """The problems by name, in the order of the tables."""
-    text = resources.files("gradhomog.suite").joinpath("problems.toml").read_text(encoding="utf-8")
+    text = resources.files("gradhomog.experiments.suite").joinpath("problems.toml").read_text(encoding="utf-8")
     content: dict[str, Any] = tomllib.loads(text)
     return {name: SuiteProblem(name, **entries) for name, entries in content.items()}
 

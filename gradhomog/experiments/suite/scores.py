@@ -14,9 +14,9 @@ from gradhomog.experiments.analysis.multiple_testing import holm
 from gradhomog.experiments.analysis.power import SIGNIFICANCE
 from gradhomog.experiments.analysis.statistics import Interval, mean_interval, paired_test
 from gradhomog.experiments.results.runs import PLAIN
-from gradhomog.suite.problems import SCALES, STATIC, SuiteProblem
-from gradhomog.suite.results import Results
-from gradhomog.suite.training import SuiteRun
+from gradhomog.experiments.suite.problems import SCALES, STATIC, SuiteProblem
+from gradhomog.experiments.suite.results import Results
+from gradhomog.experiments.suite.training import SuiteRun
 
 RESAMPLES = 1000
 """Bootstrap samples of the problems for the interval of a rank."""

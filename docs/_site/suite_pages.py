@@ -1,0 +1,43 @@
+"""The leaderboard of the suite and a page for each of its problems, from the results in the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gradhomog.experiments.suite import figures, tables
+from gradhomog.experiments.suite.problems import problems
+from gradhomog.experiments.suite.results import stored_results
+from gradhomog.experiments.suite.scores import Scores
+from gradhomog.table import Table
+
+DRAWN = 5
+"""Number of methods in the figure: the most robust ones, beside the plain mean."""
+
+
+def pages(source: Path) -> dict[str, str]:
+    """Return the pages by path; write the figure beside them."""
+    scores = Scores(stored_results(), list(problems().values()))
+    found = scores.scores()
+    folder = source / "results" / "suite"
+    folder.mkdir(parents=True, exist_ok=True)
+    figures.draw(
+        scores, [score.method for score in found if score.robustness == score.robustness][:DRAWN], folder / "regret.svg"
+    )
+    leaderboard = [
+        "# Leaderboard of the suite", "", "`gradhomog suite` prints this table; `gradhomog suite my_method` adds your row. "
+        "[What it says](../suite.md).", "", *_table(tables.leaderboard(found)),
+        "![Median regret over processor time, and over the factor of one loss.](regret.svg)", "", "## Problems", "",
+        *(f"- [{problem.name}]({problem.name}.md): {problem.question}" for problem in scores.problems), "",
+        "```{toctree}", ":hidden:", "", *(problem.name for problem in scores.problems), "```", "",
+    ]  # fmt: skip
+    by_problem = {
+        f"results/suite/{problem.name}.md": "\n".join([
+            f"# {problem.name}", "", *_table(tables.problem_table(scores, problem)),
+        ])
+        for problem in scores.problems
+    }  # fmt: skip
+    return {"results/suite/leaderboard.md": "\n".join(leaderboard), **by_problem}
+
+
+def _table(table: Table) -> list[str]:
+    return [table.markdown(), "", *(f"{note}\n" for note in table.notes)]

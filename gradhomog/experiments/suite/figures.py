@@ -1,0 +1,64 @@
+"""Figures of the suite: the regret over processor time, and the error over the scale of a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradhomog.experiments.report.figures.style import (
+    DASHES,
+    GUIDE_LINE,
+    PALETTE,
+    PLAIN_COLOR,
+    figure_style,
+    make_panels,
+)
+from gradhomog.experiments.results.runs import PLAIN
+from gradhomog.experiments.suite.problems import SCALES
+from gradhomog.experiments.suite.scores import Scores
+from gradhomog.experiments.suite.training import CHECKPOINTS
+
+
+def draw(scores: Scores, methods: Sequence[str], path: Path) -> None:
+    """Write an SVG: the median regret over problems of some methods, over time and over scales of a loss.
+
+    The plain mean is drawn too; 0 is the best of 13 static weights after all steps.
+    """
+    with figure_style():
+        figure, [[over_time, over_scale]] = make_panels(1, 2, 3.0)
+        for number, method in enumerate([PLAIN, *methods]):
+            color = PLAIN_COLOR if method == PLAIN else PALETTE[number % len(PALETTE)]
+            style: dict[str, Any] = {"color": color, "linestyle": DASHES[number % len(DASHES)], "label": method}
+            over_time.plot(*_over_time(scores, method), **style)
+            scales = sorted(SCALES)
+            over_scale.plot(scales, [100 * _median(scores, method, scale) for scale in scales], marker="o", **style)
+        over_time.set(
+            xlabel="processor time / that of the plain mean", ylabel="regret, %", yscale="symlog", xlim=(0, 2)
+        )
+        over_scale.set(xlabel="factor of one loss", xscale="log", yscale="symlog")
+        for axes in (over_time, over_scale):
+            axes.axhline(0, **GUIDE_LINE)
+        figure.legend(*over_scale.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+        figure.savefig(path, metadata={"Date": None})
+
+
+def _over_time(scores: Scores, method: str) -> tuple[list[float], list[float]]:
+    """Time over that of the plain mean, and the median regret in percent, at each checkpoint."""
+    ratio = float(np.median([scores.time(problem, method) for problem in scores.problems]))
+    regrets = [
+        float(np.median([
+            np.mean([run.errors[index] for run in scores.runs(problem, method)])
+            / np.mean([run.error for run in scores.best_static(problem)]) - 1
+            for problem in scores.problems
+        ]))
+        for index in range(len(CHECKPOINTS))
+    ]  # fmt: skip
+    return [ratio * share for share in CHECKPOINTS], [100 * regret for regret in regrets]
+
+
+def _median(scores: Scores, method: str, scale: float) -> float:
+    regrets = [scores.regret(problem, method, scale) for problem in scores.problems]
+    return float(np.median([regret.mean for regret in regrets if regret is not None]))

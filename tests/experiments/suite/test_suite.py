@@ -1,0 +1,161 @@
+"""The suite: scores against numbers computed by hand, the protocol on a small problem, and files that were cut off."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from scipy.stats import ttest_rel
+
+from gradhomog import DataError
+from gradhomog.cli import main
+from gradhomog.experiments.results.runs import Run
+from gradhomog.experiments.suite import results as stored
+from gradhomog.experiments.suite.agreement import agreement
+from gradhomog.experiments.suite.problems import GRID, SCALES, STATIC, SuiteProblem, problems
+from gradhomog.experiments.suite.results import FILE, Results, append_row, read_results
+from gradhomog.experiments.suite.rows import compute_row
+from gradhomog.experiments.suite.scores import Scores
+from gradhomog.experiments.suite.training import CHECKPOINTS, SuiteRun, train
+from gradhomog.experiments.training.trainer import make_trainable
+
+SMALL = SuiteProblem(
+    "small", "Two losses of a point.", "f1", 16, [0.01, 0.03], {"problem": {"name": "landscape"}}, best=-16.0
+)
+
+NOTHING = """
+    import torch
+    from gradhomog import Homogenizer, HomogenizerSpec, hookimpl
+
+    class Nothing(Homogenizer):
+        def mix(self, step):
+            return torch.ones(step.tasks, dtype=torch.float64)
+
+    @hookimpl
+    def gradhomog_homogenizer():
+        return HomogenizerSpec(factory=Nothing, summary="does nothing")
+"""
+
+
+def run(method, seed, error, *, problem="synthetic", scale=1.0, validation=None, seconds=8.0, failure=""):
+    errors = (*(error * (2 - share) for share in CHECKPOINTS[:-1]), error)
+    known = (error if validation is None else validation,) * len(CHECKPOINTS)
+    return SuiteRun(problem, method, scale, seed, 0.1, known, errors, seconds, 100, "digest", failure)
+
+
+@pytest.fixture
+def scores():
+    """Two seeds of five methods; static weights of 10 have the lowest validation error, not the lowest test error."""
+    problem = SuiteProblem("synthetic", "?", "a", 8, [0.1], {})
+    static = [run(STATIC, seed, 1.0 if w == 10 else 0.5, scale=w, validation=1.0 if w == 10 else 2) for w in GRID
+              for seed in (0, 1)]  # fmt: skip
+    rows = [
+        static,
+        [run("plain", seed, 1.0 + seed, scale=scale) for scale in SCALES for seed in (0, 1)],
+        [run("twice", seed, 2.0 * scale, scale=scale, seconds=16.0) for scale in SCALES for seed in (0, 1)],
+        [run("broken", seed, math.inf, scale=scale, failure="NaN") for scale in SCALES for seed in (0, 1)],
+        [run("tracked", seed, 1.5) for seed in (0, 1)],
+    ]
+    return Scores(Results(rows), [problem])
+
+
+def test_scores_are_those_computed_by_hand(scores):
+    found = {score.method: score for score in scores.scores()}
+    assert (found["plain"].regret, found["plain"].time, found["plain"].memory) == (0.5, 1, 1)
+    assert (found["twice"].regret, found["twice"].worst_robustness, found["twice"].robustness) == (1, 199, 1)
+    assert (found["twice"].time, found["twice"].at_plain_time) == (2, 2 * 1.5 - 1)  # half of its steps
+    assert (found["broken"].regret, found["broken"].failures, found["broken"].worse) == (math.inf, 6, 0)
+    assert math.isnan(found["tracked"].robustness)
+    assert [found[name].rank[0] for name in (STATIC, "plain", "tracked", "twice", "broken")] == [1, 2.5, 2.5, 4, 5]
+    assert next(iter(found)) == STATIC
+    (problem,) = scores.problems
+    regret = scores.regret(problem, "plain")
+    assert (regret.mean, regret.half_width) == (0.5, pytest.approx(12.706 * 0.5, rel=1e-4))  # t of 1 degree of freedom
+
+
+def test_p_values_are_holms_of_paired_t_tests(scores):
+    (problem,) = scores.problems
+    rows = {row.method: row for row in scores.comparisons(problem)}
+    one = ttest_rel([2, 2], [1, 2]).pvalue
+    assert rows["twice"].p_value == pytest.approx(min(1, 3 * one))
+    assert math.isnan(rows["plain"].p_value)
+    assert math.isnan(rows["broken"].p_value)
+
+
+def test_a_plugin_that_does_nothing_has_the_row_of_the_plain_mean_and_a_renamed_mgda_that_of_mgda(gradhomog_install):
+    gradhomog_install("nothing", NOTHING)
+    gradhomog_install("renamed", "", plugin="renamed", target="gradhomog_plugins.mgda")
+    rows = {method: compute_row(SMALL, method) for method in ("plain", "nothing", "mgda", "renamed")}
+    results = {
+        method: [(one.scale, one.rate, one.validation, one.errors) for one in runs] for method, runs in rows.items()
+    }
+    assert results["nothing"] == results["plain"] != results["mgda"] == results["renamed"]
+    assert [one.scale for one in rows["plain"]] == [*SCALES]  # one seed: nothing is random
+
+
+def test_the_plain_mean_of_misscaled_losses_is_that_of_static_weights():
+    assert train(SMALL, "plain", 0, 0.03, 100.0).errors == train(SMALL, STATIC, 0, 0.03, 100.0).errors
+
+
+def test_the_rate_has_the_lowest_validation_error():
+    (chosen,) = (one for one in compute_row(SMALL, "pcgrad") if one.scale == SCALES[0])
+    trials = [train(SMALL, "pcgrad", 0, rate, 1.0) for rate in SMALL.rates]
+    assert chosen.validation[-1] == min(one.validation[-1] for one in trials)
+
+
+def test_a_run_that_raises_is_a_record_with_infinite_errors(gradhomog_install):
+    gradhomog_install("failing", NOTHING.replace("torch.ones", "1 / 0 * torch.ones"))
+    failed = train(SMALL, "failing", 0, 0.03, 1.0)
+    assert set(failed.errors) == {math.inf}
+    assert "ZeroDivisionError" in failed.failure
+
+
+def test_a_file_that_was_cut_off_keeps_its_whole_rows_and_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(stored, "problems", lambda: {"small": SMALL})
+    rows = {method: compute_row(SMALL, method) for method in ("plain", "pcgrad")}
+    append_row(tmp_path, rows["plain"])
+    with (tmp_path / FILE).open("a") as file:
+        file.write('[{"problem": "sm')
+    assert list(read_results(tmp_path).rows) == [("small", "plain")]
+    append_row(tmp_path, rows["pcgrad"])
+    found = read_results(tmp_path)
+    assert [one.errors for one in found.rows["small", "pcgrad"]] == [
+        tuple(float(f"{error:.5g}") for error in one.errors) for one in rows["pcgrad"]
+    ]
+    assert agreement(found, found).texts[1:] == [["plain", "3", "3", "3"], ["pcgrad", "3", "3", "3"]]
+    (tmp_path / FILE).write_text("{}\n")
+    with pytest.raises(DataError, match="line 1: expected the runs of a row"):
+        read_results(tmp_path)
+
+
+def test_rows_of_a_problem_with_other_settings_are_left_out(tmp_path, monkeypatch):
+    append_row(tmp_path, [train(SMALL, "plain", 0, 0.03, 1.0)])
+    longer = dataclasses.replace(SMALL, steps=17)
+    monkeypatch.setattr(stored, "problems", lambda: {"small": longer})
+    assert not read_results(tmp_path).rows
+
+
+@pytest.mark.parametrize("problem", problems().values(), ids=lambda problem: problem.name)
+def test_the_scaled_task_of_a_problem_exists(problem):
+    config = problem.config
+    run = Run(config.learners[0], "none", 0)
+    trainable = make_trainable(config.for_run(run.learner, "none", 0), run)
+    names = trainable.tasks if config.problem else [domain.name for domain in trainable.source.train.domains]
+    assert problem.scaled_task in names
+    assert len(problem.rates) == 3
+    assert problem.question.endswith(".")
+
+
+def test_stored_rows_have_every_seed_and_scale():
+    known = problems()
+    for (name, method), runs in stored.stored_results().rows.items():
+        cells = {(scale, seed) for scale in known[name].scales(method) for seed in known[name].seeds}
+        assert sorted((one.scale, one.seed) for one in runs) == sorted(cells), (name, method)
+
+
+def test_an_unknown_problem_and_an_invalid_method_are_named(capsys):
+    assert main(["suite", "--problem", "functons"]) == 2
+    assert "unknown problem 'functons'; known: functions" in capsys.readouterr().err
+    assert main(["suite", "pcgard"]) == 2
+    assert "Did you mean 'pcgrad'?" in capsys.readouterr().err
