@@ -120,5 +120,5 @@ def gradhomog_problem() -> ProblemSpec:
         Diffusion,
         "a diffusion model of 8 × 8 digits, with groups of time steps as tasks",
         "Ho, Jain, Abbeel 2020, arXiv:2006.11239",
-        width=128, steps=800, outer_lr=0.002,
+        width=128, steps=600, outer_lr=0.003,
     )  # fmt: skip

@@ -84,7 +84,7 @@ class Policy(HeldOutProblem):
         rewards = expected / expected.std((0, 1))
         value = (self.network(contexts).softmax(1)[..., None] * rewards).sum(1).mean(0)
         best = rewards.mean(2).argmax(1)
-        optimum = rewards[torch.arange(len(best)), best].mean(0)
+        optimum = rewards[torch.arange(len(best), device=best.device), best].mean(0)
         regrets = (optimum - value) / (optimum - rewards.mean((0, 1))).mean()
         return dict(zip(self.tasks, regrets.tolist(), strict=True))
 

@@ -32,9 +32,9 @@ class SharedUnit(HeldOutProblem):
 
     The inputs are standard normal, so that the best a_t for w leaves the share 1 − cos²(w, b_t) of the variance of a
     task: its normalized excess loss. The unit cannot serve all tasks. As the cosines of the b_t are negative, the
-    minimizer of a weighted sum of the losses fits some tasks and gives up another, whatever the weights: its largest
-    normalized excess loss is 0.95 for equal weights and at least 0.82 for any. At the balanced point, where it is
-    smallest, it is 0.65; this point minimizes no weighted sum (Hu et al. 2023, arXiv 2308.13985).
+    minimizer of a weighted sum of the losses fits some tasks and gives up another: its largest normalized excess loss
+    is 0.95 for equal weights and at least 0.82 for all weights. At the balanced point, where it is smallest, it is
+    0.65; this point minimizes no weighted sum (Hu et al. 2023, arXiv 2308.13985).
 
     Every step uses all examples. The score is the largest normalized excess loss on new inputs, the mean of
     (a_t w · x − b_t · x)² over that of (b_t · x)². The notes have its value at the balanced point.
@@ -97,5 +97,5 @@ def gradhomog_problem() -> ProblemSpec:
         SharedUnit,
         "three linear regressions through one shared unit, where no weighted sum reaches the balanced point",
         "Hu et al. 2023, arXiv:2308.13985",
-        width=0, steps=600, outer_lr=0.01,
+        width=0, steps=600, outer_lr=0.03,
     )  # fmt: skip

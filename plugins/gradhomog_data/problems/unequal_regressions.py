@@ -62,7 +62,7 @@ def gradhomog_problem() -> ProblemSpec:
         defaults={
             "homogenizers": "multitask",
             "network": {"name": "mlp", "width": 16},
-            "train": {"steps": 800, "outer_lr": 0.01, "validate_every": 50, "log_every": 50, "checkpoint_every": 500},
+            "train": {"steps": 600, "outer_lr": 0.01, "validate_every": 50, "log_every": 50, "checkpoint_every": 500},
         },
         unused_keys=("network.size",),
     )
