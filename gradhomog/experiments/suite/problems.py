@@ -59,7 +59,8 @@ class SuiteProblem:
     @functools.cached_property
     def config(self) -> Config:
         """The run file with the defaults of its problem."""
-        train = {"steps": self.steps, "validate_every": self.steps, **self.settings.get("train", {})}
+        schedule = {"steps": self.steps, "validate_every": self.steps, "outer_lr": self.rates[1]}
+        train = {**schedule, **self.settings.get("train", {})}
         return load(defaults={**self.settings, "train": train})
 
     @property
