@@ -72,7 +72,7 @@ class ISI(Homogenizer):
     State: the number of meta-steps.
 
     Cost: for the map of a mask, 0.4 to 1.1 of the forward pass of the first two layers of a four-block network on 75
-    images of 84 px, up to 3 on few or small images, none at T = ∞. Memory: a mask of the shape of the output, and 40 MB
+    images of 84 px, up to 3 on few or small images, none at T = ∞. Memory: a mask of the shape of the output, and 20 MB
     while the map is computed; no patch is materialized. The output of the layer is multiplied in place.
 
     Source: Zhang et al. 2023 (RotoGBML), arXiv 2303.06679, equations 7 to 9 and figure of T; Shi et al. 2020
