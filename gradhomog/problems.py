@@ -142,7 +142,8 @@ class Problem(ABC):
         tasks: names of the tasks.
         network: the network; the optimizer changes its parameters.
         homogenizers: the pipeline, from `ProblemRun.pipeline`.
-        metric: metric of the scores: "accuracy", "mse", "r2", "loss" or "relative_l2".
+        metric: metric of the scores: "accuracy", "mse", "r2", "loss", "relative_l2", or "error" for another error of
+            which lower is better and ratios are meaningful.
         state_selection: `"best"` tests the state with the best validation score, `"last"` the last state.
         notes: sentences for the report that describe the problem.
     """

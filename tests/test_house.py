@@ -226,9 +226,9 @@ BUDGETS = {
     "gradhomog/step": 1188,
     "gradhomog/testing": 3210,
     "plugins": 4430,
-    "plugins/gradhomog_data": 3200,
+    "plugins/gradhomog_data": 3730,
     "adapters": 3920,
-    "tests": 37210,
+    "tests": 37310,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

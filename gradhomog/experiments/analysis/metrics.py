@@ -81,6 +81,7 @@ METRICS = {
         Metric("nmse", "normalized mean squared error", column="nmse"),
         Metric("r2", "R²", higher_is_better=True, best=1.0),
         Metric("loss", "loss", ratios=False),
+        Metric("error", "error"),
         Metric("relative_l2", "relative L² error", column="L² error"),
     )
 }
