@@ -13,7 +13,8 @@ from gradhomog import DataError, OptionError
 from tests.testing.domains.good import INSTANCES, OWNERS, Blots, Ramps
 from tests.testing.faults import fails, fault
 
-# fmt: off  # a fault is its name, the good plugin, the check with its message, and the change
+# A fault is its name, the good plugin, the check with its message, and the change.
+# fmt: off
 
 
 def after_making(**attributes):

@@ -17,7 +17,8 @@ from gradhomog import OptionError
 from tests.testing.faults import fails, fault
 from tests.testing.homogenizers.good import Balance, Clip, Drop, LossRatio, Rotate, Veto
 
-# fmt: off  # a fault is its name, the good plugin, the check with its message, and the change
+# A fault is its name, the good plugin, the check with its message, and the change.
+# fmt: off
 
 # -- declarations ----------------------------------------------------------------------------------------------------
 

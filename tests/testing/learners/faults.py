@@ -12,7 +12,8 @@ from gradhomog import OptionError, TaskKey, TaskRow
 from tests.testing.faults import fails, fault
 from tests.testing.learners.good import OneStep
 
-# fmt: off  # a fault is its name, the good plugin, the check with its message, and the change
+# A fault is its name, the good plugin, the check with its message, and the change.
+# fmt: off
 
 # -- declarations ----------------------------------------------------------------------------------------------------
 
