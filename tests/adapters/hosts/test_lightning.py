@@ -19,6 +19,7 @@ from .lightning_modules import HomogenizedLoss, L, Manual, TwoTasks, batches, fi
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice, and deprecations within Lightning
 
 Adam, SGD = torch.optim.Adam, torch.optim.SGD
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 @pytest.mark.parametrize(
@@ -46,11 +47,18 @@ def test_without_homogenizers_training_is_lightnings(
     torch.testing.assert_close(parameters(homogenized), parameters(plain), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 3}], ids=str)
-def test_bf16_mixed_is_lightnings_without_homogenizers(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"precision": "bf16-mixed"}, {"precision": "bf16-mixed", "accumulate_grad_batches": 3},
+        pytest.param({"precision": "16-mixed", "accelerator": "gpu", "devices": 1}, marks=needs_gpu),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_half_precision_is_lightnings_without_homogenizers(options: dict[str, Any]) -> None:
     plain, homogenized = TwoTasks(None), TwoTasks("none")
     for module in (plain, homogenized):
-        fit(module.float(), precision="bf16-mixed", **options)
+        fit(module.float(), **options)
     # A relative error of 2^-8 in the gradients, twelve steps with rate 0.01.
     torch.testing.assert_close(parameters(homogenized), parameters(plain), rtol=1e-2, atol=1e-2)
 
@@ -67,14 +75,6 @@ def test_a_gradient_scaler_scales_and_skips_as_in_lightning(scale: float, steps:
     # A relative error of 2^-11 in the gradients, twelve steps with rate 0.01.
     torch.testing.assert_close(found[1], found[0], rtol=1e-2, atol=1e-2)
     assert module.homogenized_loss.pipe.steps == steps
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_16_mixed_on_a_gpu_is_lightnings_without_homogenizers() -> None:
-    plain, homogenized = TwoTasks(None), TwoTasks("none")
-    for module in (plain, homogenized):
-        fit(module.float(), precision="16-mixed", accelerator="gpu", devices=1)
-    torch.testing.assert_close(parameters(homogenized), parameters(plain), rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("text", ["upgrad", "trimmed_mean", "static(weights=[1, 3])"])

@@ -184,28 +184,6 @@ def test_every_logger_receives_weights_and_cosines_of_each_epoch(tmp_path: Path)
         assert found["weight/task_0"] + found["weight/task_1"] == pytest.approx(2, abs=1e-4)
 
 
-def test_a_saved_state_continues(tmp_path: Path) -> None:
-    def trainer(model: nn.Module) -> Any:
-        method = {"method": gradhomog.pipeline("gradnorm")}
-        options: dict[str, Any] = {"optimizer_fn": torch.optim.SGD, "optimizer_params": {"lr": 0.1}}
-        return HomogenizedMTLTrainer(model, TASKS, adaptive_params=method, model_path=str(tmp_path), **options)
-
-    torch.manual_seed(0)
-    data = batches(2)
-    uninterrupted = trainer(MODELS["SharedBottom"]())
-    first = trainer(copy.deepcopy(uninterrupted.model))
-    for _ in range(4):
-        uninterrupted.train_one_epoch(data)
-    first.train_one_epoch(data)
-    first.train_one_epoch(data)
-    torch.save(first.pipe.state_dict(), tmp_path / "pipe.pt")
-    second = trainer(copy.deepcopy(first.model))
-    second.pipe.load_state_dict(torch.load(tmp_path / "pipe.pt"))
-    second.train_one_epoch(data)
-    second.train_one_epoch(data)
-    assert torch.equal(parameters(second), parameters(uninterrupted))
-
-
 def test_a_loss_that_is_not_finite_raises_with_its_name(tmp_path: Path) -> None:
     method = {"method": gradhomog.pipeline("upgrad")}
     torch.manual_seed(0)
