@@ -188,9 +188,3 @@ def test_solve_does_not_synchronize_with_the_device():
         matrix_operator(torch.empty(SIZE, SIZE, device="meta")), named(torch.empty(SIZE, device="meta")), iterations=3
     )
     assert all(t.is_meta for t in (meta.relative_residual, meta.iterations, meta.indefinite, *meta.tensors.values()))
-
-
-def test_no_graph_outlives_the_call():
-    matrix, b = system(6)
-    solution = solve(matrix_operator(matrix.requires_grad_()), named(b.requires_grad_()), iterations=3)
-    assert not any(tensor.requires_grad for tensor in (*solution.tensors.values(), solution.relative_residual))

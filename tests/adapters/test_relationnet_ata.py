@@ -176,13 +176,6 @@ def test_kernels_are_a_function_of_seed_step_domain_and_place():
     assert not torch.equal(*twice)
 
 
-def test_the_order_of_domains_has_no_effect():
-    batch = images(count=2)
-    learner = make(probability=1.0)
-    found, swapped = learner.augment(batch), learner.augment(TaskBatch.stack([batch[1], batch[0]]))
-    assert torch.equal(found.support_x[0], swapped.support_x[1])
-
-
 def test_a_loaded_learner_continues_with_the_next_kernels():
     batch = images()
     learner = make(probability=1.0)
