@@ -12,7 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 
 from gradhomog import DataError
 from gradhomog_adapters._logistic_regression import fit_logistic_regression
-from gradhomog_adapters.skd import SKD, distillation_loss, mean_distance, rotate_images, rotation_loss
+from gradhomog_adapters.skd import SKD, rotate_images
 from tests.adapters import checks
 
 CLASSES = 7
@@ -151,29 +151,6 @@ def test_rows_are_the_derivatives_of_the_losses_with_both_engines(norm, steps):
     perturb(other)
     checks.assert_rows_equal(learner.rows(tasks()), other.rows(tasks()))
     checks.assert_rows_match_finite_differences(learner, tasks())
-
-
-# -- the terms of the losses -----------------------------------------------------------------------------------------
-
-
-def test_images_are_rotated_counterclockwise():
-    x = torch.tensor([[[[0.0, 1.0], [2.0, 3.0]]]])
-    found = rotate_images(x, [1, 2, 3])[:, 0]
-    assert found.tolist() == [[[1, 3], [0, 2]], [[3, 2], [1, 0]], [[2, 0], [3, 1]]]
-
-
-@DTYPES
-def test_the_terms_have_their_closed_forms(dtype, rtol):
-    zeros = torch.zeros(8, 4, dtype=dtype)
-    assert float(rotation_loss(zeros)) == pytest.approx(np.log(2))
-    sure = torch.eye(4, dtype=dtype).repeat_interleave(2, 0)
-    assert float(rotation_loss(2000 * sure - 1000)) == 0
-    # Two classes: KL of Bernoulli distributions.
-    teacher, student = torch.tensor([[2.0, 0.0]], dtype=dtype), torch.tensor([[0.0, 0.0]], dtype=dtype)
-    p = 1 / (1 + np.exp(-1))
-    expected = 4 * (p * np.log(2 * p) + (1 - p) * np.log(2 * (1 - p)))
-    assert float(distillation_loss(student, teacher, 2.0)) == pytest.approx(expected, rel=rtol)
-    assert float(mean_distance(zeros, zeros + 3)) == 6
 
 
 # -- logistic regression ---------------------------------------------------------------------------------------------

@@ -86,9 +86,7 @@ def test_the_replaced_weight_norm_has_the_same_outputs(dim):
     torch.testing.assert_close(learner.predict(task.support_x, task.support_y, task.query_x), expected)
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning"
-)  # of the compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of the compiler
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader
 
 from gradhomog import GradhomogError, Ranks
 
-from .lightning_modules import L, Manual, TwoTasks, batches, fit, parameters
+from .lightning_modules import L, Manual, TwoTasks, batches, fit
+from .measures import parameters
 from .torchrun import save
 
 Adam, SGD = torch.optim.Adam, torch.optim.SGD

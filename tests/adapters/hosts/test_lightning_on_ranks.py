@@ -12,8 +12,9 @@ from torch import Tensor
 
 from gradhomog import OptionError
 
-from .lightning_modules import L, TwoTasks, batches, fit, parameters
+from .lightning_modules import L, TwoTasks, batches, fit
 from .lightning_on_ranks import CASES, Adam, Penalized
+from .measures import parameters
 from .torchrun import on_two_ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Lightning's advice

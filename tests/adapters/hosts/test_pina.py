@@ -13,7 +13,8 @@ from torch import Tensor, nn
 import gradhomog
 from gradhomog import MomentumWarning, NonfiniteError, OptionError
 
-from .pina_problems import FeedForward, TorchOptimizer, inverse_poisson, parameters, poisson, solver, train
+from .measures import parameters
+from .pina_problems import FeedForward, TorchOptimizer, inverse_poisson, poisson, solver, train
 
 from gradhomog_adapters.pina import HomogenizedWeighting  # isort: skip
 from pina.callback import SwitchOptimizer  # isort: skip

@@ -12,17 +12,8 @@ from torch import nn
 import gradhomog
 from gradhomog import MomentumWarning, NonfiniteError, OptionError
 
-from .transformers_models import (
-    SumTrainer,
-    TwoHeads,
-    TwoTasks,
-    arguments,
-    examples,
-    homogenized,
-    parameters,
-    trained,
-    two_losses,
-)
+from .measures import parameters, rows
+from .transformers_models import SumTrainer, TwoHeads, TwoTasks, arguments, examples, homogenized, trained, two_losses
 
 from gradhomog_adapters.transformers import HomogenizedTrainer  # isort: skip
 
@@ -83,15 +74,10 @@ def test_one_step_follows_the_direction_of_the_tasks_gradients(tmp_path: Path) -
     net, data = TwoHeads(), examples()
     batch = {key: torch.stack([torch.as_tensor(row[key]) for row in data]) for key in data[0]}
     losses = two_losses(net(**batch), batch)
-    rows = [
-        torch.cat([part.flatten() for part in torch.autograd.grad(
-            loss, list(net.parameters()), retain_graph=True, materialize_grads=True
-        )])
-        for loss in losses.values()
-    ]  # fmt: skip
-    expected = parameters(net) - 0.01 * 2 * gradhomog.pipeline("upgrad").combine(torch.stack(rows))
+    jacobian = rows(losses.values(), net)
+    expected = parameters(net) - 0.01 * 2 * gradhomog.pipeline("upgrad").combine(jacobian)
     torch.testing.assert_close(parameters(found.model), expected, rtol=1e-9, atol=1e-11)
-    cosine = float(nn.functional.cosine_similarity(*rows, dim=0))
+    cosine = float(nn.functional.cosine_similarity(*jacobian, dim=0))
     assert found.state.log_history[0]["cosine/sentiment-topic"] == pytest.approx(cosine)
 
 

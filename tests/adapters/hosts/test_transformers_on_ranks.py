@@ -13,8 +13,9 @@ from torch import Tensor
 import gradhomog
 from gradhomog import OptionError
 
+from .measures import parameters
 from .torchrun import on_two_ranks
-from .transformers_models import TwoTasks, examples, parameters, trained, two_losses
+from .transformers_models import TwoTasks, examples, trained, two_losses
 from .transformers_on_ranks import CASES, RESUMED, EncoderOnly, PerItem, accelerated
 
 from accelerate.state import AcceleratorState, GradientState  # isort: skip

@@ -84,10 +84,6 @@ def arguments(folder: Path, **options: Any) -> TrainingArguments:
     return TrainingArguments(str(folder), **{**quiet, **training, **options})
 
 
-def parameters(model: nn.Module) -> Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).clone()
-
-
 class TwoTasks(HomogenizedTrainer):
     """The losses of `SumTrainer`, homogenized."""
 

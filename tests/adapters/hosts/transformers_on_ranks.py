@@ -18,8 +18,9 @@ from transformers import TrainerCallback
 import gradhomog
 from gradhomog import GradhomogError, Ranks
 
+from .measures import parameters
 from .torchrun import save
-from .transformers_models import SumTrainer, TwoTasks, examples, parameters, trained, two_losses
+from .transformers_models import SumTrainer, TwoTasks, examples, trained, two_losses
 
 RANK = int(os.environ.get("RANK", 0))
 
