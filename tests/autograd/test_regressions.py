@@ -108,15 +108,14 @@ def test_feature_level_does_not_underflow_in_half_precision():
         assert float(error) < 5e-3
 
 
-def test_a_dropped_task_is_excluded_from_all_groups():
+@pytest.mark.parametrize(("text", "per"), [("mgda", "layer"), ("none", "model")])
+def test_a_dropped_task_is_excluded_from_all_groups(text, per):
     model, reference = Model(), Model()
-    pipe = gradhomog.pipeline("mgda", nonfinite="drop")
-    step = gradhomog.backward(
-        infinite_losses(model, model.encoder(inputs())), pipe, parameters=model.encoder, per="layer"
-    )
+    losses, pipe = infinite_losses(model, model.encoder(inputs())), gradhomog.pipeline(text, nonfinite="drop")
+    step = gradhomog.backward(losses, pipe, parameters=model.encoder, per=per)
     assert step.tasks == (0, 2)
     first, _, third = reference.losses(reference.encoder(inputs()))
-    gradhomog.backward([first, third], gradhomog.pipeline("mgda"), parameters=reference.encoder, per="layer")
+    gradhomog.backward([first, third], gradhomog.pipeline(text), parameters=reference.encoder, per=per)
     torch.testing.assert_close(gradients(model)[:4], gradients(reference)[:4])
 
 
