@@ -53,10 +53,7 @@ AGGREGATORS = {
     "Random": ({}, lambda kind, dtype: kind()),
     "Sum": ({}, lambda kind, dtype: kind()),
     "TrimmedMean": ({"trim_number": 1}, lambda kind, dtype: kind(trim_number=1)),
-    "UPGrad": (
-        {"projector": {"reg_eps": 1e-6}},
-        lambda kind, dtype: kind(projector=QuadprogProjector(reg_eps=1e-6)),
-    ),
+    "UPGrad": ({"projector": {"reg_eps": 1e-6}}, lambda kind, dtype: kind(projector=QuadprogProjector(reg_eps=1e-6))),
 }
 STATEFUL = ["ExcessMTL", "GradVac", "PCD"]
 STOCHASTIC = ["GradDrop", "GradVac", "PCGrad", "Random"]

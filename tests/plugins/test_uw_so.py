@@ -38,12 +38,7 @@ def test_the_largest_weight_is_that_of_the_smallest_loss_and_the_unit_of_the_los
 
 @pytest.mark.parametrize(
     ("losses", "expected"),
-    [
-        ([5e-324, 1.0], [2, 0]),
-        ([1e-300, 2e-300], [2, 0]),
-        ([5e-324, 5e-324], [1, 1]),
-        ([1e308, 1.7e308], [1, 1]),
-    ],
+    [([5e-324, 1.0], [2, 0]), ([1e-300, 2e-300], [2, 0]), ([5e-324, 5e-324], [1, 1]), ([1e308, 1.7e308], [1, 1])],
 )
 def test_losses_near_the_ends_of_float64_give_all_weight_to_the_smallest_or_equal_weights(losses, expected):
     assert weights("uw_so", losses).tolist() == expected

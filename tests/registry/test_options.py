@@ -150,10 +150,7 @@ def test_an_unknown_option_raises_with_a_similar_option_and_all_options() -> Non
 
 
 def test_a_missing_required_option_is_named() -> None:
-    with pytest.raises(
-        OptionError,
-        match=r"requires the option 'needed'. Its options: needed \(an integer\), count=1",
-    ):
+    with pytest.raises(OptionError, match=r"requires the option 'needed'. Its options: needed \(an integer\), count=1"):
         gradhomog.pipeline("annotated_options", registry=REGISTRY)
 
 

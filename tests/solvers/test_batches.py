@@ -3,13 +3,7 @@
 import pytest
 import torch
 
-from gradhomog import (
-    OptionError,
-    bargaining_weights,
-    conflict_averse_weights,
-    dual_cone_weights,
-    minimum_norm_weights,
-)
+from gradhomog import OptionError, bargaining_weights, conflict_averse_weights, dual_cone_weights, minimum_norm_weights
 from tests.solvers.gramians import rows
 
 SOLVERS = {

@@ -84,10 +84,7 @@ def test_weights_that_make_the_direction_overflow_raise_and_no_state_changes(non
 
 @pytest.mark.parametrize(
     ("rows", "weights"),
-    [
-        (torch.full((2, 3), 100.0, dtype=torch.float16), [1e6]),
-        (torch.full((2, 3), 1e18), [1e9, 1e9, 1e9]),
-    ],
+    [(torch.full((2, 3), 100.0, dtype=torch.float16), [1e6]), (torch.full((2, 3), 1e18), [1e9, 1e9, 1e9])],
     ids=["float16", "several that multiply"],
 )
 def test_overflow_of_the_direction_raises_for_every_dtype_and_for_products_of_weights(rows, weights):

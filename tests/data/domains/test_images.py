@@ -112,10 +112,7 @@ def test_shrinking_does_not_alias_and_crops_the_centre(tmp_path):
     folder = tmp_path / "folder" / "only"
     folder.mkdir(parents=True)
     Image.fromarray(picture).save(folder / "0.png")
-    for path in (
-        write_npz(tmp_path / "a.npz", images=stack, labels=np.array([0, 1])),
-        str(folder.parent),
-    ):
+    for path in (write_npz(tmp_path / "a.npz", images=stack, labels=np.array([0, 1])), str(folder.parent)):
         small = images.images(path, size=4)._images
         assert small.shape[1:] == (4, 4, 3)
         assert np.abs(small.astype(int) - 100).max() <= 4

@@ -63,10 +63,7 @@ def test_a_problem_has_defaults_that_the_user_overrides_key_by_key(name, tmp_pat
         (["problem.name=digit_pairs", "problem.script=latin"], r"unknown key `problem.script`."),
         (["problem.name=glyph_pairs", "problem.classes=1"], r"`problem.classes` must be an integer ≥ 2; got 1"),
         (["problem.name=glyph_pairs", "problem.batch=1.5"], r"`problem.batch` must be an integer ≥ 2; got 1.5"),
-        (
-            ["problem.name=regression", "problem.test=1.0"],
-            r"`problem.test` must be a number > 0 and < 1; got",
-        ),
+        (["problem.name=regression", "problem.test=1.0"], r"`problem.test` must be a number > 0 and < 1; got"),
         (["problem.name=regression", "problem.targets=3"], r"`problem.targets` must be a list"),
         (["problem.name=regression", "problem.targets=[3]"], r"`problem.targets` must be a list"),
         (["problem.name=landscape", "problem.starts=[1, 2]"], r"`problem.starts` must be a list"),

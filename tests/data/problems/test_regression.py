@@ -116,11 +116,7 @@ def test_parts_of_any_sizes_contain_every_row_once_or_raise(count, validation, t
         ("a,b\n1,2\n", {"targets": ["b"], "inputs": ["b"]}, "`problem.inputs` must name columns that are not targets"),
         ("a,b\n1,2\n", {"targets": ["a", "b"]}, "`problem.inputs` must name columns that are not targets; got \\[\\]"),
         ("a,b\n1,2\n3,4\n", {"targets": ["b"]}, "has 2 rows, of which .* leave 0 to train on"),
-        (
-            "a,b\n" + "1,2\n" * 20,
-            {"targets": ["b"]},
-            r"column 'b' is constant in one of the three splits \(12 rows\)",
-        ),
+        ("a,b\n" + "1,2\n" * 20, {"targets": ["b"]}, r"column 'b' is constant in one of the three splits \(12 rows\)"),
     ],
 )
 def test_an_invalid_table_raises_with_column_row_or_key(content, options, message, tmp_path):

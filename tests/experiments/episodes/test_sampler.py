@@ -181,11 +181,7 @@ def test_regression_domains_give_streams():
 
 INCOMPATIBLE = {
     "none": ([], {}, "needs at least one domain; got none"),
-    "kinds": (
-        [DOMAINS[0], functions("line")],
-        {},
-        "of the same kind; a is classification and functions:line is regr",
-    ),
+    "kinds": ([DOMAINS[0], functions("line")], {}, "of the same kind; a is classification and functions:line is regr"),
     "sizes": (
         [DOMAINS[0], numbered("b", size=5)],
         {},
