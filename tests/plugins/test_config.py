@@ -1,6 +1,5 @@
 """ConFIG against TorchJD where that is exact, least squares on the rows, and its properties."""
 
-import conflictfree.grad_operator
 import pytest
 import scipy.linalg
 import torch
@@ -25,18 +24,6 @@ def test_the_step_has_equal_positive_cosines_with_independent_rows(rows):
     cosines = units(rows) @ direction / direction.norm()
     torch.testing.assert_close(cosines, cosines.mean().expand_as(cosines), rtol=1e-9, atol=0)
     assert float(cosines.min()) > 0
-
-
-@pytest.mark.parametrize("tasks", [2, 3, 5, 8])
-def test_independent_float64_rows_give_what_the_authors_package_gives(tasks):
-    rows = random_rows(tasks, 20, seed=tasks) * torch.logspace(-1, 1, tasks, dtype=torch.float64)[:, None]
-    torch.set_default_dtype(torch.float64)  # of which its weights are
-    try:
-        expected = conflictfree.grad_operator.ConFIG_update(rows)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    found = gradhomog.pipeline("config(scale='paper')").combine(rows)
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -94,15 +94,6 @@ def test_two_tasks_of_one_domain_move_its_average_once():
     torch.testing.assert_close(found, torch.tensor([0.125, 0.125], dtype=torch.float64) / (1 - 0.5**2))
 
 
-def test_the_average_of_a_domain_moves_by_the_mean_of_its_tasks_log_gradients():
-    rows, losses = normal(2, 5), torch.tensor([0.5, 4.0]).double()
-    pipe = gradhomog.pipeline("db_mtl(beta=0.5)")
-    pipe.combine(rows, losses=losses, domains=["a", "a"])
-    state = pipe.state_dict()["0:db_mtl"]
-    expected = 0.5 * (rows / losses[:, None]).mean(0)
-    torch.testing.assert_close(state["units"]["a"] * state["averages"][""]["a"], expected)
-
-
 def test_rows_that_a_loss_near_zero_makes_too_long_raise_and_change_no_state():
     pipe = gradhomog.pipeline("db_mtl(scale='paper')")
     with pytest.raises(gradhomog.GradhomogError, match="db_mtl"):

@@ -33,17 +33,6 @@ def program(rows, taus, primary=0):
     return torch.from_numpy(solution / np.linalg.norm(solution)) * rows[primary].double().norm()
 
 
-@both_dtypes
-@pytest.mark.parametrize("tasks", [2, 3, 4, 8])
-@pytest.mark.parametrize("tau", [0.0, 0.02, 0.3, 1.0])
-def test_the_first_step_solves_the_program_for_rows_of_norm_one(tasks, tau, dtype):
-    rows = normal(tasks, 12, seed=tasks) * torch.logspace(-2, 2, tasks, dtype=torch.float64)[:, None]
-    rows[1:] = rows[1:] - rows[1:].norm(dim=1, keepdim=True) * 0.6 * rows[0] / rows[0].norm()
-    found = combine(rows.to(dtype), tau=tau).double()
-    rtol = 1e-8 if dtype == torch.float64 else 1e-4
-    torch.testing.assert_close(found, program(rows, [tau] * tasks), rtol=rtol, atol=rtol * float(rows[0].norm()))
-
-
 @given(jacobians(tasks=(2, 6), params=(7, 12), spread=2, zero=False, duplicate=False, opposite=False), st.data())
 def test_every_other_task_receives_its_share_and_no_more_than_necessary(rows, data):
     units = rows / rows.norm(dim=1, keepdim=True)
@@ -140,10 +129,7 @@ def test_the_primary_task_is_found_by_slot_or_domain():
         ({"primary": "a"}, ["a", "a", "b"], "exactly one task in every batch; got 'a', but .* the domains a, a, b"),
         ({"primary": "c"}, ["a", "a", "b"], "got 'c', but .* the domains a, a, b"),
         ({"primary": "a"}, None, "got 'a', but .* no domains"),
-        ({"primary": -1}, None, "`primary` must be"),
-        ({"tau": 1.5}, None, "`tau` must be"),
         ({"tau": [0.1, 0.2]}, None, "one number per task; got 2 for 3 tasks"),
-        ({"beta": 1.0}, None, "`beta` must be"),
     ],
 )
 def test_options_that_do_not_fit_raise(options, domains, message):

@@ -113,15 +113,6 @@ def test_several_rows_per_step_are_chosen_in_turn_and_averaged():
     assert order == [(0, 1), (0, 2), (1, 2), (0, 1), (0, 2)]
 
 
-def test_all_rows_are_averaged_by_combine():
-    pipe, averages = gradhomog.pipeline("tracked(method='mgda', rows='all', average=0.5)"), Averages(0.5)
-    for rows in random_rows(4, 3, 6):
-        assert pipe.choose(3) == (0, 1, 2)
-        for slot in range(3):
-            averages.add(slot, rows[slot])
-        torch.testing.assert_close(pipe.combine(rows), gradhomog.pipeline("mgda").combine(averages.rows()))
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_weights_are_kept_for_every_steps_and_the_direction_follows_the_averages(dtype):
     pipe, averages = gradhomog.pipeline("tracked(method='imtl_g', every=3)"), Averages(0.9)
@@ -214,13 +205,6 @@ def test_a_task_whose_row_is_too_old_is_left_out_and_begins_anew_when_it_returns
     torch.testing.assert_close(step_of(pipe, 3 * a, 0), (3 * a + b) / 2)
 
 
-def test_the_order_of_the_first_rows_has_no_effect_on_the_method():
-    rows, backwards = random_rows(1, 3, 5)[0], gradhomog.pipeline("tracked(method='pcgrad(order=\"fixed\")')")
-    for slot in (2, 0, 1):
-        found = step_of(backwards, rows[slot], slot)
-    torch.testing.assert_close(found, gradhomog.pipeline("pcgrad(order='fixed')").combine(rows))
-
-
 def test_averages_in_bfloat16_are_within_two_percent_of_those_in_float32():
     exact, rounded = (gradhomog.pipeline(f"tracked(method='upgrad', dtype='{name}')") for name in ("same", "bfloat16"))
     mean = torch.randn(2, 1000, generator=torch.Generator().manual_seed(5))
@@ -243,8 +227,6 @@ def test_averages_in_bfloat16_are_within_two_percent_of_those_in_float32():
         ({"method": "mgda(on='features')"}, "reads features"),
         ({"method": "ntk"}, "'ntk' reads traces of kernels"),
         ({"method": "trimmed_mean", "every": 2}, "`every` must be 1 for 'trimmed_mean'"),
-        ({"rows": 0}, "`rows` must be"),
-        ({"average": 1.0}, "`average` must be"),
     ],
 )
 def test_an_invalid_option_raises(options, message):
@@ -257,18 +239,6 @@ def step_by_name(pipe, row, name, slot=0, losses=None):
     pending = pipe.compute(make_step(row[None], losses, slots=[slot], domains=[name]))
     pending.commit()
     return pending.result.direction[""]
-
-
-def test_names_of_a_part_of_the_tasks_update_the_averages_of_these_tasks():
-    pipe, averages = gradhomog.pipeline("tracked(method='upgrad')"), Averages(0.9)
-    batches = [*["abc"] * 4, "bc", "c", "bc", "ab"]
-    for rows, batch in zip(random_rows(len(batches), 3, 6), batches, strict=True):
-        [name] = pipe.choose(list(batch))
-        row = rows["abc".index(name)]
-        averages.add(name, row)
-        found = step_by_name(pipe, row, name, batch.index(name))
-        torch.testing.assert_close(found, gradhomog.pipeline("upgrad").combine(averages.rows()))
-    assert averages.counts == {"a": 3, "b": 3, "c": 2}
 
 
 def test_the_method_receives_a_separate_slot_for_each_domain():

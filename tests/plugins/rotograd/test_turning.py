@@ -70,18 +70,6 @@ def test_a_step_that_is_too_long_is_halved_until_it_raises_the_alignment():
     assert cosine > nn.functional.cosine_similarity(*grads.flatten(1), dim=0) + 0.1
 
 
-def test_tasks_of_one_domain_share_a_rotation_which_follows_the_domain():
-    grads, names = draw(3, 2, 4), ["a", "a", "b"]
-    pipe = gradhomog.pipeline("rotograd(lr=0.5)")
-    learn(pipe, grads, 2, domains=names)
-    found = matrices(pipe, 4, 3, names)
-    assert torch.equal(found[0], found[1])
-    assert not torch.equal(found[0], found[2])
-    assert torch.equal(matrices(pipe, 4, 2, ["b", "a"]), found[[2, 0]])
-    learn(pipe, grads[:1], domains=["c"])
-    assert torch.equal(matrices(pipe, 4, 3, names), found)
-
-
 def test_two_tasks_of_one_domain_turn_it_once_by_their_mean_and_in_either_order():
     grads, found = draw(3, 2, 4), []
     for order in ([0, 1, 2], [1, 0, 2]):
