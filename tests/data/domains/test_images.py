@@ -118,17 +118,6 @@ def test_shrinking_does_not_alias_and_crops_the_centre(tmp_path):
         assert np.abs(small.astype(int) - 100).max() <= 4
 
 
-def test_npz_and_picture_files_are_resized_equally(tmp_path):
-    smooth = np.linspace(0, 255, 24).astype(np.uint8)
-    picture = np.stack([np.add.outer(smooth // 2, smooth // 2)] * 3, axis=-1)
-    folder = tmp_path / "folder" / "only"
-    folder.mkdir(parents=True)
-    Image.fromarray(picture).save(folder / "0.png")
-    by_pillow = images.images(str(folder.parent), size=9)._images[0]
-    by_torch = _pictures.square_resize(picture[None], 9)[0]
-    assert np.abs(by_pillow.astype(int) - by_torch).max() <= 1
-
-
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P", "I;16", "LA", "CMYK", "1"])
 def test_pictures_of_every_common_mode_are_read(tmp_path, mode):
     folder = tmp_path / "set" / "only"
@@ -211,13 +200,8 @@ def test_an_npz_file_without_a_required_array_raises(tmp_path, name):
     ("change", "message"),
     [
         ({"images": np.zeros((4, 8, 8, 3))}, r"`images` must be uint8, 0\.\.255; got float64"),
-        ({"images": np.full((4, 8, 8, 3), np.nan)}, r"`images` must be uint8.*got float64\. Scale"),
         ({"images": np.zeros((4, 8), dtype=np.uint8)}, r"`images` must have shape.*got \(4, 8\)"),
-        ({"labels": np.array([0, 0, 1, 5])}, r"`labels` must be in 0\.\.1"),
-        ({"labels": np.array([0, 1])}, r"one entry per image; got 2 for 4 images"),
         ({"class_names": np.array([1, 2])}, r"`class_names` must be an array of text \[classes\]; got int64 \(2,\)"),
-        ({"class_names": np.array(["a", "b", "c"])}, r"class 'c' has none"),
-        ({"class_split": np.array(["train", "novel"])}, r"`class_split` must hold train, val or test; got 'novel'"),
         ({"class_split": np.array([0, 1])}, r"`class_split` must be an array of text"),
     ],
 )

@@ -37,17 +37,6 @@ def test_the_losses_are_those_of_the_authors_code(x, y):
     assert losses.tolist() == pytest.approx(by_hand(x, y), rel=1e-12, abs=1e-12)
 
 
-@given(st.floats(-11, 11), st.floats(-11, 11))
-def test_each_loss_is_the_mirror_image_of_the_other_unlike_in_the_misprint_of_the_paper(x, y):
-    original, mirrored = (_toy.losses(torch.tensor([value, y], dtype=torch.float64)) for value in (x, -x))
-    assert original[0].item() == pytest.approx(mirrored[1].item(), rel=1e-9, abs=1e-9)
-
-
-def test_the_losses_are_differentiable_on_both_sides_of_the_axis():
-    points = torch.tensor([[-8.5, 7.5], [-8.5, -5.0], [9.0, 9.0], [1.0, -0.3]], dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(_toy.losses, points)
-
-
 def test_no_point_dominates_a_point_of_the_front():
     front = _toy.losses(_toy.pareto_front(201)).numpy()
     random = np.random.default_rng(0)

@@ -13,7 +13,7 @@ from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.training.multi_task import batch_indices
 from gradhomog.experiments.training.trainer import make_trainable
-from tests.data.problems.conftest import GLYPHS, data_of
+from tests.data.problems.conftest import data_of
 from tests.experiments.run_helpers import trainer
 
 
@@ -145,9 +145,3 @@ def test_training_fits_the_columns_of_a_table(tmp_path):
     assert records[-1]["domains"] == ["sum", "gap"]
     assert min(records[-1]["scores"]) > 0.95
     assert records[-1]["validation"] > 0.95
-
-
-def test_other_seeds_have_other_losses():
-    config = load(None, GLYPHS)
-    losses = [run_steps(config, Run("glyph_pairs", "none", seed), 1)[1][0].losses for seed in (0, 1)]
-    assert not torch.allclose(*losses)

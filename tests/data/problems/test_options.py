@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 
 from gradhomog import ConfigError, available
@@ -24,12 +22,6 @@ def test_a_problem_needs_only_its_name_and_is_unchanged_after_writing_and_readin
     assert again == config
     assert again.digest == config.digest
     assert not {"learner", "domains", "episodes", "test"} & set(config.to_dict())
-
-
-@pytest.mark.parametrize("name", available("problems"))
-def test_a_configuration_can_be_pickled_for_a_worker_process(name):
-    config = load(None, [f"problem.name={name}"])
-    assert pickle.loads(pickle.dumps(config)) == config
 
 
 def test_without_a_problem_the_resolved_file_has_no_problem_table():

@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gradhomog import ConfigError, DataError
 from gradhomog.experiments.results.runs import Run
@@ -89,17 +87,6 @@ def test_the_seed_determines_the_parts(csv):
     one, same, other = (load_data(csv, seed=seed).train.inputs for seed in (1, 1, 2))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
-
-
-@given(count=st.integers(6, 40), validation=st.floats(0.01, 0.6), test=st.floats(0.01, 0.6))
-def test_parts_of_any_sizes_contain_every_row_once_or_raise(count, validation, test):
-    if count - max(2, round(validation * count)) - max(2, round(test * count)) < 2:
-        with pytest.raises(DataError, match="at least 2 are needed in each split"):
-            regression._split_rows("table", count, (validation, test), 0)
-        return
-    splits = regression._split_rows("table", count, (validation, test), 0)
-    assert sorted(np.concatenate(splits).tolist()) == list(range(count))
-    assert min(map(len, splits)) >= 2
 
 
 @pytest.mark.parametrize(

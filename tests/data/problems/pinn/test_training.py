@@ -219,17 +219,3 @@ def test_beta1_is_that_of_adam():
 def test_invalid_options_raise_with_their_key_path(override, message):
     with pytest.raises(ConfigError, match=message):
         config("helmholtz", override)
-
-
-@pytest.mark.slow
-def test_more_training_reduces_the_error(tmp_path):
-    settings = load(None, [
-        "problem.name=klein_gordon", "network.width=20", "problem.interior=64", "problem.initial=32",
-        "problem.boundary=32", "train.steps=600", "train.validate_every=600", "train.checkpoint_every=600",
-        "train.outer_lr=0.005", "train.lr_decay_every=50",
-    ])  # fmt: skip
-    records = []
-    training = trainer(settings, Run("klein_gordon", "static(weights=[1, 100])", 0), tmp_path, records)
-    before = training.trainable.test([]).scores[0]
-    training.train_and_test()
-    assert records[-1]["scores"][0] < 0.8 * before
