@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import datetime
 import tomllib
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 import gradhomog
 import gradhomog.testing
 from gradhomog import OptionError
-from gradhomog.scaffold import project as projects_module
 from gradhomog.scaffold.naming import names
 from gradhomog.scaffold.project import dependency_range, project
 from gradhomog.scaffold.write_project import write_project
@@ -131,17 +129,3 @@ def test_the_code_uses_public_names_only(kind, tmp_path, monkeypatch):
         }
     assert len(used) > 4
     assert used <= public
-
-
-def test_every_template_is_used():
-    folder = Path(str(projects_module.resources("gradhomog.scaffold"))) / "templates"
-    read: set[str] = set()
-    original = projects_module._read
-    try:
-        projects_module._read = lambda name: read.add(name) or original(name)
-        for kind in KINDS:
-            for licence in LICENCES:
-                project(names("x"), kind, licence)
-    finally:
-        projects_module._read = original
-    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} == read

@@ -109,13 +109,6 @@ def test_a_run_tests_the_mean_of_its_best_states_after_any_interruption(config, 
         assert score == pytest.approx(error / variances[task.domain], rel=1e-5)
 
 
-def test_by_default_one_state_is_tested_alone(small, tmp_path):
-    records = []
-    trainer(small, RUN, tmp_path, records).train_and_test()
-    assert "ensemble" not in records[-1]
-    assert not (tmp_path / "ensemble.pt").exists()
-
-
 def test_an_ensemble_of_zero_states_is_rejected():
     with pytest.raises(ConfigError, match=r"`train.ensemble` must be an integer ≥ 1; got 0"):
         load(None, ["train.ensemble=0"])
