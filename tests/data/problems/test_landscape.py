@@ -83,19 +83,6 @@ def test_the_path_of_the_plain_learner_is_that_of_adam_on_the_mean_of_the_losses
     assert result["additional_scores"]["from the front"] > 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stop", [1, 7, 20])
-def test_an_interrupted_run_resumes_to_the_same_path_with_the_homogenizers_of_each_start(tmp_path, stop):
-    run, paths = Run("landscape", "gradvac + pcgrad", 0), []
-    for folder, stops in (("whole", (None,)), ("parts", (stop, None))):
-        for limit in stops:
-            training = trainer(load(None, SHORT), run, tmp_path / folder)
-            training.train_and_test(lambda t=training, n=limit: t.done == n)
-        paths.append(Trajectory.read(tmp_path / folder).path)
-    assert np.array_equal(*paths)
-    assert len(paths[0]) == 31
-
-
 def test_a_few_hundred_points_of_a_long_run_are_kept():
     one = make_trainable(load(None, ["problem.name=landscape", "train.steps=100000"]), Run("landscape", "none", 0))
     assert one.keep_every == 200

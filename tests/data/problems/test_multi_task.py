@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -114,20 +112,6 @@ def test_scores_are_accuracies_without_homogenizers(pairs):
     assert result.scores == right
     assert result.domains == ["left", "right"]
     assert result.metric == "accuracy"
-
-
-@pytest.mark.parametrize("text", ["gradnorm + pcgrad", "rotograd"])
-@pytest.mark.parametrize("stops", [(1,), (2, 5)])
-def test_an_interrupted_run_resumes_to_the_records_of_an_uninterrupted_run(pairs, tmp_path, stops, text):
-    outcomes = []
-    for folder, limits in (("whole", (None,)), ("parts", (*stops, None))):
-        records = []
-        for limit in limits:
-            training = trainer(pairs, run(text), tmp_path / folder, records)
-            assert training.train_and_test(lambda t=training, n=limit: t.done == n) == (limit is None)
-        compared = [record for record in records if record["event"] != "start"]
-        outcomes.append([json.dumps({k: v for k, v in r.items() if "seconds" not in k}) for r in compared])
-    assert outcomes[0] == outcomes[1]
 
 
 def test_training_fits_the_columns_of_a_table(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 
 import numpy as np
@@ -176,20 +175,6 @@ def test_the_tested_state_follows_the_option(tmp_path):
         assert ("lowest_loss_step" in result) == (state == "lowest_loss")
         scores[state] = result["scores"][0]
     assert scores["lowest_loss"] != scores["last"]
-
-
-@pytest.mark.parametrize(("name", "text"), [("burgers", "upgrad"), ("klein_gordon", "gradvac + pcgrad")])
-def test_an_interrupted_run_resumes_to_the_records_of_an_uninterrupted_run(tmp_path, name, text):
-    outcomes = []
-    for folder, limits in (("whole", (None,)), ("parts", (1, 4, None))):
-        records = []
-        for limit in limits:
-            training = trainer(config(name), Run(name, text, 0), tmp_path / folder, records)
-            assert training.train_and_test(lambda t=training, n=limit: t.done == n) == (limit is None)
-        compared = [record for record in records if record["event"] != "start"]
-        outcomes.append([json.dumps({k: v for k, v in r.items() if "seconds" not in k}) for r in compared])
-        outcomes[-1].append([value.tolist() for value in training.trainable.network.parameters()])
-    assert outcomes[0] == outcomes[1]
 
 
 def test_the_rate_is_constant_between_reductions():
