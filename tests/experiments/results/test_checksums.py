@@ -159,11 +159,11 @@ def test_a_truncated_checkpoint_is_detected(tmp_path, length):
         read_checkpoint(path)
 
 
-def test_every_flipped_bit_of_a_result_is_detected_or_changes_only_white_space(tmp_path):
+def test_a_flipped_bit_of_a_result_is_detected_or_changes_only_white_space(tmp_path):
     path = result_path(tmp_path)
     checksums.write_json(path, {**RESULT, "files": {}})
     content, original = path.read_bytes(), checksums.read_result(path)
-    for bit in range(8 * len(content)):
+    for bit in random.Random(0).sample(range(8 * len(content)), 1500):
         path.write_bytes(flip_bit(content, bit))
         try:
             # A flip within white space may change nothing.

@@ -12,8 +12,7 @@ import gradhomog
 from gradhomog import Homogenizer, Learner, Task, TaskRow
 from gradhomog.experiments.episodes.sampler import EpisodeStream
 from gradhomog.experiments.results.runs import Run
-from gradhomog.experiments.results.saliency_maps import FILE, SaliencyMaps
-from gradhomog.experiments.run_file.schema import load
+from gradhomog.experiments.results.saliency_maps import FILE
 from gradhomog.experiments.training.saliency import (
     compute_saliency_maps,
     smooth_grad,
@@ -211,26 +210,3 @@ def test_maps_of_the_wrong_number_of_inputs_are_rejected_by_name(tmp_path, capsy
 def test_vector_inputs_have_no_saliency_maps(small, tmp_path):
     trainer(small, Run("maml", "none", 0), tmp_path).train_and_test()
     assert not (tmp_path / FILE).exists()
-
-
-@pytest.mark.slow
-def test_saliency_maps_of_a_resumed_run_equal_those_of_an_uninterrupted_run(tmp_path):
-    config = load(
-        None,
-        [
-            'domains.train=["glyphs:arrows"]', 'domains.test=["glyphs:arrows"]', "network.size=16", "network.width=2",
-            "episodes.ways=3", "episodes.queries=2", "episodes.tasks=2", "train.steps=4", "train.inner_steps=1",
-            "train.validation_episodes=2", "test.episodes=2",
-        ],
-    )  # fmt: skip
-    for folder, stops in (("whole", ()), ("parts", (1, 3))):
-        for limit in (*stops, None):
-            training = trainer(config, Run("maml", "pcgrad", 0), tmp_path / folder)
-            training.train_and_test(lambda t=training, n=limit: t.done == n)
-    whole, parts = (SaliencyMaps.read(tmp_path / folder) for folder in ("whole", "parts"))
-    assert whole.images.shape == (6, 1, 16, 16)
-    assert set(whole.domains) == {"glyphs:arrows"}
-    assert (whole.saliency == parts.saliency).all()
-    assert whole.saliency.any()
-    assert (whole.probabilities == parts.probabilities).all()
-    assert whole.maps == {}

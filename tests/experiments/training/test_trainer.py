@@ -25,6 +25,11 @@ from tests.experiments.conftest import SMALL
 from tests.experiments.run_helpers import trainer
 
 RUN = Run("maml", "pcgrad + gradnorm", 0)
+SALIENCY = [
+    'domains.train=["glyphs:arrows"]', 'domains.test=["glyphs:arrows"]', "network.size=16", "network.width=2",
+    "episodes.ways=3", "episodes.queries=2", "episodes.tasks=2", "train.steps=4", "train.inner_steps=1",
+    "train.validation_episodes=2", "test.episodes=2",
+]  # fmt: skip
 
 
 def train(config, folder, stop_at=(), run=RUN):
@@ -56,6 +61,7 @@ def written_arrays(folder):
         *((GLYPHS, Run("glyph_pairs", "gradnorm + pcgrad", 0), stops) for stops in ((1,), (2, 5))),
         (GLYPHS, Run("glyph_pairs", "rotograd", 0), (2, 5)),
         *((LANDSCAPE, Run("landscape", "gradvac + pcgrad", 0), (stop,)) for stop in (1, 7, 20)),
+        (SALIENCY, Run("maml", "pcgrad", 0), (1, 3)),
         (["problem.name=burgers", *PINN], Run("burgers", "upgrad", 0), (1, 4)),
         (["problem.name=klein_gordon", *PINN], Run("klein_gordon", "gradvac + pcgrad", 0), (1, 4)),
     ],
