@@ -4,12 +4,9 @@ import pytest
 import torch
 
 import gradhomog
+from tests.plugins.rows import normal
 
 METHODS = ["nash_mtl", "fairgrad", "fairgrad(alpha=0.5)"]
-
-
-def normal(tasks, params, seed=0):
-    return torch.randn(tasks, params, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def in_papers_scale(method, more=""):

@@ -5,14 +5,11 @@ import torch
 
 import gradhomog
 from gradhomog import OptionError
-
-
-def random_rows(tasks, params, seed=0):
-    return torch.randn(tasks, params, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from tests.plugins.rows import normal
 
 
 def test_of_a_mixing_matrix_the_column_sums_are_averaged():
-    steps = [random_rows(3, 4, seed) for seed in range(4)]
+    steps = [normal(3, 4, seed=seed) for seed in range(4)]
     pipe, alone = gradhomog.pipeline("cr_mogm(method='pcgrad(seed=5)')"), gradhomog.pipeline("pcgrad(seed=5)")
     average = None
     for rows in steps:

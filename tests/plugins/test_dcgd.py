@@ -7,13 +7,9 @@ from hypothesis import assume, given
 
 import gradhomog
 from gradhomog.testing import jacobians
+from tests.plugins.rows import both_dtypes, normal
 
 VARIANTS = ["center", "projection", "average"]
-both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-
-
-def normal(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def combine(rows, variant, scale="mean", **options):

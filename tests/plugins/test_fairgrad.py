@@ -7,10 +7,7 @@ from hypothesis import strategies as st
 
 import gradhomog
 from gradhomog.testing import jacobians
-
-
-def comparable(tasks, seed=0):
-    return torch.randn(tasks, 12, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from tests.plugins.rows import normal
 
 
 @given(jacobians(spread=2, zero=False), st.sampled_from([0.5, 2.0, 4.0]))
@@ -24,7 +21,7 @@ def test_gains_are_the_weights_to_the_power_of_minus_one_over_alpha(rows, alpha)
 
 @pytest.mark.parametrize("scale", ["mean", "paper"])
 def test_alpha_one_is_nash_mtl(scale):
-    rows = comparable(5, seed=1)
+    rows = normal(5, 12, seed=1)
     found = gradhomog.pipeline(f"fairgrad(alpha=1, scale='{scale}')").combine(rows)
     torch.testing.assert_close(found, gradhomog.pipeline(f"nash_mtl(scale='{scale}')").combine(rows))
 

@@ -11,8 +11,7 @@ from gradhomog.experiments.profiling.memory import peak_bytes
 from gradhomog.step.step import seeded_generator
 from gradhomog.testing import jacobians
 from gradhomog_plugins.graddrop import drop
-
-both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+from tests.plugins.rows import both_dtypes
 
 
 def normal(*shape, seed=0, dtype=torch.float32):

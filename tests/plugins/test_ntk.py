@@ -5,10 +5,7 @@ import torch
 from torch import nn
 
 import gradhomog
-
-
-def normal(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+from tests.plugins.rows import normal
 
 
 def linear_problem(counts, scales, seed=0, params=6):

@@ -9,10 +9,7 @@ from torchjd.aggregation import SDMGradWeighting
 
 import gradhomog
 from gradhomog.testing import jacobians
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from tests.plugins.rows import normal
 
 
 def combine(rows, text="sdmgrad", steps=1, **options):
@@ -39,7 +36,7 @@ def shortest(rows, regularization):
 @pytest.mark.parametrize("regularization", [0.0, 0.3, 2.0])
 @pytest.mark.parametrize(("tasks", "params"), [(2, 3), (4, 3), (6, 20)])
 def test_the_direction_is_the_optimum_that_scipy_finds(tasks, params, regularization):
-    rows = draw(tasks, params, seed=tasks)
+    rows = normal(tasks, params, seed=tasks)
     found = combine(rows, f"sdmgrad(regularization={regularization})")
     torch.testing.assert_close(found, shortest(rows, regularization), rtol=1e-5, atol=1e-6)
 
@@ -52,7 +49,7 @@ def test_much_regularization_is_the_mean(rows):
 
 @pytest.mark.parametrize("solver", ["exact", "sgd"])
 def test_zero_opposite_and_single_rows(solver):
-    row = draw(1, 4)
+    row = normal(1, 4)
     text = f"sdmgrad(solver='{solver}', lr=0.5)"
     torch.testing.assert_close(combine(torch.cat([row, -row]), text, 3), torch.zeros(4, dtype=torch.float64))
     torch.testing.assert_close(combine(row, text, 3), row[0])
@@ -72,13 +69,13 @@ def test_the_descent_is_torchjds_on_three_times_the_same_batch(tasks, lr, moment
         f"sdmgrad(solver='sgd', regularization=0.6, lr={lr}, momentum={momentum}, iterations={iterations})"
     )
     for step in range(4):  # both start from their last weights
-        rows = 10 * draw(tasks, 30, seed=step)
+        rows = 10 * normal(tasks, 30, seed=step)
         torch.testing.assert_close(pipe.combine(rows), theirs(rows @ rows.T) @ rows, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_the_descent_goes_on_from_step_to_step_until_it_is_exact(seed):
-    rows = draw(4, 6, seed=seed)
+    rows = normal(4, 6, seed=seed)
     found = combine(rows, "sdmgrad(solver='sgd', lr=0.3)", steps=100)
     torch.testing.assert_close(found, combine(rows), rtol=1e-6, atol=1e-8)
 

@@ -11,10 +11,7 @@ import gradhomog
 from gradhomog.testing import jacobians
 from gradhomog_plugins._columns import COLUMNS
 from gradhomog_plugins.trimmed_mean import mean_of_middle
-
-
-def normal(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+from tests.plugins.rows import normal
 
 
 @given(jacobians(tasks=(1, 6)), st.integers(0, 2))

@@ -7,10 +7,6 @@ import torch
 from gradhomog import TaskKey
 
 
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def keys_of(tasks, domains=None):
     return [TaskKey(slot, domains[slot] if domains else "") for slot in range(tasks)]
 

@@ -7,7 +7,8 @@ import torch
 
 import gradhomog
 from gradhomog import DataError
-from tests.plugins.rotograd.steps import draw, keys_of, learn, matrices
+from tests.plugins.rotograd.steps import keys_of, learn, matrices
+from tests.plugins.rows import normal
 
 
 def test_each_half_can_be_switched_off():
@@ -29,8 +30,8 @@ def test_features_that_do_not_fit_raise():
     with pytest.raises(DataError, match=r"\[tasks, queries, features\] or .* with 2 tasks; got \(2, 3\)"):
         gradhomog.pipeline("rotograd").transform(torch.zeros(2, 3), keys_of(2))
     with pytest.raises(DataError, match="`size` must be at most the number of features, 3; got 4"):
-        learn(gradhomog.pipeline("rotograd(size=4)"), draw(2, 1, 3))
+        learn(gradhomog.pipeline("rotograd(size=4)"), normal(2, 1, 3))
     pipe = gradhomog.pipeline("rotograd")
-    learn(pipe, draw(2, 1, 3))
+    learn(pipe, normal(2, 1, 3))
     with pytest.raises(DataError, match="rotograd: the number of features must not change, 3; got 4"):
         pipe.transform(torch.zeros(2, 1, 4), keys_of(2))

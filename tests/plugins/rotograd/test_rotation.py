@@ -8,14 +8,15 @@ from torch import nn
 
 import gradhomog
 from gradhomog_plugins._rotations.geodesic import haar
-from tests.plugins.rotograd.steps import draw, keys_of, learn, matrices, measured
+from tests.plugins.rotograd.steps import keys_of, learn, matrices, measured
+from tests.plugins.rows import normal
 
 
 @pytest.mark.parametrize("batch", [1, 5])  # fewer and more samples than half the features: two systems of equations
 @pytest.mark.parametrize("variant", ["paper", "reference"])
 def test_a_step_goes_down_the_gradient_of_the_papers_loss(variant, batch):
     """The step in the code's coordinates, R e^A, by autograd through the exponential, relative to the mean norm."""
-    lr, grads = 1e-6, draw(3, batch, 6, seed=batch) * torch.tensor([1.0, 4.0, 0.2])[:, None, None]
+    lr, grads = 1e-6, normal(3, batch, 6, seed=batch) * torch.tensor([1.0, 4.0, 0.2])[:, None, None]
     pipe = gradhomog.pipeline(f"rotograd(lr={lr}, start='haar', variant='{variant}')")
     before = matrices(pipe, 6, 3)
     arriving = grads @ before  # R_kᵀ g̃_k
@@ -35,9 +36,9 @@ def test_a_step_goes_down_the_gradient_of_the_papers_loss(variant, batch):
 
 def test_rotations_start_at_the_identity():
     # In the published code they are Haar-random: the parametrization samples a new matrix.
-    features = draw(3, 2, 5)
+    features = normal(3, 2, 5)
     assert torch.equal(gradhomog.pipeline("rotograd").transform(features, keys_of(3))[-1], features)
-    maps = draw(2, 3, 5, 4, 4)
+    maps = normal(2, 3, 5, 4, 4)
     assert torch.equal(gradhomog.pipeline("rotograd").transform(maps, keys_of(2))[-1], maps)
 
 
@@ -58,7 +59,7 @@ def test_a_haar_start_is_a_different_uniform_rotation_for_every_key_and_seed():
 
 @pytest.mark.parametrize(("start", "pool"), [("identity", "sample"), ("haar", "task")])
 def test_the_gradients_that_reach_the_trunk_align(start, pool):
-    grads = draw(3, 1, 5)
+    grads = normal(3, 1, 5)
     pipe = gradhomog.pipeline(f"rotograd(lr=0.5, start='{start}', pool='{pool}')")
     learn(pipe, grads, 80)
     arriving = nn.functional.normalize((grads @ matrices(pipe, 5, 3)).flatten(1), dim=1)
@@ -66,7 +67,7 @@ def test_the_gradients_that_reach_the_trunk_align(start, pool):
 
 
 def test_it_reports_angles_and_cosines_of_whole_batches():
-    grads = draw(3, 2, 5)
+    grads = normal(3, 2, 5)
     pipe = gradhomog.pipeline("rotograd(lr=0.3)")
     learn(pipe, grads, 3)
     turned = matrices(pipe, 5, 3)

@@ -6,14 +6,15 @@ import torch
 from torch import nn
 
 import gradhomog
-from tests.plugins.rotograd.steps import draw, keys_of, matrices, weights_of_the_paper
+from tests.plugins.rotograd.steps import keys_of, matrices, weights_of_the_paper
+from tests.plugins.rows import normal
 
 
 def test_one_step_of_the_trunk_is_that_of_the_papers_feature_gradient():
     """C Σ_k U_k backpropagated through trunk and rotations by autograd, in multi-task learning with common inputs."""
     torch.manual_seed(0)
-    trunk, inputs = nn.Sequential(nn.Linear(5, 6), nn.Tanh()).double(), draw(7, 5)
-    heads = [draw(6, 2, seed=k + 1) * 3**k for k in range(3)]
+    trunk, inputs = nn.Sequential(nn.Linear(5, 6), nn.Tanh()).double(), normal(7, 5)
+    heads = [normal(6, 2, seed=k + 1) * 3**k for k in range(3)]
     pipe = gradhomog.pipeline("rotograd(lr=0.5, scale='paper')")
     first = None
     for _ in range(3):
