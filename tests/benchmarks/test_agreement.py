@@ -1,7 +1,5 @@
 """The implementations of each benchmark compute the same result, compared with a definition or with each other."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 

@@ -1,7 +1,5 @@
 """The command of each benchmark: rows of its tables, output as Markdown, JSON and file, invalid input."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import sys

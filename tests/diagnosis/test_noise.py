@@ -1,7 +1,5 @@
 """Noise scales, correlations, norm ratios and alignment against known expectations and covariances."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Diagnosis of run files: rows of each kind of trainable, without side effects, and the written files."""
 
-from __future__ import annotations
-
 import copy
 import json
 

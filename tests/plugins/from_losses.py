@@ -1,7 +1,5 @@
 """Tasks whose losses and gradients are known exactly, and checks of functions from losses to weights."""
 
-from __future__ import annotations
-
 import torch
 
 from gradhomog import pipeline

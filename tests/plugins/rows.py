@@ -1,7 +1,5 @@
 """Random rows, and the dtypes that most methods are tested in."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -3,8 +3,6 @@
 The development loop (`-m "not slow"`) runs, in the fast mode, the checks of directions only, without options.
 """
 
-from __future__ import annotations
-
 import os
 
 import pytest

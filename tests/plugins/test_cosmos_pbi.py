@@ -1,7 +1,5 @@
 """COSMOS and PBI against the derivatives of TorchJD's scalarizations, and where those are negative."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torchjd.scalarization

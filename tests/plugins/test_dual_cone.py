@@ -1,7 +1,5 @@
 """UPGrad and DualProj against least squares on the rows, and TorchJD where that is exact."""
 
-from __future__ import annotations
-
 import pytest
 import scipy.optimize
 import torch

@@ -1,7 +1,5 @@
 """FAMO against TorchJD's and the paper's second evaluation of the losses, and the state of each key."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torchjd.scalarization

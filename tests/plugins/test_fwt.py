@@ -1,7 +1,5 @@
 """FWT: the affine map for fixed draws, moments of many draws, layers, and when draws are repeated."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

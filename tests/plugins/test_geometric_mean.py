@@ -1,7 +1,5 @@
 """The geometric mean of the losses against TorchJD, autograd and products of the losses."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """GO4Align against the authors' recursion with all partitions, and its groups."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """LDC-MTL against autograd and torch's Adam on the authors' loss, and its limits."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

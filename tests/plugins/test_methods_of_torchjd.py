@@ -1,7 +1,5 @@
 """Directions of several steps equal TorchJD's aggregators and scalarizations where these are exact."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torchjd.aggregation as theirs

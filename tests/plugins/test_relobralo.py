@@ -1,7 +1,5 @@
 """ReLoBRaLo against its recursion written out, its random lookback, and losses of zero."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """RotoGBML's reweighting: its fixed point, its leader against autograd, its options; invariants: tests/theory."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

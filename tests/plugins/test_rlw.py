@@ -1,7 +1,5 @@
 """Random weights: their distribution against TorchJD's and closed forms, and their seed."""
 
-from __future__ import annotations
-
 import pytest
 import scipy.stats
 import torch

@@ -1,7 +1,5 @@
 """Rotation of features: the gradients that reach the encoder align, and nothing else changes."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Rotation of the rows: each by a rotation, by at most the angle, at most to the mean direction."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

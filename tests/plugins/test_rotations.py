@@ -1,7 +1,5 @@
 """Both parameterizations of rotations: orthogonality, and limits of their angles."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

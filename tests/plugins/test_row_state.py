@@ -1,7 +1,5 @@
 """Averages of rows: restarted for other shapes, in float32 or wider, apart from the caller's memory."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

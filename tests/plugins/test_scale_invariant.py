@@ -1,7 +1,5 @@
 """The sum of logarithms against autograd, and the effect of the unit of one loss."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

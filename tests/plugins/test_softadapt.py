@@ -1,7 +1,5 @@
 """SoftAdapt against softmaxes written out, finite differences against polynomials, and the history of each key."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

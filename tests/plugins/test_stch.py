@@ -1,7 +1,5 @@
 """Smooth Tchebycheff against TorchJD's, its logarithmic variant against the authors' code written out."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torchjd.scalarization

@@ -1,7 +1,5 @@
 """The bridge to TorchJD against TorchJD itself."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

@@ -1,7 +1,5 @@
 """Tracked averages against loops by hand and the package conflictfree; options, state by key, degenerate inputs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from conflictfree.grad_operator import ConFIGOperator

@@ -1,7 +1,5 @@
 """UW-SO against the softmax of the inverse losses, and its limits."""
 
-from __future__ import annotations
-
 import pytest
 import scipy.special
 import torch

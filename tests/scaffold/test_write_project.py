@@ -1,7 +1,5 @@
 """Writing a project: all files or none, without overwriting files, and under a name that is not in use."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

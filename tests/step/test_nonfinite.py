@@ -1,7 +1,5 @@
 """NaN and infinity: errors name task, domain and parameter, or the task is dropped; state does not change."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """The state of a pipeline: saving, loading, errors for other states; global generators are unchanged."""
 
-from __future__ import annotations
-
 import pytest
 
 import gradhomog

@@ -4,8 +4,6 @@ It holds for two tasks, for equal cosines, for nearly all sums of squares, and f
 does not hold for every pair in general.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 

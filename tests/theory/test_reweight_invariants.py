@@ -1,7 +1,5 @@
 """Invariants of RotoGBML's reweighting over whole steps; tests of its options and formulas are in tests/plugins."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The domain `images` reads CSV splits and the pickles of miniImageNet."""
 
-from __future__ import annotations
-
 import contextlib
 import pickle
 

@@ -1,7 +1,5 @@
 """The toy landscape: its formula, its Pareto front, and paths equal to those of a hand-written loop."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A network of several tasks: plain and single-task training equal hand-written loops."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn.functional import cross_entropy

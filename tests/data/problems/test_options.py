@@ -1,7 +1,5 @@
 """The table `[problem]` of a run file: its defaults, its excluded keys, and errors with key paths."""
 
-from __future__ import annotations
-
 import pytest
 
 from gradhomog import ConfigError, available

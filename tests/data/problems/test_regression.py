@@ -1,7 +1,5 @@
 """Tables: CSV and NPZ files, standardization by the training rows, and errors with column and row."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

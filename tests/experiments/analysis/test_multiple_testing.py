@@ -1,7 +1,5 @@
 """Holm's procedure: an example computed by hand, equality with the closed testing procedure, and bounds."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

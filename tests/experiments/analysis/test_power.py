@@ -1,7 +1,5 @@
 """The number of seeds agrees with published tables and with simulations, and has the expected monotonicity."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

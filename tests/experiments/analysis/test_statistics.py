@@ -1,7 +1,5 @@
 """Intervals and paired tests: agreement with SciPy, exact special cases, and coverage."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The table compares runs of the same seed or task, and claims differences only where the tests reject equality."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

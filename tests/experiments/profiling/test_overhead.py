@@ -1,7 +1,5 @@
 """The overhead of homogenizers in a step: equal initial parameters, the same batches, one table per learner."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The best states by validation: which states are kept, and that the mean of their outputs is tested."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

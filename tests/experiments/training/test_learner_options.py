@@ -1,7 +1,5 @@
 """Options that a run passes to learners: input shape, feature maps instead of vectors, number of classes."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

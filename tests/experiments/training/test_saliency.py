@@ -1,7 +1,5 @@
 """SmoothGrad against closed forms, and saliency maps of learners, which do not change the learner."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

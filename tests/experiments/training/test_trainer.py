@@ -1,7 +1,5 @@
 """The trainer of a run: its records, its best state, and that interruptions do not change them."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Derivatives of both orders through ISI's masks, backward, forward and under `vmap`."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

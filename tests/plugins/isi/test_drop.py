@@ -1,7 +1,5 @@
 """Drop probabilities and masks of self-information: calibration, both samplers, extreme values."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

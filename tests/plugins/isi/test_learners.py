@@ -1,7 +1,5 @@
 """ISI in learners: in training, resumed, reported and absent at meta-test; maps of its probabilities."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

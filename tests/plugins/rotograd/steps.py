@@ -1,7 +1,5 @@
 """Helpers: steps of RotoGrad on given gradients at the heads, its rotations, and the weights of the paper."""
 
-from __future__ import annotations
-
 import torch
 
 from gradhomog import TaskKey

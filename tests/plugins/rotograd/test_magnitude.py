@@ -1,7 +1,5 @@
 """RotoGrad's weights against the paper's formula, without the faults of the published code."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """RotoGrad's halves, options, shapes and saved state."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """RotoGrad's rotations: initial values, descent of the paper's loss, and alignment of gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Angles of RotoGrad's steps: rates, decay, steps that are too long, repeated inputs, common factors, keys."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

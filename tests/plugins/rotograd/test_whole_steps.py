@@ -1,7 +1,5 @@
 """Whole steps of RotoGrad against the paper: of a trunk in multi-task learning, of queries in meta-learning."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

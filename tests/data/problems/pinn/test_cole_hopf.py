@@ -1,7 +1,5 @@
 """The solution of Burgers' equation: adaptive integration, the equation, its conditions, and a published value."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.integrate import quad

@@ -1,7 +1,5 @@
 """Propagated derivatives equal nested automatic differentiation, and so do their gradients w.r.t. the parameters."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Training of physics-informed networks: a hand-written loop, points, the tested state, resumption and options."""
 
-from __future__ import annotations
-
 import copy
 import math
 
