@@ -8,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradhomog import ConfigError
 from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.results.trajectory import Trajectory
 from gradhomog.experiments.run_file.schema import load
@@ -84,18 +83,3 @@ def test_the_path_of_the_plain_learner_is_that_of_adam_on_the_mean_of_the_losses
 def test_a_few_hundred_points_of_a_long_run_are_kept():
     one = make_trainable(load(None, ["problem.name=landscape", "train.steps=100000"]), Run("landscape", "none", 0))
     assert one.keep_every == 200
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("seeds=3", r"`seeds` must be one seed: nothing in the problem is random"),
-        ("problem.starts=[]", r"`problem.starts` must hold 1 to 26 points; got 0"),
-        ("problem.starts=[[1, 2, 3]]", r"`problem.starts` must hold points \[x1, x2\]; got \[1, 2, 3\]"),
-        ("problem.starts=[[1, inf]]", r"`problem.starts` must be a list .*a number.*; got \[\[1, inf\]\]"),
-        ("device=nowhere", r"`device` must be one that PyTorch can use here"),
-    ],
-)
-def test_options_without_a_meaning_on_the_landscape_raise(override, message):
-    with pytest.raises(ConfigError, match=message):
-        make_trainable(load(None, [*SHORT, override]), Run("landscape", "none", 0))

@@ -6,8 +6,9 @@ from gradhomog import ConfigError, available
 from gradhomog.experiments.episodes.splits import streams
 from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.results import comparison_dir
-from gradhomog.experiments.results.runs import SINGLE
+from gradhomog.experiments.results.runs import SINGLE, Run
 from gradhomog.experiments.run_file.schema import load
+from gradhomog.experiments.training.trainer import make_trainable
 
 
 @pytest.mark.parametrize("name", available("problems"))
@@ -62,11 +63,23 @@ def test_a_problem_has_defaults_that_the_user_overrides_key_by_key(name, tmp_pat
         (["problem.name=glyph_pairs", "test.episodes=5"], r"`test` is not used with"),
         (["problem.name=regression", "network.size=28"], r"`network.size` is not used with"),
         (["problem.name=landscape", "network.width=28"], r"`network` is not used with"),
+        (["problem.name=landscape", "seeds=3"], r"`seeds` must be one seed: nothing in the problem is random"),
+        (["problem.name=landscape", "problem.starts=[]"], r"`problem.starts` must hold 1 to 26 points; got 0"),
+        (["problem.name=landscape", "problem.starts=[[1, 2, 3]]"], r"must hold points \[x1, x2\]; got \[1, 2, 3\]"),
+        (["problem.name=landscape", "problem.starts=[[1, inf]]"], r"must be a list .*a number.*; got \[\[1, inf\]\]"),
+        (["problem.name=landscape", "device=nowhere"], r"`device` must be one that PyTorch can use here"),
+        (["problem.name=helmholtz", "problem.initial=5"], r"unknown key `problem.initial`"),
+        (["problem.name=helmholtz", "problem.depth=0"], r"`problem.depth` must be an integer ≥ 1; got 0"),
+        (["problem.name=helmholtz", "problem.conditions=all"], r"`problem.conditions` must be .*merged.*separate"),
+        (["problem.name=helmholtz", "network.name=mlp"], r"`network.name` is not used with `problem.name` 'helmholtz'"),
+        (["problem.name=helmholtz", "train.beta1=1"], r"`train.beta1` must be a number ≥ 0 and < 1; got 1"),
+        (["problem.name=helmholtz", "train.lr_decay=0"], r"`train.lr_decay` must be a number > 0 and ≤ 1; got 0"),
+        (["problem.name=helmholtz", "train.lr_decay=1.5"], r"`train.lr_decay` must be a number > 0 and ≤ 1; got 1.5"),
     ],
 )
 def test_invalid_keys_and_values_raise_with_their_key_path(overrides, message):
-    with pytest.raises(ConfigError, match=message):
-        load(None, overrides)
+    with pytest.raises(ConfigError, match=message):  # some raise in the file, others in the problem
+        make_trainable(load(None, overrides), Run("landscape", "none", 0))
 
 
 METHODS = (

@@ -81,21 +81,6 @@ def test_over_many_batches_every_domain_fills_every_slot_equally_often(setting):
     assert max(abs(count - 400) for count in counts.values()) < 90  # five standard deviations
 
 
-@given(seed=seeds, index=st.integers(0, 10**6), split=st.sampled_from(["train", "val", "test", "all"]))
-@settings(max_examples=50, deadline=None)
-def test_support_and_query_are_disjoint_and_balanced_and_of_the_split(seed, index, split):
-    for task in stream(seed=seed, split=split).batch(index):
-        assert task.support_y.bincount().tolist() == [2] * 3
-        assert task.query_y.bincount().tolist() == [3] * 3
-        support = set(zip(corner(task.support_x, 0), corner(task.support_x, 1), strict=True))
-        query = set(zip(corner(task.query_x, 0), corner(task.query_x, 1), strict=True))
-        assert len(support) == 6
-        assert len(query) == 9
-        assert not support & query
-        (domain,) = (domain for domain in DOMAINS if domain.name == task.domain)
-        assert {number for number, _ in support | query} <= set(domain.classes(split))
-
-
 def test_seeds_and_splits_and_indices_give_different_tasks():
     """Tasks of one domain with one set of classes differ in images or their order."""
     domain = [ClassImages("one", DOMAINS[0]._images, np.repeat(np.arange(CLASSES), IMAGES), list("abcdefghijkl"))]

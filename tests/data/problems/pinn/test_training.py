@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from gradhomog import ConfigError
 from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
@@ -185,20 +184,3 @@ def test_the_rate_is_constant_between_reductions():
 def test_beta1_is_that_of_adam():
     one = trainable("burgers")
     assert make_optimizer(config("burgers", "train.beta1=0"), one).param_groups[0]["betas"] == (0.0, 0.999)
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("problem.initial=5", r"unknown key `problem.initial`"),
-        ("problem.depth=0", r"`problem.depth` must be an integer ≥ 1; got 0"),
-        ("problem.conditions=all", r"`problem.conditions` must be .*merged.*separate"),
-        ("network.name=mlp", r"`network.name` is not used with `problem.name` 'helmholtz'"),
-        ("train.beta1=1", r"`train.beta1` must be a number ≥ 0 and < 1; got 1"),
-        ("train.lr_decay=0", r"`train.lr_decay` must be a number > 0 and ≤ 1; got 0"),
-        ("train.lr_decay=1.5", r"`train.lr_decay` must be a number > 0 and ≤ 1; got 1.5"),
-    ],
-)
-def test_invalid_options_raise_with_their_key_path(override, message):
-    with pytest.raises(ConfigError, match=message):
-        config("helmholtz", override)
