@@ -1,4 +1,4 @@
-"""Nash-MTL and FairGrad: float32 rows, and the length of the step in both scales."""
+"""Nash-MTL and FairGrad: the length of the step in both scales."""
 
 import pytest
 import torch

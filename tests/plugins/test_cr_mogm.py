@@ -1,4 +1,4 @@
-"""CR-MOGM against TorchJD's, and the wrapped method's state, needs, derivatives and errors."""
+"""CR-MOGM against TorchJD's, its averages, and the wrapped method's needs and errors."""
 
 import pytest
 import torch

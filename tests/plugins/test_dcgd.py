@@ -1,4 +1,4 @@
-"""DCGD against the three algorithms for two rows written out, least squares on the rows, and equivalent methods."""
+"""DCGD against the three algorithms for two rows written out, least squares, and equivalent methods."""
 
 import pytest
 import scipy.optimize

@@ -1,4 +1,4 @@
-"""UPGrad and DualProj against least squares on the rows, and TorchJD where that is exact."""
+"""UPGrad and DualProj against least squares on the rows."""
 
 import pytest
 import scipy.optimize

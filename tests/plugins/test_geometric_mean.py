@@ -1,4 +1,4 @@
-"""The geometric mean of the losses against TorchJD, autograd and products of the losses."""
+"""The geometric mean of the losses against TorchJD and products of the losses."""
 
 import math
 

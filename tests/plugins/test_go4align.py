@@ -1,4 +1,4 @@
-"""GO4Align against the authors' recursion with all partitions, and its groups."""
+"""GO4Align against the authors' recursion with the best groups."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""GradDrop against TorchJD with the same draws, algorithm 1 written out, and the mean over all draws."""
+"""GradDrop against algorithm 1 written out, on parameters and on features."""
 
 import pytest
 import torch

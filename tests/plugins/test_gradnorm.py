@@ -1,4 +1,4 @@
-"""GradNorm against a double backward through the norms, its fixed point, and the state of each key."""
+"""GradNorm against algorithm 1 by hand, its fixed point, and the state of each key."""
 
 import pytest
 import torch

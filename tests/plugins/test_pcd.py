@@ -1,4 +1,4 @@
-"""PCD against quadratic programs on the rows, the closed form for two tasks, and TorchJD over several steps."""
+"""PCD against quadratic programs on the rows, and rows that cancel."""
 
 import math
 

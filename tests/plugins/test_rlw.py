@@ -1,4 +1,4 @@
-"""Random weights: their distribution against TorchJD's and closed forms, and their seed."""
+"""Random weights: their distribution against TorchJD's and closed forms."""
 
 import pytest
 import scipy.stats

@@ -1,4 +1,4 @@
-"""Rotation of the rows: each by a rotation, by at most the angle, at most to the mean direction."""
+"""Rotation of the rows: each keeps its norm and turns by at most the angle, at most to the mean direction."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Both parameterizations of rotations: orthogonality, and limits of their angles."""
+"""Both parameterizations of rotations: orthogonality in float32, and limits of their angles."""
 
 import math
 

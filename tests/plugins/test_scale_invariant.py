@@ -1,4 +1,4 @@
-"""The sum of logarithms against autograd, and the effect of the unit of one loss."""
+"""The sum of logarithms against autograd."""
 
 import pytest
 import torch

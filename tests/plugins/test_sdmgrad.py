@@ -1,4 +1,4 @@
-"""SDMGrad against SciPy, closed forms for two tasks and for λ = 0 and ∞, and TorchJD's descent step after step."""
+"""SDMGrad against SciPy, the limit of much regularization, and TorchJD's descent step after step."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""SoftAdapt against softmaxes written out, finite differences against polynomials, and the history of each key."""
+"""SoftAdapt against softmaxes written out, and the history of each key."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Bargaining weights: their equations, closed forms, SciPy's root finder, and TorchJD's FairGrad."""
+"""Bargaining weights: their equations, and rows without a common direction."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Properties of all solvers: batches, dtypes, scale, order, dependent float32 rows, validation."""
+"""Properties of all solvers: batches, dtypes, scale, dependent float32 rows, validation."""
 
 import pytest
 import torch

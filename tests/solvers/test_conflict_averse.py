@@ -1,4 +1,4 @@
-"""CAGrad's program: its dual, its optimality conditions, SciPy, and its limit, the projection."""
+"""CAGrad's program: its optimality conditions, and its limit, the projection."""
 
 import numpy as np
 import pytest

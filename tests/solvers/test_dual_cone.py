@@ -1,4 +1,4 @@
-"""Projections onto the dual cone: optimality conditions, SciPy's least squares on the rows, and quadprog."""
+"""Projections onto the dual cone: optimality conditions, and SciPy's least squares on the rows."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The minimum-norm program: optimality conditions, SciPy, and the closed form."""
+"""The minimum-norm program: optimality conditions, zero rows, and derivatives."""
 
 import numpy as np
 import pytest

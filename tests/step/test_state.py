@@ -1,4 +1,4 @@
-"""The state of a pipeline: saving, loading, errors for other states; global generators are unchanged."""
+"""The state of a pipeline: errors for other states."""
 
 import pytest
 

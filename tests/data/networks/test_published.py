@@ -1,4 +1,4 @@
-"""Networks equal the published ones: features, parameters, names, initial values and outputs."""
+"""Networks equal the published ones: numbers of parameters, names, initial values and outputs."""
 
 import math
 

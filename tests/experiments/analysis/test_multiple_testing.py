@@ -1,4 +1,4 @@
-"""Holm's procedure: an example computed by hand, equality with the closed testing procedure, and bounds."""
+"""Holm's procedure equals the closed testing procedure."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""The number of seeds agrees with published tables and with simulations, and has the expected monotonicity."""
+"""The number of seeds agrees with statsmodels, and its limits."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Intervals and paired tests: agreement with SciPy, exact special cases, and coverage."""
+"""Intervals and paired tests: agreement with SciPy, and exact special cases."""
 
 import math
 

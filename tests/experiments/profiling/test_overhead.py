@@ -1,4 +1,4 @@
-"""The overhead of homogenizers in a step: equal initial parameters, the same batches, one table per learner."""
+"""The overhead of homogenizers in a step: equal initial parameters, one table per learner."""
 
 import pytest
 import torch

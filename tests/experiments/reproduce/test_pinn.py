@@ -1,4 +1,4 @@
-"""The experiment `pinn`: results, notes and resumption of a paper without data and learners."""
+"""The experiment `pinn`: results and notes of a paper without data and learners."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every flipped bit of a checkpoint or result raises an error and never gives another state or result."""
+"""A flipped bit of a checkpoint or result raises an error and never gives another state or result."""
 
 from __future__ import annotations
 

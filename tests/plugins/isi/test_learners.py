@@ -1,4 +1,4 @@
-"""ISI in learners: in training, resumed, reported and absent at meta-test; maps of its probabilities."""
+"""ISI in learners: the reported shares; maps of its probabilities."""
 
 import copy
 

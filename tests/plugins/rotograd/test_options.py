@@ -1,4 +1,4 @@
-"""RotoGrad's halves, options, shapes and saved state."""
+"""RotoGrad's halves, options and shapes."""
 
 import pytest
 import torch

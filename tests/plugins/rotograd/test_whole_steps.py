@@ -1,4 +1,4 @@
-"""Whole steps of RotoGrad against the paper: of a trunk in multi-task learning, of queries in meta-learning."""
+"""A whole step of RotoGrad against the paper: of a trunk in multi-task learning."""
 
 import torch
 from torch import nn

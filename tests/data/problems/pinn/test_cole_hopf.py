@@ -1,4 +1,4 @@
-"""The solution of Burgers' equation: adaptive integration, the equation, its conditions, and a published value."""
+"""The solution of Burgers' equation: adaptive integration, its conditions, and a published value."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Training of physics-informed networks: a hand-written loop, points, the tested state, resumption and options."""
+"""Training of physics-informed networks: a hand-written loop, points and the tested state."""
 
 import copy
 import math
