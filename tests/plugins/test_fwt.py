@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import gradhomog
-from gradhomog import OptionError, TaskKey
+from gradhomog import OptionError, TaskBatch, TaskKey
 from gradhomog.experiments import network_lookup
 from gradhomog_plugins.fwt import FWT, select_layers
 
@@ -93,6 +93,23 @@ def test_without_begin_every_pass_has_new_draws_of_the_step():
             runs.append([encoder(images()) for _ in range(2)])
     assert not torch.equal(*runs[0])
     assert all(torch.equal(*pair) for pair in zip(*runs, strict=True))
+
+
+@pytest.mark.parametrize("norm", ["batch", "support", "frozen"])
+def test_rows_change_under_every_policy_of_batch_normalization_and_predictions_do_not(norm):
+    y = torch.arange(6) % 2
+    batch = TaskBatch(images(6)[None], y[None], images(6)[None] + 0.1, y[None])
+    rows, answers = [], []
+    for homogenizers in ("none", "fwt"):
+        torch.manual_seed(0)
+        encoder = nn.Sequential(*network(), nn.Tanh(), nn.Flatten()).double()
+        learner = gradhomog.learner(
+            "maml", encoder, nn.Linear(48, 2).double(), homogenizers=homogenizers, inner_steps=2, norm=norm
+        )
+        rows.append(learner.rows(batch).jacobian["encoder.0.weight"])
+        answers.append(learner.predict(batch.support_x[0], y, batch.query_x[0]))
+    assert not torch.allclose(*rows)
+    assert torch.equal(*answers)
 
 
 # -- layers ----------------------------------------------------------------------------------------------------------

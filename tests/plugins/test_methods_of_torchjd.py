@@ -5,6 +5,7 @@ import torch
 import torchjd.aggregation as theirs
 from torchjd import scalarization
 from torchjd.aggregation import AlignedMTLWeighting, CRMOGMWeighting, GramianWeightedAggregator
+from torchjd.linalg import QuadprogProjector
 
 import gradhomog
 from tests.plugins.from_losses import gradient_of, quadratics, rows_and_losses
@@ -23,6 +24,8 @@ AGGREGATORS = {
     "krum(n_byzantine=1, n_selected=3, squared=false)": (lambda: theirs.Krum(n_byzantine=1, n_selected=3), 1e-7),
     "pcd(tau=0.2, beta=0.8)": (lambda: theirs.PCD(tau=0.2, beta=0.8, eps=0.0), EXACT),
     "trimmed_mean(trim=1)": (lambda: theirs.TrimmedMean(1), EXACT),
+    "upgrad": (lambda: theirs.UPGrad(projector=QuadprogProjector(norm_eps=0.0, reg_eps=1e-12)), 1e-6),
+    "dualproj": (lambda: theirs.DualProj(projector=QuadprogProjector(norm_eps=0.0, reg_eps=1e-12)), 1e-6),
 }  # fmt: skip
 # Those for two tasks draw no order, or need no more than one step of their solver.
 OF_TWO_ROWS = {

@@ -160,6 +160,12 @@ def test_state_of_another_number_of_tasks_starts_anew(name):
     torch.testing.assert_close(pipe.combine(three), fresh.combine(three))
 
 
+def test_the_number_of_tasks_of_nash_mtl_may_change_from_step_to_step():
+    pipe = pipeline("NashMTL", options={})
+    for tasks in (3, 4):
+        assert bool(pipe.combine(steps(1, tasks=tasks)[0]).isfinite().all())
+
+
 def test_a_function_and_a_tensor_can_be_passed_from_python():
     jacobian = steps()[0]
     options = {"f": lambda purity: (purity > 0.5).double(), "leak": vector(0, 0, 0, 0)}
