@@ -14,6 +14,7 @@ from gradhomog.diagnosis.labelled_gramian import LabelledGramian
 from gradhomog.diagnosis.single_rows import single_rows
 from gradhomog.errors import DataError, OptionError
 from gradhomog.experiments.analysis.statistics import mean_interval
+from tests.diagnosis.synthetic import draw
 
 
 def means(norm: float, cosine: float, params: int) -> torch.Tensor:
@@ -21,14 +22,6 @@ def means(norm: float, cosine: float, params: int) -> torch.Tensor:
     found = torch.zeros(2, params, dtype=torch.float64)
     found[0, 0], found[1, 0], found[1, 1] = norm, norm * cosine, norm * math.sqrt(1 - cosine**2)
     return found
-
-
-def draw(mean: torch.Tensor, batches: int, seed: int, shared: float = 0.0) -> torch.Tensor:
-    """Rows `[batches, labels, params]` with unit noise, of which a part is the same for all rows of a batch."""
-    generator = torch.Generator().manual_seed(seed)
-    noise = torch.randn(batches, *mean.shape, generator=generator, dtype=torch.float64)
-    common = torch.randn(batches, 1, mean.shape[1], generator=generator, dtype=torch.float64)
-    return mean + noise + shared * common
 
 
 def uneven(seed: int) -> LabelledGramian:
