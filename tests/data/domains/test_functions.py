@@ -17,12 +17,12 @@ families = pytest.mark.parametrize("family", FAMILIES)
 
 @families
 def test_the_target_variance_is_that_of_functions_of_the_domain(family):
-    """Compared with 40,000 targets of 20,000 functions and, for simple integrals, with closed forms."""
+    """Compared with 16,000 targets of 8,000 functions and, for simple integrals, with closed forms."""
     domain, random = functions(family), np.random.default_rng(0)
-    tasks = [domain.sample("all", random, ways=1, shots=1, queries=1) for _ in range(20_000)]
+    tasks = [domain.sample("all", random, ways=1, shots=1, queries=1) for _ in range(8_000)]
     targets = torch.cat([torch.cat([task.support_y, task.query_y]) for task in tasks]).double()
-    # The relative standard error is below 0.01, except for the exponential, whose fourth moment is large.
-    assert domain.target_variance == pytest.approx(float(targets.var()), rel=0.1 if family == "exponential" else 0.04)
+    # The relative standard error is below 0.016, except for the exponential, whose fourth moment is large.
+    assert domain.target_variance == pytest.approx(float(targets.var()), rel=0.15 if family == "exponential" else 0.06)
     closed = {
         "sinusoid": (5**3 - 0.1**3) / (3 * 4.9) / 2 - (2.55 * np.sin(5) / 5 * 2 / np.pi) ** 2,
         "line": 3 * 25 / 3 + 3,  # E a² E x² + E b²
