@@ -228,7 +228,7 @@ BUDGETS = {
     "plugins": 4430,
     "plugins/gradhomog_data": 3200,
     "adapters": 3920,
-    "tests": 35570,
+    "tests": 35560,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 
