@@ -228,7 +228,7 @@ BUDGETS = {
     "plugins": 4430,
     "plugins/gradhomog_data": 3730,
     "adapters": 3920,
-    "tests": 36150,
+    "tests": 34500,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 
