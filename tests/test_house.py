@@ -220,15 +220,15 @@ BUDGETS = {
     "gradhomog/learners": 771,
     "gradhomog/ranks": 499,
     "gradhomog/registry": 806,
-    "gradhomog/rows": 582,
+    "gradhomog/rows": 580,
     "gradhomog/scaffold": 182,
     "gradhomog/solvers": 442,
     "gradhomog/step": 1188,
-    "gradhomog/testing": 3210,
-    "plugins": 4441,
+    "gradhomog/testing": 3150,
+    "plugins": 4430,
     "plugins/gradhomog_data": 3730,
     "adapters": 3920,
-    "tests": 37310,
+    "tests": 34500,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

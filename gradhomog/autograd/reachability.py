@@ -50,13 +50,14 @@ class Reachability:
         for tensor in leaves:
             if tensor.grad_fn is not None:
                 self._stops[tensor.grad_fn, tensor.output_nr] = self._leaf(tensor)
-        self.bits = [self._leaf_bits(tensor) for tensor in tensors]
-
-    def _leaf_bits(self, tensor: Tensor) -> int:
-        if tensor.grad_fn is None:
-            return self._leaf(tensor) if tensor.requires_grad else 0
-        stop = self._stops.get((tensor.grad_fn, tensor.output_nr))
-        return self.leaf_bits_beyond(tensor) if stop is None else stop
+        self.bits: list[int] = []
+        for tensor in tensors:
+            if tensor.grad_fn is None:
+                bits = self._leaf(tensor) if tensor.requires_grad else 0
+            else:
+                stop = self._stops.get((tensor.grad_fn, tensor.output_nr))
+                bits = self.leaf_bits_beyond(tensor) if stop is None else stop
+            self.bits.append(bits)
 
     def leaf_bits_beyond(self, tensor: Tensor) -> int:
         """Return the leaves that a tensor depends on, as bits, even if the tensor is in `until`."""

@@ -105,15 +105,15 @@ class BatchRows(ExchangedRows):
                 self._derivatives, step.targets, self._totals, communicator
             )
         traces = None if step.kernel_traces is None else self._mean_traces
-        jacobian = self._feature_rows() if self._options.level == "features" else self._lazy_rows(one_pass)
+        if self._options.level == "features":
+            jacobian = self._feature_rows()
+        else:
+            groups = group_names(list(self._graph.shared), self._options.per).values()
+            self._rows = ExchangedLossRows(self._derivatives, self._totals, one_pass, groups, communicator)
+            if self.reads_rows:
+                self._rows.stored()
+            jacobian = Jacobian(self._rows)
         return Step(keys, jacobian, losses, features, feature_grads, targets, traces)
-
-    def _lazy_rows(self, one_pass: bool) -> Jacobian:
-        groups = group_names(list(self._graph.shared), self._options.per).values()
-        self._rows = ExchangedLossRows(self._derivatives, self._totals, one_pass, groups, self._communicator)
-        if self.reads_rows:
-            self._rows.stored()
-        return Jacobian(self._rows)
 
     def head_gradients(self, factors: Mapping[int, float]) -> LeafGradients:
         scales = {slot: factor / self._totals[slot] for slot, factor in factors.items()}

@@ -122,9 +122,17 @@ class PerTaskRows(StoredRows):
     def _group(self, names: list[str]) -> _Group:
         gradients, like = [self._gradients[name] for name in names], [self.like[name] for name in names]
         if len(names) > 1:
-            return _Group(names, list(range(self.tasks)), join_rows(gradients, like))
-        rows = [(task, _as_vector(part, like[0])) for task, part in enumerate(gradients[0]) if part is not None]
-        return _Group(names, [task for task, _ in rows], [part for _, part in rows])
+            parts = [
+                torch.zeros_like(shape, requires_grad=False).view(-1) if part is None else part.reshape(-1)
+                for row in zip(*gradients, strict=True)
+                for part, shape in zip(row, like, strict=True)
+            ]
+            return _Group(names, list(range(self.tasks)), torch.cat(parts).view(self.tasks, -1))
+        tasks = [task for task, part in enumerate(gradients[0]) if part is not None]
+        present = [part for part in gradients[0] if part is not None]
+        if not like[0].is_contiguous():  # in its memory order: a view if a gradient has the same
+            present = [part.permute(_memory_order(like[0])) for part in present]
+        return _Group(names, tasks, [part.reshape(-1) for part in present])
 
 
 def group_small(like: Mapping[str, Tensor], tasks: int) -> list[list[str]]:
@@ -150,21 +158,6 @@ def group_small(like: Mapping[str, Tensor], tasks: int) -> list[list[str]]:
     return groups
 
 
-def join_rows(gradients: Sequence[Sequence[Tensor | None]], like: Sequence[Tensor]) -> Tensor:
-    """Return the rows of several parameters as one matrix `[tasks, elements]`, zero where a gradient is None.
-
-    Args:
-        gradients: for each parameter one gradient per task.
-        like: for each parameter a tensor of its shape.
-    """
-    parts = [
-        torch.zeros_like(shape, requires_grad=False).view(-1) if part is None else part.reshape(-1)
-        for row in zip(*gradients, strict=True)
-        for part, shape in zip(row, like, strict=True)
-    ]
-    return torch.cat(parts).view(len(gradients[0]), -1)
-
-
 def _sum_vectors(rows: Sequence[Tensor], shares: Tensor, like: Tensor) -> Tensor:
     """Return `Σ_i shares_i · rows_i` with shape, memory order and dtype of `like`; half precision in float32.
 
@@ -185,8 +178,3 @@ def _sum_vectors(rows: Sequence[Tensor], shares: Tensor, like: Tensor) -> Tensor
 def _memory_order(like: Tensor) -> list[int]:
     """Return the axes of a tensor from the outermost in memory to the innermost."""
     return sorted(range(like.dim()), key=lambda axis: (like.stride(axis), like.shape[axis]), reverse=True)
-
-
-def _as_vector(part: Tensor, like: Tensor) -> Tensor:
-    """Return all elements of a tensor in the memory order of `like`; a view if both have the same memory order."""
-    return part.reshape(-1) if like.is_contiguous() else part.permute(_memory_order(like)).reshape(-1)

@@ -98,9 +98,11 @@ class LazyRows(Rows):
     weighted mean at its end, by one backward pass instead of N.
 
     Attributes:
+        computed: True if the rows are in memory.
         freed: True if the pass of a weighted sum has freed the graph, so that the rows cannot be computed.
     """
 
+    computed: bool = False
     freed: bool = False
 
     @abstractmethod
@@ -110,11 +112,6 @@ class LazyRows(Rows):
     @abstractmethod
     def sum_in_one_pass(self, weights: Tensor, divisor: float) -> Direction | None:
         """Return what `weighted_sum` returns, by one backward pass; None if the rows are required for it."""
-
-    @property
-    def computed(self) -> bool:
-        """True if the rows are in memory."""
-        return "_stored" in self.__dict__
 
     def stored(self) -> StoredRows:
         return self._stored
@@ -137,7 +134,8 @@ class LazyRows(Rows):
                 "Nothing was changed. All tasks share one backward pass; to identify the task, create the pipeline by "
                 'gradhomog.pipeline(..., nonfinite="drop").'
             )
-        return self.compute()
+        rows, self.computed = self.compute(), True
+        return rows
 
 
 @final

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from gradhomog import Homogenizer, HomogenizerSpec, Step, TaskKey, hookimpl
-from gradhomog_plugins._isi.layers import Call, register_hooks, select_layers
-from gradhomog_plugins._isi.masks import MaskSampler, compute_without_graph
+from gradhomog_plugins._isi import drop
+from gradhomog_plugins._isi.layers import Call, pool_log_s, register_hooks, select_layers
+from gradhomog_plugins._isi.self_information import log_kernel_sum, neighbourhood
+from gradhomog_plugins._isi.without_graph import compute_without_graph
 
 Part = Literal["support", "query"]
 
@@ -72,7 +74,7 @@ class ISI(Homogenizer):
     State: the number of meta-steps.
 
     Cost: for the map of a mask, 0.4 to 1.1 of the forward pass of the first two layers of a four-block network on 75
-    images of 84 px, up to 3 on few or small images, none at T = ∞. Memory: a mask of the shape of the output, and 40 MB
+    images of 84 px, up to 3 on few or small images, none at T = ∞. Memory: a mask of the shape of the output, and 20 MB
     while the map is computed; no patch is materialized. The output of the layer is multiplied in place.
 
     Source: Zhang et al. 2023 (RotoGBML), arXiv 2303.06679, equations 7 to 9 and figure of T; Shi et al. 2020
@@ -155,7 +157,7 @@ class ISI(Homogenizer):
         generator = torch.Generator().manual_seed(self.seed)
 
         def record(call: Call) -> None:
-            probabilities[call.name] = self._masks.drop_probabilities(call, generator)
+            probabilities[call.name] = 1 - self._keep(self._shares(call, call.inputs, generator))
 
         buffers = {name: buffer.clone() for name, buffer in encoder.named_buffers()}
         handles = register_hooks(encoder, select_layers(encoder, self.layers), record)
@@ -168,12 +170,6 @@ class ISI(Homogenizer):
             for handle in handles:
                 handle.remove()
         return probabilities
-
-    @property
-    def _masks(self) -> MaskSampler:
-        return MaskSampler(
-            self.rate, self.temperature, self.radius, self.bandwidth, self.neighbours, self.sampling, self.rescale
-        )
 
     def _drop(self, call: Call) -> Tensor | None:
         current = self._meta_step()
@@ -191,9 +187,47 @@ class ISI(Homogenizer):
         return call.output.mul_(inputs.masks[place].to(call.output.dtype))
 
     def _draw(self, call: Call, generator: torch.Generator, inputs: Tensor) -> Tensor:
-        mask, zeros = self._masks.draw(call, inputs, generator)
+        """Draw a mask `[n, channels, *size]` and count its zeros.
+
+        The mask is 0 where an activation is dropped, and elsewhere the factor that compensates for dropping. `inputs`
+        replace those of the call: under vmap they are the inputs of several tasks.
+        """
+        seed = int(torch.randint(2**62, (), generator=generator))  # drawn on the CPU, for a generator on any device
+        local = torch.Generator(inputs.device).manual_seed(seed)
+        shares = self._shares(call, inputs, generator)
+        keep = self._keep(shares)
+        mean = keep.flatten(1).mean(1)
+        value = 1 / torch.where(mean > 0, mean, torch.ones_like(mean)) if self.rescale else torch.ones_like(mean)
+        channels, dtype = call.output.shape[-shares.dim()], call.output.dtype
+        if self.sampling == "bernoulli":
+            mask, zeros = drop.bernoulli(keep, value, channels, dtype, local)
+        else:
+            draws = math.floor(self._draws(shares) + float(torch.rand((), generator=generator)))
+            mask, zeros = drop.multinomial(shares, draws, value, channels, dtype, local)
         self._current.drawn.setdefault(call.name, []).append((zeros, mask.numel()))
         return mask
+
+    def _shares(self, call: Call, inputs: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the softmax of log S / T over positions, float32 `[n, *size of the output]`."""
+        dims = len(call.size)
+        if self.temperature == math.inf:
+            size = call.output.shape[-dims:]
+            return torch.full((len(inputs), *size), 1 / math.prod(size), device=inputs.device)
+        shifts = neighbourhood(self.radius, dims)
+        if self.neighbours is not None:
+            chosen = torch.randperm(len(shifts), generator=generator)[: self.neighbours]
+            shifts = [shifts[place] for place in chosen]
+        log_s = log_kernel_sum(inputs, call.patches, call.size, self.radius, self.bandwidth, shifts)
+        return drop.position_probabilities(pool_log_s(log_s, call.layer), self.temperature)
+
+    def _keep(self, shares: Tensor) -> Tensor:
+        if self.sampling == "bernoulli":
+            return drop.keep_probabilities(shares, self.rate)
+        return drop.keep_probabilities_of_draws(shares, self._draws(shares))
+
+    def _draws(self, shares: Tensor) -> float:
+        """Return r · positions: as many draws from equal shares hit 1 − e^(−r), the rate, of the positions."""
+        return -math.log1p(-self.rate) * shares[0].numel()
 
     def _meta_step(self) -> _MetaStep:
         """Return the current meta-step, or a new one if the number of meta-steps has changed."""

@@ -56,11 +56,6 @@ def bernoulli(
     return mask.view(n, channels, *keep.shape[1:]), zeros
 
 
-def draws_per_position(rate: float) -> float:
-    """Return r of the published code: r · positions draws from equal shares hit 1 − e^(−r) of the positions."""
-    return -math.log1p(-rate)
-
-
 def keep_probabilities_of_draws(shares: Tensor, draws: float) -> Tensor:
     """Return the probability that none of `draws` draws hits; a fraction f is one more draw with probability f."""
     whole = math.floor(draws)
