@@ -63,7 +63,7 @@ def add_execution_options(
         )
     command.add_argument(
         "--executor", default="local", metavar="NAME(options)",
-        help="executor of the runs: local (default), dask, ray or slurm, for example "
+        help="executor of the runs, see `gradhomog list executors` (default: local), for example "
         "'slurm(slurm_partition=\"cpu\", timeout_min=60)'",
     )  # fmt: skip
     add_json(command)

@@ -5,30 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from gradhomog.errors import ConfigError, UnknownPluginError, did_you_mean
-from gradhomog.registry import PluginInfo, installed
+from gradhomog.errors import ConfigError
+from gradhomog.registry import installed
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-def find(name: str) -> PluginInfo:
-    """Return the plugin of a network; imports nothing.
-
-    Raises:
-        ConfigError: the name is unknown.
-    """
-    try:
-        return installed().find("networks", name)
-    except UnknownPluginError as cause:
-        names = installed().names("networks")
-        hint = did_you_mean(name, names)
-        raise ConfigError(f"`network.name` must be one of {', '.join(names)}; got {name!r}.{hint}") from cause
-
-
 def has_maps(name: str) -> bool:
     """True if the encoder of a network can end with feature maps instead of vectors."""
-    spec: Any = installed().load("networks", find(name).selector)[1]
+    spec: Any = installed().load("networks", name)[1]
     return bool(spec.maps)
 
 
@@ -53,8 +39,7 @@ def build(
     """
     if not flatten and not has_maps(name):
         raise ConfigError(f"`network.name` {name} has no feature maps for `flatten=False`; use a network for images.")
-    selector = find(name).selector
     made: tuple[nn.Module, nn.Module] = installed().make(
-        "networks", selector, {}, tuple(input_shape), outputs, width, flatten=flatten
+        "networks", name, {}, tuple(input_shape), outputs, width, flatten=flatten
     )[2]
     return made

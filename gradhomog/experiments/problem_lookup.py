@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from gradhomog.errors import ConfigError, UnknownPluginError, did_you_mean
+from gradhomog.errors import ConfigError
 from gradhomog.experiments.run_file.validation import build
 from gradhomog.registry import installed
 from gradhomog.registry.options import option_parameters
@@ -26,16 +26,12 @@ def find(name: Any) -> ProblemSpec:
     """Return the problem of a name.
 
     Raises:
-        ConfigError: the name is missing or unknown. PluginError: the plugin cannot be used.
+        ConfigError: the name is missing. PluginError: it is unknown, or the plugin cannot be used.
     """
-    names = installed().names("problems")
     if name is None:
-        raise ConfigError(f"`problem.name` is missing; it must be one of {', '.join(names)}.")
-    try:
-        return cast(ProblemSpec, installed().load("problems", str(name))[1])
-    except UnknownPluginError as cause:
-        hint = did_you_mean(name, names)
-        raise ConfigError(f"`problem.name` must be one of {', '.join(names)}; got {name!r}.{hint}") from cause
+        names = ", ".join(installed().names("problems"))
+        raise ConfigError(f"`problem.name` is missing. Installed problems: {names}.")
+    return cast(ProblemSpec, installed().load("problems", str(name))[1])
 
 
 def unused_keys(spec: ProblemSpec) -> tuple[str, ...]:
@@ -69,14 +65,9 @@ def make(table: Mapping[str, Any], run: ProblemRun) -> Problem | MultiTaskData:
     Raises:
         GradhomogError: options or data are invalid, or the plugin raises or returns another type.
     """
-    from gradhomog.errors import PluginRunError
     from gradhomog.problems import MultiTaskData, Problem
 
     options = {name: value for name, value in table.items() if name != "name"}
     info, _, made = installed().make("problems", table["name"], options, run)
-    if not isinstance(made, Problem | MultiTaskData):
-        raise PluginRunError(
-            f"the factory of {info} must return a gradhomog.Problem or gradhomog.MultiTaskData; got "
-            f"{type(made).__name__}. {info.advice}"
-        )
-    return made
+    checked: Problem | MultiTaskData = info.checked(made, Problem, MultiTaskData)
+    return checked

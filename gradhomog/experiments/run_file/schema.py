@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from annotated_types import Ge, Gt, Interval, Le, Lt
 
-from gradhomog.errors import ConfigError, ExpressionError, join_errors
-from gradhomog.experiments import network_lookup, problem_lookup
+from gradhomog.errors import ConfigError, ExpressionError, UnknownPluginError, join_errors
+from gradhomog.experiments import problem_lookup
 from gradhomog.experiments.run_file import first_comparison, suites, toml
 from gradhomog.experiments.run_file.overrides import apply_override
 from gradhomog.experiments.run_file.validation import build
@@ -234,7 +234,8 @@ def load(
 
     Raises:
         ConfigError: the file is missing or is not valid TOML, a key is unknown, or a value has the wrong type or is out
-            of range. The message contains the key path, and suggestions for unknown keys.
+            of range. The message contains the key path, and suggestions for unknown keys. UnknownPluginError: a problem
+            or network is unknown, and `path` is None.
     """
     content = {} if path is None else toml.read(Path(path))
     for override in overrides:
@@ -251,7 +252,7 @@ def load(
             content["homogenizers"] = suites.suite_pipelines(suite)
         config = build(Config, content, prebuilt=("problem",))
         _check(config, spec)
-    except ConfigError as error:
+    except (ConfigError, UnknownPluginError) as error:
         if path is None:
             raise
         raise ConfigError(f"{path}: {error}") from error
@@ -306,7 +307,7 @@ def _check(config: Config, problem: ProblemSpec | None) -> None:
             f"got {config.seed_list}."
         )
     if "network" not in config.unused_keys:
-        network_lookup.find(config.network.name)
+        installed().find("networks", config.network.name)
     errors = []
     for path, values in (
         ("learner", config.learners),

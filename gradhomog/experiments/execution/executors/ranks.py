@@ -23,6 +23,8 @@ from gradhomog.experiments.run_file import pins
 from gradhomog.experiments.run_file.schema import Config
 from gradhomog.experiments.training.snapshot import Snapshot, restore_snapshot
 from gradhomog.experiments.training.trainer import learning_rate, make_optimizer, make_trainable
+from gradhomog.registry.hooks import hookimpl
+from gradhomog.registry.specs import ExecutorSpec
 
 
 class TorchrunRanks(Executor):
@@ -103,3 +105,9 @@ def _process_group(device: str) -> Any:
         yield
     finally:
         dist.destroy_process_group()
+
+
+@hookimpl
+def gradhomog_executor() -> ExecutorSpec:
+    """Describe the executor."""
+    return ExecutorSpec(TorchrunRanks, "the ranks that torchrun has started, one run at a time on all of them")
