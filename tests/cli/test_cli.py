@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from gradhomog import registry
-from gradhomog.registry import specs
 from gradhomog.cli import list_, main
+from gradhomog.registry import specs
 from tests.experiments.conftest import SMALL
 
 pytestmark = pytest.mark.usefixtures("without_figures")
