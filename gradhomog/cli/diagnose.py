@@ -38,7 +38,7 @@ def add(commands: Any) -> None:
         help="time budget for the overhead of the pipelines; 0 omits it (default: 10)",
     )  # fmt: skip
     command.add_argument(
-        "--out", type=Path, metavar="DIR", help="write diagnosis.json, diagnosis.txt and figures/ to this folder"
+        "--out", type=Path, metavar="DIR", help="write diagnosis.json and diagnosis.txt to this folder"
     )
     add_json(command)
 
@@ -48,7 +48,6 @@ def run(args: argparse.Namespace) -> int:
 
     from gradhomog.errors import ConfigError
     from gradhomog.experiments.diagnose import RECORD, diagnose
-    from gradhomog.experiments.report.figures import MissingMatplotlib
     from gradhomog.experiments.run_file.schema import load
 
     config = load(args.run_file, args.overrides)
@@ -64,11 +63,7 @@ def run(args: argparse.Namespace) -> int:
     arguments = [*([] if args.run_file is None else [str(args.run_file)]), *(f"--set={one}" for one in args.overrides)]
     found = replace(found, run_file=shlex.join(arguments))
     if args.out is not None:
-        args.out.mkdir(parents=True, exist_ok=True)
-        try:
-            found.write(args.out)
-        except MissingMatplotlib as error:
-            print(f"{error}", file=sys.stderr)
+        found.write(args.out)
     if args.json:
         print_json(found.record())
     else:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gradhomog.experiments.analysis.consistency import check_consistency
+from gradhomog.errors import ConfigError
 from gradhomog.experiments.analysis.improvement import improvement_baseline
 from gradhomog.experiments.analysis.method_rows import MethodRow, best_baselines, make_method_rows
 from gradhomog.experiments.analysis.metrics import metric
@@ -69,22 +69,29 @@ class Summary:
         return tuple(row for row in self.rows if row.learner == learner)
 
 
-def summarize(records: Iterable[Record], expected_runs: int | None = None) -> Summary:
+def summarize(records: Iterable[Record]) -> Summary:
     """Summarize the records of a comparison, finished or not.
 
     Args:
         records: the records of all runs; see `gradhomog.experiments.results.records`.
-        expected_runs: the number of runs of the comparison; by default computed from the configuration in the records.
 
     Raises:
-        ConfigError: two results have the same method and seed, or results have different test tasks.
+        ConfigError: results have different test tasks.
     """
     records = list(records)
     results = [record for record in records if record["event"] == "result"]
     compared = [record for record in results if record["role"] == "compare"]
     start: Record = next((r for r in reversed(records) if r["event"] == "start"), {})
     config: Record = start.get("config") or {}
-    check_consistency(compared)
+    for record in compared:
+        if any(record[name] != compared[0][name] for name in ("metric", "domains")) or (
+            len(record["scores"]) != len(record["domains"])
+        ):
+            raise ConfigError(
+                f"runs {compared[0]['run']!r} and {record['run']!r} were not tested on the same tasks "
+                f"({len(compared[0]['scores'])} and {len(record['scores'])} scores). Repeat the comparison in an empty "
+                "folder."
+            )
     groups: dict[tuple[str, str], dict[int, Record]] = {}
     for record in compared:
         groups.setdefault((record["learner"], record["label"]), {})[record["seed"]] = record
@@ -99,7 +106,7 @@ def summarize(records: Iterable[Record], expected_runs: int | None = None) -> Su
         rows=tuple(rows),
         candidates=tuple(candidates(results, rows)),
         finished_runs=len(compared),
-        expected_runs=expected_runs if expected_runs is not None else _expected_runs(config),
+        expected_runs=_expected_runs(config),
         failures={r["run"]: str(r["error"]) for r in records if r["event"] == "failed" and r["run"] not in done},
         slow_homogenizers=find_slow_homogenizers(results),
         best_baselines=best_baselines(rows, metric(name).higher_is_better),

@@ -12,7 +12,6 @@ TITLES = {
     "conflict": "Agreement of task gradients",
     "stages": "Effect of each homogenizer on the gradients",
     "weights": "Task weights",
-    "measured": "Measurements of homogenizers",
     "trajectories": "Trajectories",
     "saliency": "Saliency",
 }
@@ -50,9 +49,6 @@ def captions(summary: Summary) -> dict[str, str]:
         "weights": "Weight of each task in the step, for methods that reweight; 1 is the plain mean. Lines: one per "
         + ("task" if summary.problem else "training domain; for a single domain, one per rank within the step")
         + ". Running mean over a tenth of training, averaged over seeds.",
-        "measured": "Quantities that homogenizers report about their steps: running mean over a tenth of training, "
-        "averaged over seeds. For a quantity with one number per task: the mean, and a band for the range over tasks. "
-        "Angles are in radians.",
         "validation": f"{validated} during training, averaged over seeds; {intervals}."
         + (" The network with the best validation score is tested." if summary.held_out else ""),
         "trajectories": "The path of each method on the mean of both losses, from each start (dots) to the last step "

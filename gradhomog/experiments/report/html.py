@@ -13,9 +13,8 @@ from gradhomog.experiments.analysis.summary import Summary
 from gradhomog.experiments.report.captions import TITLES, captions, tuning_note
 from gradhomog.experiments.report.figures import SavedFigure
 from gradhomog.experiments.report.findings import baseline_notes, findings, scope
-from gradhomog.experiments.report.run_sections import run_sections
 from gradhomog.experiments.report.svg import inline_svg
-from gradhomog.experiments.report.tables import baseline_table, candidate_table, score_table
+from gradhomog.experiments.report.tables import baseline_table, candidate_table, run_table, score_table
 from gradhomog.experiments.results.events import Record
 
 
@@ -47,7 +46,8 @@ def render_page(summary: Summary, records: Sequence[Record], saved_figures: Mapp
             figures=_figures(summary, saved_figures),
             candidates=candidate_table(summary) if summary.candidates else None,
             tuning_note=tuning_note(summary) if summary.candidates else "",
-            runs=run_sections(records, summary),
+            runs=run_table(summary, records),
+            failures=summary.failures,
             facts=_facts(summary, start),
             version=(start.get("versions") or {}).get("gradhomog"),
             configuration=tomli_w.dumps(start.get("config") or {}) if start else None,

@@ -20,7 +20,7 @@ from gradhomog.experiments.results.records import records as read_records
 SUMMARY, REPORT = "summary.csv", "report.html"
 
 
-def write_report(folder: str | Path, expected_runs: int | None = None) -> Summary:
+def write_report(folder: str | Path) -> Summary:
     """Write the report of a comparison to its folder and return the summary; the comparison may be unfinished.
 
     `manifest.json`, written last, has the SHA-256 of the report, of `plan.json` and of `run.toml`.
@@ -32,7 +32,7 @@ def write_report(folder: str | Path, expected_runs: int | None = None) -> Summar
     """
     folder = Path(folder)
     records = read_records(folder)
-    summary = summarize(records, expected_runs)
+    summary = summarize(records)
     write_bytes(folder / SUMMARY, number_table(summary).csv().encode())
     try:
         figures.require_matplotlib()
@@ -59,7 +59,6 @@ def _save_figures(folder: Path, records: Sequence[Record], summary: Summary) -> 
         "conflict": figures.conflict(records),
         "stages": figures.stages(records),
         "weights": figures.weights(records),
-        "measured": figures.measurements(records),
         "trajectories": figures.trajectories(trajectory.collect(folder, records)),
         "saliency": figures.saliency(maps),
     }

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from gradhomog.experiments.analysis.method_rows import MethodRow
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.paired_comparison import PairedComparison
-from gradhomog.experiments.analysis.statistics import Interval
+from gradhomog.experiments.analysis.statistics import Interval, mean_interval
 from gradhomog.experiments.analysis.summary import Summary
 from gradhomog.experiments.report.formatting import (
     interval_text,
@@ -18,6 +18,7 @@ from gradhomog.experiments.report.formatting import (
     seeds_text,
 )
 from gradhomog.experiments.report.notes import notes
+from gradhomog.experiments.results.events import Record, numbers
 from gradhomog.experiments.results.runs import PLAIN
 from gradhomog.table import NOTHING, Cell, Column, Table, Value
 
@@ -54,6 +55,34 @@ def candidate_table(summary: Summary) -> Table:
         for candidate in summary.candidates
     ]
     return Table(header, rows, sticky=int(several))
+
+
+def run_table(summary: Summary, records: Iterable[Record]) -> Table:
+    """The runs with a result, in the order of the table and by seed; then the candidates that were not chosen."""
+    places = {(row.learner, row.label): place for place, row in enumerate(summary.rows)}
+    results = {record["run"]: record for record in records if record["event"] == "result"}  # a chosen one is compared
+    kind = metric(summary.metric)
+
+    def place(record: Record) -> tuple[bool, int, int]:
+        return record["role"] != "compare", places.get((record["learner"], record["label"]), 0), record["seed"]
+
+    def score(text: str, value: float) -> Cell:
+        return Cell(text, _none_if_nan(value))
+
+    header = [summary.score_name("test") + kind.unit, *([summary.score_name("validation")] if summary.held_out else [])]
+    rows = []
+    for run, record in sorted(results.items(), key=lambda item: place(item[1])):
+        scores, validation = mean_interval(numbers(record["scores"])), numbers([record.get("validation")])[0]
+        cells = [score(interval_text(scores, summary.metric, mean_only=bool(summary.problem)), scores.mean)]
+        if summary.held_out:
+            cells.append(score(number_text(validation, summary.metric), validation))
+        seconds = record.get("seconds")
+        rows.append([
+            record["learner"], record["homogenizers"], str(record["seed"]), *cells,
+            str(record.get("best_step", NOTHING)), Cell(NOTHING if seconds is None else f"{seconds:.3g} s", seconds),
+            f"runs/{run}",
+        ])  # fmt: skip
+    return Table(["learner", "homogenizers", "seed", *header, "tested step", "training time", "folder"], rows, sticky=1)
 
 
 def _method_table(columns: Sequence[MethodColumn], rows: Iterable[MethodRow], notes: Sequence[str] = ()) -> Table:

@@ -1,19 +1,14 @@
-"""Measurements of the conflict of domains as aligned text, and as a page with a figure."""
+"""Measurements of the conflict of domains as tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from gradhomog.diagnosis.estimate_text import UNRESOLVED, interval
-from gradhomog.experiments.report.figures.domains import domain_conflict
-from gradhomog.experiments.report.html import environment
 from gradhomog.experiments.reproduce.domain_conflict import DomainConflict, StageConflict
-from gradhomog.experiments.reproduce.report import FIGURES, REPORT, save_figure
-from gradhomog.experiments.results.atomic_files import write_bytes
 from gradhomog.table import NOTHING, Table
 
 NOTES = (
@@ -36,17 +31,6 @@ def render(points: Sequence[DomainConflict], remarks: Sequence[str] = ()) -> str
     parts = [title, *stage_table(points).lines(), "", f"After {last.step} steps, by domain:"]
     parts += [*domain_table(last).lines(), "", f"After {last.step} steps, cosines by pair of domains:"]
     return "\n".join([*parts, *pair_table(last).lines(), "", *remarks, *NOTES])
-
-
-def write_page(points: Sequence[DomainConflict], folder: Path, remarks: Sequence[str] = ()) -> Path:
-    """Write `report.html` with the text and, if matplotlib is installed, the figure; return the page's path."""
-    shown = save_figure(lambda: domain_conflict(points), folder / FIGURES / "conflict", "Conflict of domains", "")
-    path = folder / REPORT
-    template = environment().get_template("conflict.html")
-    figure = shown[0][1] if shown else None
-    page = template.render(title="gradhomog: conflict of domains", text=render(points, remarks), figure=figure)
-    write_bytes(path, page.encode())
-    return path
 
 
 def stage_table(points: Sequence[DomainConflict]) -> Table:

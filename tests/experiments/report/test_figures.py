@@ -29,7 +29,6 @@ def draw(records):
         "conflict": figures.conflict(records),
         "stages": figures.stages(records),
         "weights": figures.weights(records),
-        "measured": figures.measurements(records),
         "validation": figures.validation(records, summary),
     }
 

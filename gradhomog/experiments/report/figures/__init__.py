@@ -3,7 +3,6 @@
 Matplotlib (the extra `plot`) is imported when the first figure is drawn. Its global state is not changed.
 """
 
-from gradhomog.experiments.report.figures.measurements import measurements
 from gradhomog.experiments.report.figures.saliency import saliency, saliency_omissions
 from gradhomog.experiments.report.figures.scores import domain_scores, scores
 from gradhomog.experiments.report.figures.stages import stages
@@ -14,7 +13,7 @@ from gradhomog.experiments.report.figures.style import (
     save,
     svg_text,
 )
-from gradhomog.experiments.report.figures.training import conflict, one_run, validation, weights
+from gradhomog.experiments.report.figures.training import conflict, validation, weights
 from gradhomog.experiments.report.figures.trajectories import trajectories
 
 __all__ = [
@@ -22,8 +21,6 @@ __all__ = [
     "SavedFigure",
     "conflict",
     "domain_scores",
-    "measurements",
-    "one_run",
     "require_matplotlib",
     "saliency",
     "saliency_omissions",

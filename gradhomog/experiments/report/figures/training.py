@@ -11,7 +11,7 @@ import numpy as np
 from gradhomog.experiments.analysis import metrics
 from gradhomog.experiments.report.figures import lines, style
 from gradhomog.experiments.report.figures.agreement import mean_cosine, norm_ratio
-from gradhomog.experiments.report.figures.curves import average, average_with_interval, finite_mean
+from gradhomog.experiments.report.figures.curves import average, average_with_interval
 from gradhomog.experiments.report.figures.runs import Runs, curve, runs_of
 from gradhomog.experiments.results.events import Record, numbers
 from gradhomog.experiments.results.runs import PLAIN
@@ -98,27 +98,6 @@ def validation(records: Iterable[Record], summary: Summary) -> Figure | None:
         for panel in leftmost:
             panel.set_ylabel(style.wrap_label(style.score_axis_label(summary, "validation")))
         style.add_legend(figure, panels)
-    return figure
-
-
-def one_run(steps: Sequence[Record], validations: Sequence[Record], summary: Summary) -> Figure | None:
-    """Training loss, mean over tasks, and validation score of one run; None if it has neither."""
-    factor = metrics.metric(summary.metric).factor
-    losses = curve(steps, lambda record: finite_mean(numbers(record["losses"])))
-    scores = curve(validations, lambda record: factor * numbers([record["score"]])[0], smooth=False)
-    drawn = {
-        "training loss, mean over tasks": average([losses]),
-        style.score_axis_label(summary, "validation"): average([scores]),
-    }
-    drawn = {title: line for title, line in drawn.items() if any(map(math.isfinite, line.middle))}
-    if not drawn:
-        return None
-    with style.figure_style():
-        figure, panels, _, _ = style.make_panel_list(len(drawn), 2, 1.5, 2.2)
-        for panel, (title, line) in zip(panels, drawn.items(), strict=True):
-            lines.draw(panel, line, style.PALETTE[0], "-", title)
-            lines.step_axis(panel)
-            panel.set_title(title)
     return figure
 
 
