@@ -105,7 +105,7 @@ def execute(args: argparse.Namespace, config: Config, stem: str) -> int:
     from gradhomog.experiments.analysis.summary import to_json
     from gradhomog.experiments.execution.comparison import compare
     from gradhomog.experiments.report.tables import score_table
-    from gradhomog.experiments.run_file.quick import shorten
+    from gradhomog.experiments.run_file.schema import shorten
 
     if args.quick:
         config, stem = shorten(config), f"{stem}-quick"

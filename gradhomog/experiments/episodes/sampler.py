@@ -14,11 +14,17 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 
 from gradhomog.errors import DataError, OptionError
-from gradhomog.experiments.episodes.grayscale import to_gray
-from gradhomog.experiments.episodes.seeding import generator
+from gradhomog.experiments.episodes.augmentation import to_gray
 from gradhomog.learners.domains import Domain, Split
 from gradhomog.learners.tasks import Task, TaskBatch
 from gradhomog.registry.annotated_values import ValidatedConstructor
+
+
+def generator(*words: int) -> np.random.Generator:
+    """Return a generator seeded by `words`, integers >= 0. Trailing zeros do not change the seed."""
+    # PCG64 is explicit, because `default_rng` may use another generator in a later version of NumPy.
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
+
 
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
 """A function of images `[n, channels, height, width]` and a generator on the CPU."""

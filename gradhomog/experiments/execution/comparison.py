@@ -11,9 +11,8 @@ from typing import Any
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.execution import observers
 from gradhomog.experiments.execution.executors.base import Executor, make_executor
-from gradhomog.experiments.execution.interrupts import StopFile
 from gradhomog.experiments.execution.methods import make_methods
-from gradhomog.experiments.execution.monitor import Monitor, Progress
+from gradhomog.experiments.execution.monitor import Monitor, Progress, StopFile
 from gradhomog.experiments.execution.worker import Job
 from gradhomog.experiments.report.page import write_report
 from gradhomog.experiments.results import comparison_dir

@@ -9,7 +9,7 @@ from pathlib import Path
 from gradhomog.experiments.analysis.summary import Summary, summarize
 from gradhomog.experiments.report import figures
 from gradhomog.experiments.report.html import render_page
-from gradhomog.experiments.report.numbers import number_table
+from gradhomog.experiments.report.tables import number_table
 from gradhomog.experiments.results import saliency_maps, trajectory
 from gradhomog.experiments.results.atomic_files import write_bytes
 from gradhomog.experiments.results.checksums import file_digest, write_json

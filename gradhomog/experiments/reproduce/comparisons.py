@@ -12,8 +12,8 @@ from typing import Any
 from gradhomog.errors import ConfigError, did_you_mean, join_errors
 from gradhomog.experiments.reproduce.data_sources import choose_domains, is_present, target_names
 from gradhomog.experiments.reproduce.paper_schema import Experiment, Paper, Row, Scale, read_experiment
-from gradhomog.experiments.run_file.overrides import apply_override
 from gradhomog.experiments.run_file.schema import Config, Episodes, load
+from gradhomog.experiments.run_file.toml import apply_override
 
 PIPELINE = "rotogbml"
 """The variable that `Settings.rotogbml` replaces."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradhomog.diagnosis.estimate_text import UNRESOLVED, interval
-from gradhomog.experiments.reproduce.domain_conflict import DomainConflict, StageConflict
+from gradhomog.diagnosis.estimates import UNRESOLVED, interval
+from gradhomog.experiments.reproduce.measure_conflict import DomainConflict, StageConflict
 from gradhomog.table import NOTHING, Table
 
 NOTES = (

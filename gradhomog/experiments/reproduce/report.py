@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.report import figures
 from gradhomog.experiments.report.figures import style
-from gradhomog.experiments.report.formatting import interval_text, number_text, seeds_text
-from gradhomog.experiments.report.html import environment
-from gradhomog.experiments.report.svg import inline_svg
+from gradhomog.experiments.report.html import environment, inline_svg
+from gradhomog.experiments.report.tables import interval_text, number_text, seeds_text
 from gradhomog.experiments.reproduce.paper_schema import Paper
 from gradhomog.experiments.reproduce.results import Result, Results
 from gradhomog.experiments.results.atomic_files import write_bytes

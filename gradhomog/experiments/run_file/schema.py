@@ -1,4 +1,4 @@
-"""The run file: read from TOML into typed dataclasses, and written as TOML; errors contain the key path."""
+"""The run file: read from TOML into typed dataclasses, shortened, and written as TOML; errors contain the key path."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +16,7 @@ from annotated_types import Ge, Gt, Interval, Le, Lt
 from gradhomog.errors import ConfigError, ExpressionError, UnknownPluginError, join_errors
 from gradhomog.experiments import problem_lookup
 from gradhomog.experiments.run_file import first_comparison, suites, toml
-from gradhomog.experiments.run_file.overrides import apply_override
+from gradhomog.experiments.run_file.toml import apply_override
 from gradhomog.experiments.run_file.validation import build
 from gradhomog.registry import installed
 from gradhomog.registry.specs import ProblemSpec
@@ -324,3 +324,24 @@ def _check(config: Config, problem: ProblemSpec | None) -> None:
             errors.append(f"`{path}` must not contain duplicates; got {values}.")
     if errors:
         raise ConfigError(join_errors(errors))
+
+
+REDUCTION = 10
+"""Factor by which training steps and test tasks are reduced."""
+
+
+def shorten(config: Config) -> Config:
+    """Return the configuration with its first seed only, one tenth of the training steps and of the test tasks."""
+    train, test = config.train, config.test
+    steps = max(2, train.steps // REDUCTION)
+    return replace(
+        config,
+        seeds=config.seed_list[:1],
+        train=replace(
+            train,
+            steps=steps,
+            validate_every=min(train.validate_every, steps),
+            validation_episodes=max(2, train.validation_episodes // REDUCTION),
+        ),
+        test=replace(test, episodes=max(2, test.episodes // REDUCTION)),
+    )

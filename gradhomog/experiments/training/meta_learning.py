@@ -13,8 +13,7 @@ from gradhomog.diagnosis.learner_rows import FIRST_BATCH, independent_numbers, p
 from gradhomog.errors import ConfigError
 from gradhomog.experiments import network_lookup
 from gradhomog.experiments.episodes.sampler import EpisodeStream
-from gradhomog.experiments.episodes.splits import Streams, streams
-from gradhomog.experiments.episodes.target_variance import normalize_scores
+from gradhomog.experiments.episodes.splits import Streams, normalize_scores, streams
 from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import Config
 from gradhomog.experiments.training.saliency import write_saliency_maps

@@ -13,7 +13,7 @@ import gradhomog
 from gradhomog.diagnosis.learner_rows import FIRST_BATCH
 from gradhomog.diagnosis.loss_rows import loss_rows
 from gradhomog.experiments import network_lookup
-from gradhomog.experiments.episodes.seeding import generator
+from gradhomog.experiments.episodes.sampler import generator
 from gradhomog.experiments.results.runs import SINGLE, Run
 from gradhomog.experiments.run_file.schema import Config
 from gradhomog.experiments.training.trainable import device

@@ -1,13 +1,16 @@
-"""Trainer of one run: training with validation, selection of the best states, and test; resumes exactly."""
+"""Trainer of one run: training with validation, the best states, test, and checkpoints from which it resumes exactly."""
 
 from __future__ import annotations
 
+import copy
 import datetime
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
 
 import torch
+from torch import Tensor
 
 from gradhomog.errors import ConfigError
 from gradhomog.experiments import problem_lookup
@@ -20,12 +23,98 @@ from gradhomog.experiments.results.run_dir import BEST, RunDir
 from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file import pins
 from gradhomog.experiments.run_file.schema import Config, Train
-from gradhomog.experiments.training.best_states import BestState, BestStates
 from gradhomog.experiments.training.meta_learning import MetaLearning
 from gradhomog.experiments.training.multi_task import MultiTask
-from gradhomog.experiments.training.snapshot import Snapshot, restore_snapshot, take_snapshot
 from gradhomog.experiments.training.trainable import Trainable, device
 from gradhomog.problems import MultiTaskData, ProblemRun
+
+
+class Snapshot(TypedDict):
+    """The entries of every checkpoint; `digest` is the hash of the configuration, `done` the number of steps."""
+
+    digest: str
+    done: Count
+    trained: dict[str, Any]
+    outer: dict[str, Any]
+    random: Tensor
+    random_cuda: Tensor | None
+
+
+def take_snapshot(
+    digest: str, done: int, trainable: Trainable, optimizer: torch.optim.Optimizer, device: torch.device
+) -> Snapshot:
+    return {
+        "digest": digest,
+        "done": done,
+        "trained": dict(trainable.state_dict()),
+        "outer": optimizer.state_dict(),
+        # Dropout, for example, draws from the global generators.
+        "random": torch.get_rng_state(),
+        "random_cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+    }
+
+
+def restore_snapshot(
+    state: Mapping[str, Any],
+    trainable: Trainable,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device | None = None,
+) -> int:
+    """Load a snapshot, without the generator of the GPU if there is no `device`; return its number of steps."""
+    trainable.load_state_dict(state["trained"])
+    optimizer.load_state_dict(state["outer"])
+    torch.set_rng_state(state["random"])
+    if device is not None and state["random_cuda"] is not None:
+        torch.cuda.set_rng_state(state["random_cuda"], device)
+    return int(state["done"])
+
+
+class BestState(TypedDict):
+    """A `SavedState` in a checkpoint."""
+
+    score: Any  # a float, possibly NaN
+    step: Count
+    state: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """The state of a learner, with its validation score and its number of training steps."""
+
+    score: float
+    step: int
+    state: Mapping[str, Any]
+
+
+class BestStates:
+    """The states with the best scores, best first. Of equal scores, the earlier state comes first.
+
+    Args:
+        count: maximum number of states, >= 1.
+        better: called as `better(new, old)`; returns True if the score `new` is better than `old`.
+    """
+
+    def __init__(self, count: int, better: Callable[[float, float], bool]) -> None:
+        self.count, self.better = count, better
+        self.states: list[SavedState] = []
+
+    @property
+    def first(self) -> SavedState:
+        return self.states[0]
+
+    def add(self, score: float, step: int, state: Mapping[str, Any]) -> None:
+        """Store a copy of the state if its score is among the best."""
+        rank = next((i for i, saved in enumerate(self.states) if self.better(score, saved.score)), len(self.states))
+        if rank < self.count:
+            self.states.insert(rank, SavedState(score, step, copy.deepcopy(state)))
+            del self.states[self.count :]
+
+    def state_dict(self) -> list[BestState]:
+        return [{"score": saved.score, "step": saved.step, "state": dict(saved.state)} for saved in self.states]
+
+    def load_state_dict(self, state: Sequence[BestState]) -> None:
+        self.states = [SavedState(float(saved["score"]), saved["step"], saved["state"]) for saved in state]
+
 
 Observe = Callable[[str, Mapping[str, Any]], None]
 

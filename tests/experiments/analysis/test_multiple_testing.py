@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradhomog.errors import OptionError
-from gradhomog.experiments.analysis.multiple_testing import holm
+from gradhomog.experiments.analysis.paired_comparison import holm
 
 p_lists = st.lists(st.floats(0, 1), min_size=1, max_size=6)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from gradhomog.errors import OptionError
-from gradhomog.experiments.analysis.power import POWER, deviation_factors, paired_power, seeds_needed
+from gradhomog.experiments.analysis.statistics import POWER, deviation_factors, paired_power, seeds_needed
 
 
 # Computed with statsmodels 0.14: TTestPower().solve_power(effect, power=0.8, alpha=0.05), rounded up.

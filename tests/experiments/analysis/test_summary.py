@@ -14,8 +14,7 @@ from scipy import stats
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.analysis.summary import summarize, to_json
 from gradhomog.experiments.report.findings import findings
-from gradhomog.experiments.report.numbers import number_table
-from gradhomog.experiments.report.tables import score_table
+from gradhomog.experiments.report.tables import number_table, score_table
 from tests.experiments.synthetic_records import METHODS, comparison, result, start
 
 # Multiples of 1/1024 below 1: their sums and differences are exact, so that tests can compare them exactly.

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from gradhomog.errors import OptionError
-from gradhomog.experiments.profiling.quantiles import Quantiles
+from gradhomog.experiments.profiling.table import Quantiles
 
 
 @pytest.mark.parametrize("n", [6, 7, 15, 50, 101])

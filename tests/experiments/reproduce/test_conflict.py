@@ -11,8 +11,13 @@ import torch
 from gradhomog.diagnosis.learner_rows import FIRST_BATCH
 from gradhomog.errors import ConfigError, DataError
 from gradhomog.experiments.reproduce import conflict_report
-from gradhomog.experiments.reproduce.domain_conflict import DomainConflict
-from gradhomog.experiments.reproduce.measure_conflict import RESULTS, measure_conflict, measure_rows, measured_stream
+from gradhomog.experiments.reproduce.measure_conflict import (
+    RESULTS,
+    DomainConflict,
+    measure_conflict,
+    measure_rows,
+    measured_stream,
+)
 from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.training.meta_learning import MetaLearning

@@ -10,8 +10,7 @@ import torch
 
 from gradhomog import ConfigError, DataError
 from gradhomog.experiments.analysis.metrics import metric
-from gradhomog.experiments.episodes.splits import streams
-from gradhomog.experiments.episodes.target_variance import normalize_scores
+from gradhomog.experiments.episodes.splits import normalize_scores, streams
 from gradhomog.experiments.results import checksums, events
 from gradhomog.experiments.results.run_dir import RunDir
 from gradhomog.experiments.results.runs import Run

@@ -21,8 +21,13 @@ from gradhomog.experiments.results import checksums
 from gradhomog.experiments.results.comparison_dir import run_dir
 from gradhomog.experiments.run_file import pins
 from gradhomog.experiments.run_file.schema import Config
-from gradhomog.experiments.training.snapshot import Snapshot, restore_snapshot
-from gradhomog.experiments.training.trainer import learning_rate, make_optimizer, make_trainable
+from gradhomog.experiments.training.trainer import (
+    Snapshot,
+    learning_rate,
+    make_optimizer,
+    make_trainable,
+    restore_snapshot,
+)
 from gradhomog.registry.hooks import hookimpl
 from gradhomog.registry.specs import ExecutorSpec
 

@@ -9,10 +9,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gradhomog.experiments.analysis import metrics
-from gradhomog.experiments.report.figures import lines, style
+from gradhomog.experiments.report.figures import style
 from gradhomog.experiments.report.figures.agreement import mean_cosine, norm_ratio
-from gradhomog.experiments.report.figures.curves import average, average_with_interval
-from gradhomog.experiments.report.figures.runs import Runs, curve, runs_of
+from gradhomog.experiments.report.figures.curves import (
+    REFERENCE_WIDTH,
+    Runs,
+    average,
+    average_with_interval,
+    curve,
+    draw_curve,
+    ratio_axis,
+    runs_of,
+    step_axis,
+)
 from gradhomog.experiments.results.events import Record, numbers
 from gradhomog.experiments.results.runs import PLAIN
 
@@ -44,11 +53,11 @@ def conflict(records: Iterable[Record]) -> Figure | None:
             left.axhline(0, **style.GUIDE_LINE)
             left.set_ylabel("mean cosine\nbetween task gradients")
             right.set_ylabel("gradient norm,\nlargest / smallest task")
-            lines.ratio_axis(right)
+            ratio_axis(right)
             if len(learners) > 1:
                 left.set_title(learner)
         for panel in axes[-1]:
-            lines.step_axis(panel)
+            step_axis(panel)
         style.add_legend(figure, [panel for row in axes for panel in row])
     return figure
 
@@ -71,10 +80,10 @@ def weights(records: Iterable[Record]) -> Figure | None:
         for panel, ((learner, label), group) in zip(panels, runs.items(), strict=True):
             panel.axhline(1, **style.GUIDE_LINE)
             for name, color, dashes, value in weight_lines:
-                lines.draw(panel, average([curve(run, value) for run in group]), color, dashes, name)
+                draw_curve(panel, average([curve(run, value) for run in group]), color, dashes, name)
             panel.set_title(style.wrap_label(f"{label} ({learner})" if several else label, 30))
         for panel in lowest:
-            lines.step_axis(panel)
+            step_axis(panel)
         for panel in leftmost:
             panel.set_ylabel("task weight")
         style.add_legend(figure, panels)
@@ -92,7 +101,7 @@ def validation(records: Iterable[Record], summary: Summary) -> Figure | None:
         figure, panels, _, leftmost = style.make_panel_list(len(learners), 3, 2.2, 2.2, sharey=True)
         for learner, panel in zip(learners, panels, strict=True):
             _draw_lines(panel, runs, learner, lambda r: factor * numbers([r["score"]])[0], smooth=False)
-            lines.step_axis(panel)
+            step_axis(panel)
             if len(learners) > 1:
                 panel.set_title(style.wrap_label(learner))
         for panel in leftmost:
@@ -118,9 +127,9 @@ def _draw_lines(
         if owner == learner:
             curves = [curve(run, value, smooth) for run in group]
             averaged = average(curves) if smooth else average_with_interval(curves)
-            lines.draw(
+            draw_curve(
                 panel, averaged, *colors[label], style.wrap_label(label), band=len(group) > 1, dots=not smooth,
-                width=lines.REFERENCE_WIDTH if label == PLAIN else 1.3, transform=transform,
+                width=REFERENCE_WIDTH if label == PLAIN else 1.3, transform=transform,
             )  # fmt: skip
 
 
