@@ -1,5 +1,4 @@
-"""The tables of a comparison, with the notes below them and its numbers as text: scores, differences to the best baseline,
-candidates of tuned methods, runs, and `summary.csv`."""
+"""The tables of a comparison and the notes below them: scores, differences to the best baseline, candidates, runs."""
 
 from __future__ import annotations
 

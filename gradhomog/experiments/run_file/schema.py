@@ -14,7 +14,7 @@ import tomli_w
 from annotated_types import Ge, Gt, Interval, Le, Lt
 
 from gradhomog.errors import ConfigError, ExpressionError, UnknownPluginError, join_errors
-from gradhomog.experiments import problem_lookup
+from gradhomog.experiments.content import find_problem, problem_table, unused_keys
 from gradhomog.experiments.run_file import first_comparison, suites, toml
 from gradhomog.experiments.run_file.toml import apply_override
 from gradhomog.experiments.run_file.validation import build
@@ -156,7 +156,7 @@ class Config:
         """Key paths that are not used with this problem, or without a problem."""
         if self.problem is None:
             return ("problem",)
-        return problem_lookup.unused_keys(problem_lookup.find(self.problem["name"]))
+        return unused_keys(find_problem(self.problem["name"]))
 
     def to_dict(self) -> dict[str, Any]:
         content = dataclasses.asdict(self)
@@ -271,15 +271,15 @@ def _build_problem(content: dict[str, Any]) -> ProblemSpec | None:
     if not isinstance(table, Mapping):
         example = installed().names("problems")[0]
         raise ConfigError(f'`problem` must be a table, such as problem.name = "{example}"; got {table!r}.')
-    spec = problem_lookup.find(table.get("name"))
-    for path in problem_lookup.unused_keys(spec):
+    spec = find_problem(table.get("name"))
+    for path in unused_keys(spec):
         *names, last = path.split(".")
         inner: Any = content
         for name in names:
             inner = inner.get(name, {}) if isinstance(inner, Mapping) else {}
         if isinstance(inner, Mapping) and last in inner:
             raise ConfigError(f"`{path}` is not used with `problem.name` {table['name']!r}. Remove this key.")
-    content["problem"] = problem_lookup.table(spec, table)
+    content["problem"] = problem_table(spec, table)
     return spec
 
 

@@ -1,4 +1,4 @@
-"""Trainer of one run: training with validation, the best states, test, and checkpoints from which it resumes exactly."""
+"""Trainer of one run: training with validation, the best states, test, and checkpoints, from which it resumes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gradhomog.errors import ConfigError
-from gradhomog.experiments import problem_lookup
+from gradhomog.experiments import content
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.execution.environment import machine, versions
 from gradhomog.experiments.profiling.training_time import HomogenizerTimer
@@ -128,7 +128,7 @@ def make_trainable(config: Config, run: Run) -> Trainable:
     if config.problem is None:
         return MetaLearning(config, run)
     train, network = config.train, config.network
-    made = problem_lookup.make(
+    made = content.make_problem(
         config.problem,
         ProblemRun(
             config.problem["name"], run.homogenizers, train.nonfinite, run.seed, train.steps, device(config.device),

@@ -8,8 +8,7 @@ from typing import Any
 
 from gradhomog import DataError
 from gradhomog_data.benchmarks.catalogue import Published
-from gradhomog_data.benchmarks.class_folders import list_class_folders
-from gradhomog_data.benchmarks.listing import Listing, by_rule, pictures, subfolders
+from gradhomog_data.benchmarks.listing import Listing, by_rule, list_class_folders, pictures, subfolders
 from gradhomog_data.domains._pictures import describe_content
 from gradhomog_data.domains._text_files import file_names, read_table
 

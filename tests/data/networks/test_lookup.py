@@ -4,7 +4,7 @@ import pytest
 
 import gradhomog_data.networks
 from gradhomog import ConfigError, UnknownPluginError, available
-from gradhomog.experiments import network_lookup
+from gradhomog.experiments import content
 from gradhomog.experiments.run_file.schema import load
 from tests.data.networks.names import IMAGES, NETWORKS
 
@@ -18,26 +18,26 @@ def test_run_files_accept_exactly_the_names_of_networks():
 @pytest.mark.parametrize(("name", "near"), [("Conv4", "conv4"), ("resnet-12", "resnet12"), ("mpl", "mlp")])
 def test_an_unknown_name_raises_with_the_nearest_name_and_all_names(name, near):
     with pytest.raises(UnknownPluginError, match=rf"unknown network '{name}'.* '{near}'\? Installed: conv4, .*, mlp, "):
-        network_lookup.build(name, (3, 32, 32), 5, 8)
+        content.build_network(name, (3, 32, 32), 5, 8)
 
 
 def test_a_name_unlike_all_others_has_no_suggestion():
     with pytest.raises(UnknownPluginError, match=r"unknown network 'transformer'\. Installed: "):
-        network_lookup.build("transformer", (3, 32, 32), 5, 8)
+        content.build_network("transformer", (3, 32, 32), 5, 8)
 
 
 @pytest.mark.parametrize("name", IMAGES)
 @pytest.mark.parametrize("shape", [(1,), (3, 32, 28)])
 def test_networks_for_images_reject_vectors_and_rectangular_images(name, shape):
     with pytest.raises(ConfigError, match=rf"{name} takes square images; .*\({shape[0]},"):
-        network_lookup.build(name, shape, 5, 8)
+        content.build_network(name, shape, 5, 8)
 
 
 @pytest.mark.parametrize("name", ["conv4", "conv6", "resnet12"])
 def test_images_that_pooling_reduces_to_nothing_raise_with_the_smallest_size(name):
-    network_lookup.build(name, (3, 16, 16), 5, 2)
+    content.build_network(name, (3, 16, 16), 5, 2)
     with pytest.raises(ConfigError, match=rf"{name} needs images of at least 16×16 pixels: .* got 15×15"):
-        network_lookup.build(name, (3, 15, 15), 5, 2)
+        content.build_network(name, (3, 15, 15), 5, 2)
 
 
 @pytest.mark.parametrize("name", ["conv4", "conv6"])
@@ -48,4 +48,4 @@ def test_with_two_unpadded_pools_the_smallest_image_has_ten_pixels(name):
 
 def test_mlp_without_flatten_raises():
     with pytest.raises(ConfigError, match="mlp has no feature maps"):
-        network_lookup.build("mlp", (3,), 5, 8, flatten=False)
+        content.build_network("mlp", (3,), 5, 8, flatten=False)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import gradhomog_data.networks
-from gradhomog.experiments import network_lookup
+from gradhomog.experiments import content
 from tests.data.networks.names import IMAGES, NETWORKS
 
 WIDE = {"resnet10": 512, "resnet12": 640, "resnet18": 512}
@@ -20,7 +20,7 @@ WIDE = {"resnet10": 512, "resnet12": 640, "resnet18": 512}
 @pytest.mark.parametrize("name", IMAGES)
 def test_numbers_of_features_are_the_published_ones_at_every_size(name, size):
     plain = {28: 64, 32: 256, 84: 1600, 224: 12544}
-    encoder, head = network_lookup.build(name, (3, size, size), 5, 64)
+    encoder, head = content.build_network(name, (3, size, size), 5, 64)
     features = encoder.eval()(torch.zeros(1, 3, size, size))
     assert features.shape == (1, WIDE.get(name, plain[size]))
     assert head(features).shape == (1, 5)
@@ -37,7 +37,7 @@ def test_numbers_of_features_are_the_published_ones_at_every_size(name, size):
     ],
 )
 def test_encoders_have_the_published_number_of_parameters(name, count):
-    encoder, _ = network_lookup.build(name, (3, 84, 84), 5, 64)
+    encoder, _ = content.build_network(name, (3, 84, 84), 5, 64)
     assert _count(encoder) == count
 
 
@@ -59,13 +59,13 @@ def test_numbers_of_parameters_at_any_width_follow_the_formula(channels, width):
         "resnet12": sum(10 * i * o + 18 * o * o + 8 * o for i, o in pairwise(leaky)),
     }
     for name, count in expected.items():
-        assert _count(network_lookup.build(name, (c, 16, 16), 2, w)[0]) == count, name
+        assert _count(content.build_network(name, (c, 16, 16), 2, w)[0]) == count, name
 
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_convolutions_start_normal_with_the_published_variance_and_norms_at_one_and_zero(name):
     torch.manual_seed(0)
-    encoder, _ = network_lookup.build(name, (3, 32, 32), 5, 32)
+    encoder, _ = content.build_network(name, (3, 32, 32), 5, 32)
     for module in encoder.modules():
         if isinstance(module, nn.Conv2d):
             weight = module.weight.detach().double()
@@ -108,7 +108,7 @@ def test_the_names_of_parameters_are_those_of_checkpoints():
 @pytest.mark.parametrize(("name", "blocks"), [("resnet10", 1), ("resnet18", 2), ("resnet12", 1)])
 def test_residual_networks_compute_the_published_formula(name, blocks, training):
     torch.manual_seed(0)
-    encoder, _ = network_lookup.build(name, (3, 40, 40), 5, 4)
+    encoder, _ = content.build_network(name, (3, 40, 40), 5, 4)
     encoder.double().train(training)
     for module in encoder.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -156,7 +156,7 @@ def test_residual_networks_compute_the_published_formula(name, blocks, training)
 
 
 def test_mlp_with_forty_units_has_the_parameters_of_the_sinusoid_network():
-    encoder, head = network_lookup.build("mlp", (1,), 1, 40)
+    encoder, head = content.build_network("mlp", (1,), 1, 40)
     assert head(encoder(torch.zeros(7, 1))).shape == (7, 1)
     assert _count(encoder) + _count(head) == 1761
 
@@ -167,5 +167,5 @@ def _count(module):
 
 def _state(name, seed):
     torch.manual_seed(seed)
-    encoder, head = network_lookup.build(name, (3, 32, 32), 5, 2)
+    encoder, head = content.build_network(name, (3, 32, 32), 5, 2)
     return {**encoder.state_dict(), **{f"head.{key}": value for key, value in head.state_dict().items()}}

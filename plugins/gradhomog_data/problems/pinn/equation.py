@@ -1,7 +1,8 @@
-"""Base class of physics-informed problems: a network that is trained on the residuals of a differential equation."""
+"""Base class of physics-informed problems: a network, trained on the residuals of a differential equation at points."""
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -12,14 +13,84 @@ import numpy as np
 import torch
 from annotated_types import Ge
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 import gradhomog
 from gradhomog import Evaluation, Problem, ProblemRun, ProblemSpec, StepReport
 from gradhomog_data._seeding import generator
-from gradhomog_data.problems.pinn.lowest_loss import LowestLoss
 from gradhomog_data.problems.pinn.network import TanhNetwork
-from gradhomog_data.problems.pinn.points import make_grid
+
+
+class LowestLoss:
+    """A copy of a network at the step with the lowest sum of the tasks' losses on the batch of the step.
+
+    A task whose loss is not computed in a step counts with its last value. Nothing is copied before every task has
+    one; until then the copy is the initial network.
+
+    Attributes:
+        network: the copy.
+        sum: its sum of losses.
+        step: the number of optimizer steps before the copy; None before the first copy.
+    """
+
+    def __init__(self, network: nn.Module, tasks: Sequence[str]) -> None:
+        self.network, self._source = copy.deepcopy(network), network
+        self._latest = dict.fromkeys(tasks, math.inf)
+        self.sum = math.inf
+        self.step: int | None = None
+
+    @torch.no_grad()
+    def update(self, losses: Mapping[str, float], step: int) -> None:
+        """Copy the network, before the optimizer changes it in step `step`, if the sum of its losses is the lowest."""
+        self._latest.update(losses)
+        if (total := sum(self._latest.values())) < self.sum:
+            self.sum, self.step = total, step
+            for kept, current in zip(self.network.parameters(), self._source.parameters(), strict=True):
+                kept.copy_(current)
+
+    def state_dict(self) -> dict[str, Any]:
+        latest = dict(self._latest)
+        return {"network": self.network.state_dict(), "latest": latest, "sum": self.sum, "step": self.step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.network.load_state_dict(state["network"])
+        self._latest, self.sum = dict(state["latest"]), state["sum"]
+        self.step = state.get("step")  # checkpoints of 0.2.0 have none
+
+
+Points = NDArray[np.float64]
+
+
+def uniform(random: np.random.Generator, count: int, lower: Sequence[float], upper: Sequence[float]) -> Points:
+    """Return independent uniform points `[count, inputs]`; on a side of the box, a coordinate has lower = upper."""
+    low, high = np.asarray(lower), np.asarray(upper)
+    return np.asarray(low + (high - low) * random.random((count, len(low))))
+
+
+def latin_hypercube(random: np.random.Generator, count: int, lower: Sequence[float], upper: Sequence[float]) -> Points:
+    """Return points `[count, inputs]` of which each of `count` equal intervals of each coordinate has exactly one.
+
+    Source: McKay, Beckman and Conover 1979, Technometrics 21.
+
+    >>> points = latin_hypercube(np.random.default_rng(0), 4, [0, 0], [4, 8])
+    >>> sorted(points[:, 0].astype(int).tolist()), sorted((points[:, 1] / 2).astype(int).tolist())
+    ([0, 1, 2, 3], [0, 1, 2, 3])
+    """
+    low, high = np.asarray(lower), np.asarray(upper)
+    cells = np.stack([random.permutation(count) for _ in low], axis=1)
+    return np.asarray(low + (high - low) * (cells + random.random((count, len(low)))) / count)
+
+
+def make_grid(lower: Sequence[float], upper: Sequence[float], counts: Sequence[int], *, cells: bool = False) -> Points:
+    """Return the points `[product of counts, inputs]` of a grid that includes the sides; the last input varies fastest.
+
+    With `cells`, the centres of cells between such points instead.
+    """
+    axes = [np.linspace(low, high, count) for low, high, count in zip(lower, upper, counts, strict=True)]
+    if cells:
+        axes = [(axis[1:] + axis[:-1]) / 2 for axis in axes]
+    return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(axes))
+
 
 PDE = "pde"
 """The task whose residual is that of the equation inside the box; the others are its conditions on the sides."""
