@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gradhomog.cli._output import add_json, print_json
-from gradhomog.cli._run_command import add_run_file
-from gradhomog.cli._timing_options import integer_parser
+from gradhomog.cli._run_command import add_run_file, integer_parser, seconds_parser
 
 
 def add(commands: Any) -> None:
@@ -34,7 +33,7 @@ def add(commands: Any) -> None:
         "--batches", type=integer_parser(3), default=48, metavar="B", help="number of measured batches (default: 48)"
     )
     command.add_argument(
-        "--seconds", type=_seconds, default=10.0, metavar="S",
+        "--seconds", type=seconds_parser("of at least 0"), default=10.0, metavar="S",
         help="time budget for the overhead of the pipelines; 0 omits it (default: 10)",
     )  # fmt: skip
     command.add_argument(
@@ -72,13 +71,3 @@ def run(args: argparse.Namespace) -> int:
     for label, message in failures.items():
         print(f"{label} failed: {message}", file=sys.stderr)
     return 1 if failures else 0
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a finite number of at least 0; got {text!r}")
-    return value

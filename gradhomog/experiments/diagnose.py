@@ -15,7 +15,7 @@ from gradhomog.diagnosis.estimates import MIN_BATCHES
 from gradhomog.diagnosis.learner_rows import FIRST_BATCH
 from gradhomog.diagnosis.result import DiagnosisResult
 from gradhomog.errors import ConfigError
-from gradhomog.experiments.execution.threads import threads
+from gradhomog.experiments.execution.environment import threads
 from gradhomog.experiments.profiling.overhead import trainable_overheads
 from gradhomog.experiments.profiling.table import TimingTable
 from gradhomog.experiments.results import atomic_files

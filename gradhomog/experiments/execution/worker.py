@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from gradhomog.errors import GradhomogError, describe_error, raised_in_package
 from gradhomog.experiments.execution import observers
-from gradhomog.experiments.execution.threads import threads
+from gradhomog.experiments.execution.environment import threads
 from gradhomog.experiments.results.comparison_dir import run_dir
 from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file import pins

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gradhomog.errors import GradhomogError
-from gradhomog.experiments.execution.threads import threads
+from gradhomog.experiments.execution.environment import threads
 from gradhomog.experiments.profiling.table import (
     Column,
     Quantiles,

@@ -15,7 +15,7 @@ from annotated_types import Ge, Gt, Interval, Le, Lt
 
 from gradhomog.errors import ConfigError, ExpressionError, UnknownPluginError, join_errors
 from gradhomog.experiments.content import find_problem, problem_table, unused_keys
-from gradhomog.experiments.run_file import first_comparison, suites, toml
+from gradhomog.experiments.run_file import suites, toml
 from gradhomog.experiments.run_file.toml import apply_override
 from gradhomog.experiments.run_file.validation import build
 from gradhomog.registry import installed
@@ -229,8 +229,8 @@ def load(
     """Read a run file and apply `--set key.path=value` overrides; omitted keys have defaults.
 
     The defaults are those of `Config`, which suit images; without `domains.train`, `domains.test` and `problem`, they
-    are those of `first_comparison`. `defaults` replaces defaults of other keys and of the options of the problem. If
-    `homogenizers` is the name of a suite, it is replaced by the pipelines of the suite.
+    are those of `suites.first_comparison`. `defaults` replaces defaults of other keys and of the options of the
+    problem. If `homogenizers` is the name of a suite, it is replaced by the pipelines of the suite.
 
     Raises:
         ConfigError: the file is missing or is not valid TOML, a key is unknown, or a value has the wrong type or is out
@@ -244,7 +244,7 @@ def load(
         content = _with_defaults(content, {"problem": defaults["problem"]})
     try:
         spec = _build_problem(content)
-        other_defaults: Any = spec.defaults if spec else first_comparison.defaults(content)
+        other_defaults: Any = spec.defaults if spec else suites.first_comparison(content)
         if callable(other_defaults):
             other_defaults = other_defaults(content["problem"])
         content = _with_defaults(content, _with_defaults(defaults or {}, other_defaults))

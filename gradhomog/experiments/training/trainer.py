@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import datetime
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
 import torch
@@ -70,20 +69,11 @@ def restore_snapshot(
 
 
 class BestState(TypedDict):
-    """A `SavedState` in a checkpoint."""
+    """The state of a learner, with its validation score and its number of training steps."""
 
     score: Any  # a float, possibly NaN
     step: Count
     state: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class SavedState:
-    """The state of a learner, with its validation score and its number of training steps."""
-
-    score: float
-    step: int
-    state: Mapping[str, Any]
 
 
 class BestStates:
@@ -96,24 +86,15 @@ class BestStates:
 
     def __init__(self, count: int, better: Callable[[float, float], bool]) -> None:
         self.count, self.better = count, better
-        self.states: list[SavedState] = []
-
-    @property
-    def first(self) -> SavedState:
-        return self.states[0]
+        self.states: list[BestState] = []
 
     def add(self, score: float, step: int, state: Mapping[str, Any]) -> None:
         """Store a copy of the state if its score is among the best."""
-        rank = next((i for i, saved in enumerate(self.states) if self.better(score, saved.score)), len(self.states))
+        scores = [saved["score"] for saved in self.states]
+        rank = next((i for i, other in enumerate(scores) if self.better(score, other)), len(scores))
         if rank < self.count:
-            self.states.insert(rank, SavedState(score, step, copy.deepcopy(state)))
+            self.states.insert(rank, {"score": score, "step": step, "state": copy.deepcopy(dict(state))})
             del self.states[self.count :]
-
-    def state_dict(self) -> list[BestState]:
-        return [{"score": saved.score, "step": saved.step, "state": dict(saved.state)} for saved in self.states]
-
-    def load_state_dict(self, state: Sequence[BestState]) -> None:
-        self.states = [SavedState(float(saved["score"]), saved["step"], saved["state"]) for saved in state]
 
 
 Observe = Callable[[str, Mapping[str, Any]], None]
@@ -262,18 +243,18 @@ class Trainer:
         return self.trainable.state_selection == "last" or metric(self.trainable.metric).is_better(new, old)
 
     def _test(self) -> None:
-        best = self.best.first
+        best = self.best.states[0]
         extra: dict[str, Any] = {} if self.config.problem is None else {"problem": self.config.problem["name"]}
-        checksums.write_network(self.folder.path / BEST, best.state)
+        checksums.write_network(self.folder.path / BEST, best["state"])
         if self.config.train.ensemble > 1:
-            checksums.write_network(self.folder.path / "ensemble.pt", {"states": self.best.state_dict()})
-            extra["ensemble"] = [saved.step for saved in self.best.states]
-        self.trainable.load_state_dict(best.state)
-        result = self.trainable.test([saved.state for saved in self.best.states])
+            checksums.write_network(self.folder.path / "ensemble.pt", {"states": self.best.states})
+            extra["ensemble"] = [saved["step"] for saved in self.best.states]
+        self.trainable.load_state_dict(best["state"])
+        result = self.trainable.test([saved["state"] for saved in self.best.states])
         extra |= self.trainable.write_artifacts(self.folder.path)
         record = {
             "event": "result", **self.run.identity, "metric": self.trainable.metric, "scores": result.scores,
-            "losses": result.losses, "domains": result.domains, "validation": best.score, "best_step": best.step,
+            "losses": result.losses, "domains": result.domains, "validation": best["score"], "best_step": best["step"],
             "steps": self.done, "seconds": self.seconds, "step_seconds": self.processor_seconds / self.done,
             "homogenizer_seconds": self.timer.record(), "digest": self.config.digest,
             "fingerprints": self.fingerprints, **extra,
@@ -293,7 +274,7 @@ class Trainer:
             "seconds": self.seconds,
             "processor_seconds": self.processor_seconds,
             "homogenizer_seconds": self.timer.seconds,
-            "best": self.best.state_dict(),
+            "best": self.best.states,
         }
         checksums.write_checkpoint(self.folder.checkpoint, state)
 
@@ -310,5 +291,8 @@ class Trainer:
             self.done = restore_snapshot(state, self.trainable, self.optimizer, self.device)
             self.seconds, self.processor_seconds = state["seconds"], state["processor_seconds"]
             self.timer.seconds = state["homogenizer_seconds"]
-            self.best.load_state_dict(state["best"])
+            self.best.states = [
+                {"score": float(saved["score"]), "step": saved["step"], "state": saved["state"]}
+                for saved in state["best"]
+            ]
             return int(state["events"])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from gradhomog import DataError, did_you_mean
-from gradhomog_data.benchmarks import listing, tables
+from gradhomog_data.benchmarks import listing
 from gradhomog_data.benchmarks.catalogue import Published
 from gradhomog_data.benchmarks.listing import Listing
 from gradhomog_data.domains import _formats
@@ -17,9 +17,9 @@ _LISTS: dict[str, Callable[[Published, Path], Listing]] = {
     "miniimagenet": listing.list_split_folders,
     "places": listing.list_places,
     "plantae": listing.list_plantae,
-    "cars": tables.list_cars,
-    "isic": tables.list_isic,
-    "chestx": tables.list_chestx,
+    "cars": listing.list_cars,
+    "isic": listing.list_isic,
+    "chestx": listing.list_chestx,
 }
 """Readers of published folders; the others have one folder per class."""
 

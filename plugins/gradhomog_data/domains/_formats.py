@@ -9,10 +9,8 @@ from typing import Any, NamedTuple
 from gradhomog import DataError
 from gradhomog_data.domains._picture_set import PictureSet
 from gradhomog_data.domains._pictures import EXTENSIONS, require_pillow
-from gradhomog_data.domains._read_csv import read_csv
-from gradhomog_data.domains._read_json import read_json
 from gradhomog_data.domains._read_pickles import picture_readers, read_pickle
-from gradhomog_data.domains._text_files import TEXT_SHARE
+from gradhomog_data.domains._text_files import TEXT_SHARE, read_csv, read_json
 
 
 def read_folder(root: Path, per_class: int | None, max_bytes: int) -> dict[str, list[str]]:

@@ -10,13 +10,17 @@ import torch
 
 from gradhomog.diagnosis.learner_rows import FIRST_BATCH
 from gradhomog.errors import ConfigError, DataError
-from gradhomog.experiments.reproduce import conflict_report
 from gradhomog.experiments.reproduce.measure_conflict import (
     RESULTS,
+    UNRESOLVED,
     DomainConflict,
+    domain_table,
     measure_conflict,
     measure_rows,
     measured_stream,
+    pair_table,
+    render,
+    stage_table,
 )
 from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
@@ -175,15 +179,15 @@ def test_too_few_batches_domains_or_tasks_and_rows_that_are_not_finite_raise(fun
 
 def test_the_text_has_a_line_for_every_stage_domain_and_pair(functions, tmp_path):
     points = measure_conflict(with_pipeline(functions, "static + pcgrad"), [0, 1], 4, tmp_path)
-    text = conflict_report.render(points)
-    stages = conflict_report.stage_table(points).rows
+    text = render(points)
+    stages = stage_table(points).rows
     assert [row[:2] for row in stages[:3]] == [["0", "plain"], ["", "+ static"], ["", "+ pcgrad"]]
     assert len(stages) == 6
-    assert len(conflict_report.domain_table(points[1]).rows) == 3
-    assert [row[0] for row in conflict_report.pair_table(points[1]).rows] == [
+    assert len(domain_table(points[1]).rows) == 3
+    assert [row[0] for row in pair_table(points[1]).rows] == [
         "functions:sinusoid, functions:line", "functions:sinusoid, functions:step", "functions:line, functions:step",
     ]  # fmt: skip
-    assert conflict_report.UNRESOLVED in text
+    assert UNRESOLVED in text
     assert "nan" not in text
     for point in points:
         same(DomainConflict.from_record(point.record()), point)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gradhomog_data.problems.pinn.derivatives import value_and_derivatives
-from gradhomog_data.problems.pinn.network import TanhNetwork
+from gradhomog_data.problems.pinn.equation import TanhNetwork
 
 
 def make_layers(sizes, dtype):
