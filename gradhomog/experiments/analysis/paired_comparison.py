@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gradhomog.errors import OptionError
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.statistics import SIGNIFICANCE, Interval, mean_interval, paired_test, seeds_needed
 from gradhomog.experiments.results.events import Record, numbers
@@ -22,16 +21,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
     Source: Holm 1979, A simple sequentially rejective multiple test procedure, Scand. J. Statist. 6. SciPy does not
     implement it.
-
-    Raises:
-        OptionError: a p value is not a number from 0 to 1.
     """
     adjusted = [math.nan] * len(p_values)
     largest = 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
         p = p_values[index]
-        if not 0 <= p <= 1:
-            raise OptionError(f"`p_values` must be between 0 and 1; got {p}. Omit tests without a p value.")
         largest = max(largest, min(1.0, (len(p_values) - rank) * p))
         adjusted[index] = largest
     return adjusted

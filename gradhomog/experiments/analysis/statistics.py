@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradhomog.errors import OptionError
 from gradhomog.table import LEVEL
 
 
@@ -54,22 +53,13 @@ def mean_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
         m ± t(level, n − 1) · s / √n,    s² = Σ (vᵢ − m)² / (n − 1).
 
     If a value is not finite, mean and half width are NaN: omitting it would hide a run that diverged.
-
-    Raises:
-        OptionError: `values` is empty.
     """
     mean, deviation = _mean_and_deviation(values)
     return _interval(mean, deviation, len(values), level)
 
 
 def paired_test(a: Sequence[float], b: Sequence[float], level: float = LEVEL) -> PairedTest:
-    """Test the mean of `a[i] − b[i]` against 0; effects of a task or seed that `a` and `b` share cancel.
-
-    Raises:
-        OptionError: `a` and `b` are empty, or have different lengths.
-    """
-    if len(a) != len(b):
-        raise OptionError(f"`a` and `b` must have the same length; got {len(a)} and {len(b)} values.")
+    """Test the mean of `a[i] − b[i]` against 0; effects of a task or seed that `a` and `b` share cancel."""
     n = len(a)
     mean, deviation = _mean_and_deviation([x - y for x, y in zip(a, b, strict=True)])
     if deviation == 0:  # scipy.stats.ttest_rel divides by it
@@ -85,8 +75,6 @@ def paired_test(a: Sequence[float], b: Sequence[float], level: float = LEVEL) ->
 
 def _mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
     n = len(values)
-    if n == 0:
-        raise OptionError("`values` must have at least one number; got none.")
     if not all(map(math.isfinite, values)):
         return math.nan, math.nan
     # The sum of deviations from the first value gives exactly v ± 0 for n equal values v; Σv / n does not.
@@ -120,13 +108,7 @@ def seeds_needed(difference: float, deviation: float) -> int:
     Args:
         difference: δ > 0, the true mean of the paired differences.
         deviation: s > 0, their standard deviation.
-
-    Raises:
-        OptionError: `difference` or `deviation` is not a positive number.
     """
-    for name, value in (("difference", difference), ("deviation", deviation)):
-        if not 0 < value < math.inf:
-            raise OptionError(f"`{name}` must be a positive number; got {value}.")
     from scipy import stats
 
     # Two seeds have a power of 0.8 for δ/s ≥ 11.5; SciPy's distribution is inaccurate for much larger noncentralities.

@@ -128,7 +128,7 @@ def summarize(records: Iterable[Record]) -> Summary:
     for record in compared:
         groups.setdefault((record["learner"], record["label"]), {})[record["seed"]] = record
     problem = next((record["problem"] for record in compared if "problem" in record), None)
-    rows = make_method_rows(groups, row_order(records), _number_of(config.get("seeds")))
+    rows = make_method_rows(groups, row_order(records), _seed_count(config))
     done = {record["run"] for record in results}
     base = improvement_baseline(groups, problem) if problem else None
     name = compared[0]["metric"] if compared else "accuracy"
@@ -157,18 +157,15 @@ def to_json(summary: Summary) -> dict[str, Any]:
     return content
 
 
-def _number_of(value: Any) -> int | None:
-    """The length of a list, or an integer itself; None for other values."""
-    if isinstance(value, list):
-        return len(value)
-    return value if isinstance(value, int) else None
+def _seed_count(config: Record) -> int | None:
+    """The number of seeds of a configuration; None if the runs have no `start`."""
+    seeds = config.get("seeds")
+    return len(seeds) if isinstance(seeds, list) else seeds
 
 
 def _expected_runs(config: Record) -> int | None:
-    """Learners times methods times seeds of a configuration; None if a key is missing. A problem has one learner."""
-    learners = config.get("learner", "network" if "problem" in config else None)
-    seeds = _number_of(config.get("seeds"))
-    methods = config.get("homogenizers")
-    if not isinstance(learners, str | list) or not isinstance(methods, list) or seeds is None:
-        return None
-    return (1 if isinstance(learners, str) else len(learners)) * len(methods) * seeds
+    """Learners times methods times seeds of a configuration; None if there is none. A problem has one learner."""
+    seeds = _seed_count(config)
+    learner = config.get("learner", "network")
+    count = 1 if isinstance(learner, str) else len(learner)
+    return None if seeds is None else count * len(config["homogenizers"]) * seeds

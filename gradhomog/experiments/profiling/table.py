@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gradhomog.errors import OptionError
 from gradhomog.table import LEVEL, NOTHING, Table
 
 
@@ -35,12 +34,7 @@ class Quantiles:
 
         The interval is that of order statistics: the k-th smallest to the k-th largest value, for the largest k with
         2 · P(Binomial(n, 1/2) < k) ≤ 0.05. It is valid for independent values of any distribution.
-
-        Raises:
-            OptionError: `values` is empty.
         """
-        if not values:
-            raise OptionError("`values` must have at least one number; got none.")
         ordered = sorted(values)
         n = len(ordered)
         rank = _rank(n)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import tomli_w
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -115,17 +114,6 @@ def inline_svg(text: str, prefix: str, title: str) -> Markup:
     return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1))
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A figure of the page."""
-
-    name: str
-    title: str
-    svg: Markup
-    caption: str
-    remarks: Sequence[str]
-
-
 def render_page(summary: Summary, records: Sequence[Record], saved_figures: Mapping[str, SavedFigure]) -> str:
     """The page: findings, table, figures, tuning, runs, configuration and versions. All texts are escaped."""
     start: Record = next((record for record in reversed(records) if record["event"] == "start"), {})
@@ -165,18 +153,15 @@ def environment() -> Environment:
     )
 
 
-def _figures(summary: Summary, saved_figures: Mapping[str, SavedFigure]) -> list[Figure]:
+def _figures(summary: Summary, saved: Mapping[str, SavedFigure]) -> list[tuple[str, str, Markup, str, Sequence[str]]]:
+    """Name, title, SVG, caption and remarks of each figure."""
     texts = captions(summary)
+    found = {
+        name: (saved[name].svg.read_text(encoding="utf-8"), saved[name].remarks) for name in TITLES if name in saved
+    }
     return [
-        Figure(
-            name,
-            TITLES[name],
-            inline_svg(saved_figures[name].svg.read_text(encoding="utf-8"), name, TITLES[name]),
-            texts[name],
-            saved_figures[name].remarks,
-        )
-        for name in TITLES
-        if name in saved_figures
+        (name, TITLES[name], inline_svg(svg, name, TITLES[name]), texts[name], remarks)
+        for name, (svg, remarks) in found.items()
     ]
 
 
@@ -185,7 +170,7 @@ def _facts(summary: Summary, start: Record) -> dict[str, str]:
     config = start.get("config") or {}
     problem_entries = {"tasks": ", ".join(map(str, start.get("tasks") or ())), "data": " ".join(summary.notes)}
     episode_entries = {
-        "training domains": ", ".join(_config_list(config, "domains", "train")),
+        "training domains": ", ".join(config.get("domains", {}).get("train", ())),
         "test domains": ", ".join(summary.domains),
         "test tasks": f"{summary.tasks}, the same for all runs",
     }
@@ -196,10 +181,3 @@ def _facts(summary: Summary, start: Record) -> dict[str, str]:
         "started": str(start.get("time") or ""),
     }
     return {name: text for name, text in entries.items() if text}
-
-
-def _config_list(config: Record, section: str, key: str) -> list[str]:
-    """The list at `section.key` of a configuration; empty if it is missing or not a list."""
-    table = config.get(section)
-    values = table.get(key) if isinstance(table, dict) else None
-    return [str(value) for value in values] if isinstance(values, list) else []
