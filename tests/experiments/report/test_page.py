@@ -15,8 +15,7 @@ pytest.importorskip("matplotlib")
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.analysis.summary import summarize
 from gradhomog.experiments.report import page
-from gradhomog.experiments.report.html import render_page
-from gradhomog.experiments.report.page import write_report
+from gradhomog.experiments.report.page import render_page, write_report
 from gradhomog.experiments.report.tables import run_table, score_table
 from gradhomog.experiments.results.records import records as read_records
 from tests.experiments.run_helpers import write_comparison

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from gradhomog.experiments.report import figures
-from gradhomog.experiments.report.figures.agreement import relative_distance
+from gradhomog.experiments.report.figures.curves import relative_distance
 from gradhomog.experiments.report.figures.stages import method_stages
 from tests.experiments.synthetic_records import METHODS, comparison, stage
 

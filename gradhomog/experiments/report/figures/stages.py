@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gradhomog.experiments.report.figures import style
-from gradhomog.experiments.report.figures.agreement import mean_cosine, norm_ratio, relative_distance
 from gradhomog.experiments.report.figures.curves import (
     REFERENCE_WIDTH,
     average,
     curve,
     draw_curve,
+    mean_cosine,
+    norm_ratio,
     ratio_axis,
+    relative_distance,
     runs_of,
     step_axis,
 )

@@ -10,7 +10,6 @@ import numpy as np
 
 from gradhomog.experiments.analysis import metrics
 from gradhomog.experiments.report.figures import style
-from gradhomog.experiments.report.figures.agreement import mean_cosine, norm_ratio
 from gradhomog.experiments.report.figures.curves import (
     REFERENCE_WIDTH,
     Runs,
@@ -18,6 +17,8 @@ from gradhomog.experiments.report.figures.curves import (
     average_with_interval,
     curve,
     draw_curve,
+    mean_cosine,
+    norm_ratio,
     ratio_axis,
     runs_of,
     step_axis,
