@@ -227,11 +227,11 @@ BUDGETS = {
     "gradhomog/scaffold": 182,
     "gradhomog/solvers": 442,
     "gradhomog/step": 1188,
-    "gradhomog/testing": 3210,
+    "gradhomog/testing": 3150,
     "plugins": 4430,
     "plugins/gradhomog_data": 3630,
     "adapters": 3920,
-    "tests": 37310,
+    "tests": 34500,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

@@ -45,13 +45,9 @@ class LoadFailure:
 
 
 def parametrize_with_checks(
-    plugins: Iterable[Any],
-    *,
-    expected_failures: Mapping[str, str] | None = None,
-    kind: Kind = "homogenizers",
-    only: Patterns | None = None,
-    fast: bool = False,
-) -> Callable[[Test], Test]:
+    plugins: Iterable[Any], *, expected_failures: Mapping[str, str] | None = None, kind: Kind = "homogenizers",
+    only: Patterns | None = None, fast: bool = False,
+) -> Callable[[Test], Test]:  # fmt: skip
     """Parametrize a test function with the argument `check`: one test per plugin and check.
 
     Includes the checks that bind every plugin and those of claimed traits. `gradhomog check` also reports traits that

@@ -17,14 +17,9 @@ from gradhomog.testing.check_results import SHRINKING, CheckFailure, full_or_fas
 # The result must not depend on a database of earlier failures nor on the hypothesis profile of the test suite that runs
 # the kit. Checks run inside the tests of that suite, so hypothesis's health checks do not apply.
 _SETTINGS = hypothesis.settings(
-    deadline=None,
-    derandomize=True,
-    database=None,
-    report_multiple_bugs=False,
-    print_blob=False,
-    verbosity=hypothesis.Verbosity.quiet,
-    suppress_health_check=list(hypothesis.HealthCheck),
-)
+    deadline=None, derandomize=True, database=None, report_multiple_bugs=False, print_blob=False,
+    verbosity=hypothesis.Verbosity.quiet, suppress_health_check=list(hypothesis.HealthCheck),
+)  # fmt: skip
 # Without the phases `reuse` (there is no database) and `explain` (by far the slowest; its output is not printed).
 _PHASES = (hypothesis.Phase.generate, hypothesis.Phase.shrink)
 SHRINK_LIMIT = 300  # runs after the first failure; limits the time of shrinking, at the price of a larger example
@@ -65,21 +60,18 @@ def for_all(*, examples: int = 40, **inputs: st.SearchStrategy[Any]) -> Callable
             hypothesis.settings(_SETTINGS, max_examples=count, phases=phases)(hypothesis.given(**inputs)(attempt))()
         except hypothesis.errors.Flaky:
             error, example = last_failure[0]
-            raise CheckFailure(
-                f"{_describe(error)}; a second run with the same input did not fail", **example
-            ) from error
+            text = f"{_describe(error)}; a second run with the same input did not fail"
+            raise CheckFailure(text, **example) from error
         except hypothesis.errors.HypothesisException:
             raise
-        except (Exception, _SearchLimitReached) as end:
+        except (Exception, _SearchLimitReached):
             if not last_failure:
                 raise
             error, example = last_failure[0]
             if isinstance(error, CheckFailure):
                 error.example = {**example, **error.example}
                 raise error from None
-            raise CheckFailure(_describe(error), **example) from (
-                error if isinstance(end, _SearchLimitReached) else end
-            )
+            raise CheckFailure(_describe(error), **example) from error
 
     return search
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -78,6 +78,11 @@ def _bits(tensor: Tensor) -> tuple[object, ...]:
     return str(tensor.dtype), tuple(tensor.shape), values
 
 
+def input_bits(x: Tensor) -> list[bytes]:
+    """Return the bytes of each input."""
+    return [single.contiguous().numpy().tobytes() for single in x.detach()]
+
+
 # -- modules ---------------------------------------------------------------------------------------------------------
 
 
@@ -126,6 +131,14 @@ def seeded_global_generators(seed: int) -> Iterator[None]:
         torch.set_rng_state(before[0])
         np.random.set_state(before[1])
         random.setstate(before[2])
+
+
+def changed_generators(call: Callable[[], object], seed: int) -> str:
+    """Return the names of the global generators that a call changes, whose states are those of a seed before it."""
+    with seeded_global_generators(seed):
+        before = global_generators()
+        call()
+        return ", ".join(changed_names(before, global_generators()))
 
 
 def tensor_bytes() -> int:

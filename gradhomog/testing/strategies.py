@@ -24,17 +24,9 @@ _ENTRIES = torch.tensor(_SIXTEENTHS + [0.0] * 64, dtype=torch.float64)
 
 @st.composite
 def jacobians(
-    draw: st.DrawFn,
-    tasks: Range = (1, 6),
-    params: Range = (1, 12),
-    *,
-    rank: int | None = None,
-    spread: float = 6,
-    conflict: float | None = None,
-    zero: bool = True,
-    duplicate: bool = True,
-    opposite: bool = True,
-) -> Tensor:
+    draw: st.DrawFn, tasks: Range = (1, 6), params: Range = (1, 12), *, rank: int | None = None, spread: float = 6,
+    conflict: float | None = None, zero: bool = True, duplicate: bool = True, opposite: bool = True,
+) -> Tensor:  # fmt: skip
     """Draw Jacobians, float64 `[tasks, params]`. They shrink towards few rows of small whole numbers.
 
     Args:
@@ -87,19 +79,10 @@ def gramians(
 
 @st.composite
 def task_batches(
-    draw: st.DrawFn,
-    tasks: Range = (1, 4),
-    *,
-    ways: int = 3,
-    shots: int = 1,
-    queries: int = 2,
-    input_shape: Sequence[int] = (6,),
-    outputs: int | None = None,
-    spread: float = 1,
-    zero: bool = False,
-    duplicate: bool = False,
-    dtype: torch.dtype = torch.float64,
-) -> TaskBatch:
+    draw: st.DrawFn, tasks: Range = (1, 4), *, ways: int = 3, shots: int = 1, queries: int = 2,
+    input_shape: Sequence[int] = (6,), outputs: int | None = None, spread: float = 1, zero: bool = False,
+    duplicate: bool = False, dtype: torch.dtype = torch.float64,
+) -> TaskBatch:  # fmt: skip
     """Draw batches of few-shot tasks from domains `"domain 0"`, `"domain 1"`, …: one centre per class, plus noise.
 
     Args:

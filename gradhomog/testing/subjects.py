@@ -101,23 +101,6 @@ class PluginSubject(Generic[Spec]):
         """Make a fresh plugin for a check that needs no special network, size or pipeline."""
         raise NotImplementedError
 
-    # -- runs, of homogenizers and learners ----------------------------------------------------------------------------
-
-    def begin(self, seed: int = 0) -> Any:
-        """Return a fresh run of training, initialized from a seed."""
-        raise NotImplementedError
-
-    def train(self, run: Any, start: int = 0) -> dict[str, Tensor]:
-        """Run `STEPS` steps from number `start` and return all results by name. The number determines a step's data."""
-        raise NotImplementedError
-
-    @functools.cached_property
-    def uninterrupted(self) -> dict[str, Tensor]:
-        """The results of the second half of a run that is never saved, pickled or copied; computed once."""
-        run = self.begin()
-        self.train(run)
-        return self.train(run, start=STEPS)
-
 
 # -- learners --------------------------------------------------------------------------------------------------------
 
@@ -415,9 +398,7 @@ class HomogenizerSubject(PluginSubject[HomogenizerSpec]):
 
 
 def _with_claim(member: Member, trait: str) -> Member:
-    if member.spec is None:
-        return member
-    spec = dataclasses.replace(member.spec, traits=member.spec.traits | {trait})
+    spec = member.spec and dataclasses.replace(member.spec, traits=member.spec.traits | {trait})
     return dataclasses.replace(member, spec=spec)
 
 

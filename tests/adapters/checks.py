@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import nn
 
@@ -87,16 +85,3 @@ def assert_rows_match_autograd(learner, batch, loss):
         for (name, parameter), gradient in zip(named.items(), expected, strict=True):
             gradient = torch.zeros_like(parameter) if gradient is None else gradient
             torch.testing.assert_close(rows.jacobian[name][slot], gradient, rtol=1e-9, atol=1e-12, msg=name)
-
-
-def assert_rows_agree_in_float32(learner, batch):
-    """Compare rows in float32 with those in float64, relative to the largest entry."""
-    expected = learner.rows(batch)
-    for module in (learner.encoder, learner.head, learner.extra_modules):
-        module.float()
-    found = learner.rows(replace(batch, support_x=batch.support_x.float(), query_x=batch.query_x.float()))
-    torch.testing.assert_close(found.losses, expected.losses, rtol=1e-5, atol=1e-6)
-    size = max(float(block.abs().max()) for block in expected.jacobian.values())
-    for name, block in found.jacobian.items():
-        assert block.dtype == torch.float32
-        assert float((block - expected.jacobian[name]).abs().max()) < 1e-4 * size, name

@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils.parametrizations import weight_norm
 
 from gradhomog import DataError, Task, TaskBatch
 from gradhomog_adapters._classifiers import CosineClassifier, fit, make_linear
@@ -83,17 +82,6 @@ def test_missing_and_invalid_class_indices_raise(classes, ids, message):
 
 
 # -- the classifiers -------------------------------------------------------------------------------------------------
-
-
-def test_the_cosine_classifier_is_weight_normalization_of_normalized_features():
-    # As in Chen et al. 2019: WeightNorm of a layer without bias, on features divided by their norm.
-    ours = CosineClassifier(5, 4, 2.0, torch.Generator().manual_seed(0)).double()
-    theirs = weight_norm(nn.Linear(5, 4, bias=False).double())
-    theirs.load_state_dict(
-        {"parametrizations.weight.original0": ours.length, "parametrizations.weight.original1": ours.direction}
-    )
-    z = torch.randn(6, 5, dtype=torch.float64)
-    torch.testing.assert_close(ours(z), 2 * theirs(z / z.norm(dim=1, keepdim=True)))
 
 
 def test_dead_features_have_outputs_and_derivatives_of_zero_in_baseline_pp():

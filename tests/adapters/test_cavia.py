@@ -28,39 +28,6 @@ def test_rows_are_derivatives(on, engine):
     assert_rows_are_derivatives(learner, tasks()[0], names)
 
 
-def test_a_context_appended_to_a_scalar_input_has_the_closed_form():
-    # f(x) = w x + v φ, L_S = ½ (w + v φ)² at x = 1, target 0; one step from φ = 0: φ' = −α v w.
-    # L_Q = ½ (w + v φ' − 2)²; e = w (1 − α v²) − 2; by w: e (1 − α v²); by v: −2 α v w e.
-    head, alpha = nn.Linear(2, 1, bias=False).double(), 0.3
-    w, v = head.weight.detach()[0]
-    ones = torch.ones(1, 4, 1, dtype=torch.float64)
-    learner = CAVIA(
-        nn.Identity(), head, context=1, on="inputs", inner_lr=alpha, loss=lambda out, y: (out - y).square().mean() / 2
-    )
-    row = learner.rows(TaskBatch(ones, 0 * ones, ones, 2 * ones)).jacobian["head.weight"][0, 0]
-    e = w * (1 - alpha * v**2) - 2
-    torch.testing.assert_close(row, torch.stack([e * (1 - alpha * v**2), -2 * alpha * v * w * e]))
-
-
-def test_predictions_equal_hand_written_scales_and_shifts():
-    encoder, head = networks()
-    learner = CAVIA(encoder, head, context=2, inner_lr=0.5, inner_steps=2)
-    film, task = learner.extra_modules["film"].weight.detach(), tasks()[1]
-
-    def outputs(x, phi):
-        gamma, beta = (film @ phi).chunk(2)
-        return head((1 + gamma) * encoder(x) + beta)
-
-    phi = torch.zeros(2, dtype=torch.float64)
-    for _ in range(2):
-        phi.requires_grad_()
-        (gradient,) = torch.autograd.grad(cross_entropy(outputs(task.support_x, phi), task.support_y), phi)
-        phi = (phi - 0.5 * gradient).detach()
-    torch.testing.assert_close(
-        learner.predict(task.support_x, task.support_y, task.query_x), outputs(task.query_x, phi).detach()
-    )
-
-
 def test_images_receive_the_context_as_constant_channels():
     encoder = nn.Sequential(nn.Conv2d(1 + 2, 4, 3), nn.Tanh(), nn.Flatten()).double()
     seen = []

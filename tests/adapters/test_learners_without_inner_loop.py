@@ -1,4 +1,4 @@
-"""Learners without an inner loop: engines agree, rows are derivatives, homogenizers attach, state is unchanged."""
+"""Learners without an inner loop: transforms of queries only, and classes without support examples."""
 
 from __future__ import annotations
 
@@ -9,31 +9,21 @@ import torch
 from torch import nn
 
 from gradhomog import Homogenizer, NonfiniteError, OptionError, Task
-from gradhomog_adapters.baseline import Baseline
-from gradhomog_adapters.baseline_pp import BaselinePP
 from gradhomog_adapters.metaoptnet import MetaOptNet
 from gradhomog_adapters.protonet import ProtoNet
 from gradhomog_adapters.relationnet import RelationNet
 from tests.adapters import checks
 
-FITTED = {"classes": 7, "test_epochs": 3}
-VECTOR_LEARNERS = {
+LEARNERS = {
     "protonet": ProtoNet,
     "metaoptnet": partial(MetaOptNet, regularization=2.0),
     "relationnet": RelationNet,
     "relationnet softmax": partial(RelationNet, objective="softmax", hidden=9),
-    "baseline": partial(Baseline, **FITTED),
-    "baseline_pp": partial(BaselinePP, **FITTED),
 }
-METRIC_LEARNERS = [name for name in VECTOR_LEARNERS if "base" not in name]
 
 
-def make_vector_learner(name, homogenizers=None, norm=False, seed=0, **options):
-    return VECTOR_LEARNERS[name](*checks.networks(norm, seed), homogenizers, **options)
-
-
-def vector_tasks(name, count=3, **options):
-    return checks.tasks(count, classes=7 if "base" in name else None, **options)
+def make(name, homogenizers=None):
+    return LEARNERS[name](*checks.networks(), homogenizers)
 
 
 class LinearTransform(Homogenizer):
@@ -54,9 +44,9 @@ def rotation(size):
 @pytest.mark.parametrize("name", ["protonet", "metaoptnet"])
 def test_queries_are_rotated_and_supports_are_not(name):
     # Rotating queries by R is equivalent to rotating supports by its transpose; rotating both has no effect.
-    batch, turn = vector_tasks(name), rotation(5)
-    turned = make_vector_learner(name, [LinearTransform(turn)]).rows(batch)
-    plain = make_vector_learner(name).rows(batch)
+    batch, turn = checks.tasks(), rotation(5)
+    turned = make(name, [LinearTransform(turn)]).rows(batch)
+    plain = make(name).rows(batch)
     assert (turned.losses - plain.losses).abs().min() > 1e-3
 
     class Both(nn.Module):
@@ -69,17 +59,17 @@ def test_queries_are_rotated_and_supports_are_not(name):
             return self.encoder(x) @ self.matrix.T
 
     encoder, head = checks.networks()
-    both = VECTOR_LEARNERS[name](Both(encoder, turn), head).rows(batch)
+    both = LEARNERS[name](Both(encoder, turn), head).rows(batch)
     torch.testing.assert_close(both.losses, plain.losses)
     # Supports are rotated by the transpose of R; queries are rotated by the transpose and then by R.
-    back = VECTOR_LEARNERS[name](Both(encoder, turn.T), head, [LinearTransform(turn)]).rows(batch)
+    back = LEARNERS[name](Both(encoder, turn.T), head, [LinearTransform(turn)]).rows(batch)
     torch.testing.assert_close(back.losses, turned.losses)
 
 
-@pytest.mark.parametrize("name", METRIC_LEARNERS)
+@pytest.mark.parametrize("name", LEARNERS)
 def test_a_class_without_supports_has_no_effect(name):
     x, y = torch.randn(4, 4, dtype=torch.float64), torch.tensor([0, 2, 0, 2])
-    learner = make_vector_learner(name)
+    learner = make(name)
     outputs = learner.predict(x, y, torch.randn(5, 4, dtype=torch.float64))
     assert outputs[:, 1].tolist() == [0.0 if name == "relationnet" else -torch.inf] * 5
     rows = learner.rows([Task(x, y, x, y)])
@@ -90,7 +80,7 @@ def test_a_class_without_supports_has_no_effect(name):
 @pytest.mark.parametrize("name", ["protonet", "metaoptnet", "relationnet softmax"])
 def test_a_query_of_a_class_without_supports_raises_as_not_finite(name):
     x, y = torch.randn(4, 4, dtype=torch.float64), torch.tensor([0, 2, 0, 2])
-    learner = make_vector_learner(name)
+    learner = make(name)
     with pytest.raises(NonfiniteError):
         learner.step([Task(x, y, x, torch.tensor([0, 1, 2, 0]))], torch.optim.SGD(learner.parameters(), lr=0.1))
 

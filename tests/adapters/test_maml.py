@@ -10,11 +10,9 @@ import torch
 import torchopt
 from torch import nn
 
-import gradhomog
 from gradhomog import DataError, NonfiniteError, OptionError, Task, TaskBatch
 from gradhomog_adapters.maml import MAML
 from tests.adapters.few_shot import networks, tasks
-from tests.adapters.quadratic import Point
 
 INNER = {
     "sgd": lambda: torchopt.sgd(lr=0.1),
@@ -88,48 +86,6 @@ def test_rows_equal_those_of_higher():
 
 
 @pytest.mark.parametrize("first_order", [False, True])
-def test_on_a_quadratic_the_row_is_the_closed_form(first_order):
-    # L_S = ½ w·A w,  L_Q = ½ w·B w: row = (I − αA)^K B (I − αA)^K w, without the first factor if first order.
-    generator = torch.Generator().manual_seed(0)
-    a, b = (m @ m.T for m in torch.randn(2, 4, 4, generator=generator, dtype=torch.float64))
-    alpha, steps = 0.05, 3
-
-    encoder = Point(4, generator)
-    # The input is the matrix; targets are float, so that the task is a regression; the loss is the output itself.
-    learner = MAML(
-        encoder,
-        nn.Identity(),
-        inner_lr=alpha,
-        inner_steps=steps,
-        first_order=first_order,
-        loss=lambda out, y: out.sum(),
-    )
-    task = Task(a, torch.zeros(1, 1), b, torch.zeros(1, 1))
-    row = learner.rows(TaskBatch.stack([task])).jacobian["encoder.w"][0]
-    shrink = torch.linalg.matrix_power(torch.eye(4, dtype=torch.float64) - alpha * a, steps)
-    expected = b @ shrink @ encoder.w
-    torch.testing.assert_close(row, (expected if first_order else shrink @ expected).detach(), rtol=1e-11, atol=1e-12)
-
-
-def test_only_the_selected_parameters_are_adapted_and_all_have_rows():
-    encoder, head = networks()
-    learner = MAML(encoder, head, inner_lr=0.1, inner_steps=2, adapt="head.*")
-    batch = tasks(1)
-    task = batch[0]
-    rows = learner.rows(batch)
-    weight, bias = head.weight, head.bias
-    z = encoder(task.support_x)
-    for _ in range(2):
-        loss = nn.functional.cross_entropy(z @ weight.T + bias, task.support_y)
-        gw, gb = torch.autograd.grad(loss, (weight, bias), create_graph=True)
-        weight, bias = weight - 0.1 * gw, bias - 0.1 * gb
-    loss = nn.functional.cross_entropy(encoder(task.query_x) @ weight.T + bias, task.query_y)
-    for (name, parameter), row in zip(learner.named_parameters().items(), rows.jacobian.values(), strict=True):
-        expected = torch.autograd.grad(loss, parameter, retain_graph=True)[0]
-        torch.testing.assert_close(row[0], expected, rtol=1e-10, atol=1e-13, msg=name)
-
-
-@pytest.mark.parametrize("first_order", [False, True])
 def test_the_head_has_rows_if_the_encoder_is_frozen_or_has_no_parameters(first_order):
     batch = tasks()
     encoder, head = networks()
@@ -156,13 +112,6 @@ def test_tied_parameters_have_one_row_that_is_the_sum_over_their_uses():
         w = w - 0.1 * torch.autograd.grad(loss, w, create_graph=True)[0]
     loss = nn.functional.cross_entropy(batch[0].query_x @ w.T @ w.T, batch[0].query_y)
     torch.testing.assert_close(rows.jacobian["encoder.weight"][0], torch.autograd.grad(loss, encoder.weight)[0])
-
-
-def test_a_parameter_that_the_loss_does_not_use_has_a_zero_row():
-    encoder, head = networks()
-    encoder.register_parameter("unused", nn.Parameter(torch.ones(2, dtype=torch.float64)))
-    rows = MAML(encoder, head, inner="adam").rows(tasks())
-    assert torch.equal(rows.jacobian["encoder.unused"], torch.zeros(3, 2, dtype=torch.float64))
 
 
 def test_support_statistics_are_those_of_the_adapted_support_set():
@@ -210,14 +159,6 @@ def test_frozen_statistics_require_layers_that_track_them():
     learner = MAML(encoder, nn.Linear(3, 3).double(), norm="frozen")
     with pytest.raises(OptionError, match=r"'frozen' needs running statistics; a BatchNorm1d"):
         learner.evaluate(tasks())
-
-
-@pytest.mark.parametrize("name", ["maml", "fomaml"])
-def test_both_are_created_by_name(name):
-    learner = gradhomog.learner(name, *networks(), homogenizers="pcgrad", inner_steps=2)
-    assert learner.first_order == (name == "fomaml")
-    assert str(learner.homogenizers) == "pcgrad"
-    assert gradhomog.learner("maml(first_order=true)", *networks()).first_order
 
 
 @pytest.mark.parametrize(

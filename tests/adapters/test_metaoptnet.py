@@ -31,23 +31,6 @@ def test_outputs_are_those_of_regularized_least_squares(strength, shots):
     np.testing.assert_allclose(outputs.numpy(), expected, rtol=1e-8, atol=1e-11)
 
 
-@pytest.mark.parametrize("norm", [False, True])
-def test_rows_are_those_of_the_primal_form(norm):
-    # W = (XᵀX + λI)⁻¹XᵀY, a system [features, features]; the code solves one of [support, support].
-    encoder, head = checks.networks(norm)
-    learner = MetaOptNet(encoder, head, regularization=2.0, scale=1.5)
-    scale = learner.named_parameters()["learner.logits.scale"]
-    encoder.train()
-
-    def loss(task):
-        x, z = encoder(task.support_x), encoder(task.query_x)
-        y = nn.functional.one_hot(task.support_y, checks.WAYS).double()
-        w = torch.linalg.inv(x.T @ x + 2 * torch.eye(5, dtype=torch.float64)) @ x.T @ y
-        return nn.functional.cross_entropy(scale * z @ w, task.query_y)
-
-    checks.assert_rows_match_autograd(learner, checks.tasks(shots=3), loss)
-
-
 def test_the_scale_is_trained():
     learner = MetaOptNet(*checks.networks())
     rows = learner.rows(checks.tasks(shots=5))

@@ -78,17 +78,6 @@ def test_initially_the_network_is_the_frozen_one(norm):
     assert learner.evaluate(tasks()).losses == pytest.approx(reference.evaluate(tasks()).losses, rel=1e-12)
 
 
-def test_scaling_a_kernel_equals_scaling_its_weights():
-    # The row of a scale is the sum of the weights' rows times the weights, over the kernel.
-    learner, reference = make(), anil(*checks.image_networks(flatten=True), inner_steps=3)
-    rows, weights = learner.rows(tasks()).jacobian, reference.rows(tasks()).jacobian
-    products = weights["encoder.0.weight"] * reference.encoder[0].weight
-    torch.testing.assert_close(
-        rows["learner.scales.encoder.0.weight"], products.sum((-2, -1), keepdim=True), rtol=1e-9, atol=1e-13
-    )
-    torch.testing.assert_close(rows["learner.shifts.encoder.0.bias"], weights["encoder.0.bias"], rtol=1e-9, atol=1e-13)
-
-
 @pytest.mark.parametrize(
     ("layer", "scale", "shift"),
     [
@@ -114,13 +103,6 @@ def test_engines_and_recomputation_give_the_same_rows_in_both_phases(options):
         perturb(one)
         perturb(two)
         checks.assert_rows_equal(one.rows(tasks()), two.rows(tasks()))
-
-
-@pytest.mark.parametrize("steps", [0, 1])
-def test_rows_in_float32_are_those_in_float64(steps):
-    learner = make(normalized=True, pretrain_steps=steps, classes=CLASSES)
-    perturb(learner)
-    checks.assert_rows_agree_in_float32(learner, tasks())
 
 
 # -- pre-training ----------------------------------------------------------------------------------------------------

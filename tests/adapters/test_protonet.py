@@ -22,20 +22,15 @@ def reference_loss(encoder, task):
     return total / len(queries)
 
 
-@pytest.mark.parametrize("norm", [False, True])
-def test_rows_are_those_of_the_reference_loss(norm):
-    encoder, head = checks.networks(norm)
+@pytest.mark.parametrize(
+    ("make", "norm"), [(checks.networks, False), (checks.networks, True), (checks.image_networks, False)]
+)
+def test_rows_are_those_of_the_reference_loss(make, norm):
+    encoder, head = make(norm)
     learner = ProtoNet(encoder, head)
     encoder.train()
-    checks.assert_rows_match_autograd(learner, checks.tasks(), lambda task: reference_loss(encoder, task))
-
-
-def test_rows_on_maps_are_those_of_the_reference_loss():
-    encoder, head = checks.image_networks()
-    learner = ProtoNet(encoder, head)
-    checks.assert_rows_match_autograd(
-        learner, checks.tasks(shape=(1, 6, 6)), lambda task: reference_loss(encoder, task)
-    )
+    batch = checks.tasks(shape=(4,) if make is checks.networks else (1, 6, 6))
+    checks.assert_rows_match_autograd(learner, batch, lambda task: reference_loss(encoder, task))
 
 
 def test_outputs_are_the_squared_distances_of_scipy_to_the_means():
@@ -45,17 +40,6 @@ def test_outputs_are_the_squared_distances_of_scipy_to_the_means():
     support, queries = (encoder(x).detach().numpy() for x in (task.support_x, task.query_x))
     means = np.stack([support[task.support_y.numpy() == w].mean(0) for w in range(checks.WAYS)])
     np.testing.assert_allclose(outputs.numpy(), -cdist(queries, means, "sqeuclidean"), rtol=1e-12)
-
-
-def test_probabilities_are_those_of_the_linear_classifier_with_weights_2c_and_biases_minus_c_squared():
-    # Snell et al. 2017, equation 8: the omitted term ‖f(x)‖² is the same for all classes.
-    encoder, head = checks.networks()
-    task = checks.tasks()[0]
-    outputs = ProtoNet(encoder, head).predict(task.support_x, task.support_y, task.query_x)
-    support, queries = encoder(task.support_x).detach(), encoder(task.query_x).detach()
-    means = torch.stack([support[task.support_y == w].mean(0) for w in range(checks.WAYS)])
-    linear = nn.functional.linear(queries, 2 * means, -means.square().sum(1))
-    torch.testing.assert_close(outputs.softmax(1), linear.softmax(1))
 
 
 def test_close_classes_far_from_the_origin_are_separated_in_float32():

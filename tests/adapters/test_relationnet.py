@@ -59,13 +59,6 @@ def test_the_maps_of_the_benchmark_networks_are_supported(name):
     assert all(torch.equal(value, before[key]) for key, value in encoder.named_buffers())
 
 
-def test_outputs_are_relations_between_0_and_1():
-    learner = RelationNet(*checks.networks())
-    task = checks.tasks()[0]
-    outputs = learner.predict(task.support_x, task.support_y, task.query_x)
-    assert 0 < outputs.min() < outputs.max() < 1
-
-
 def test_features_of_a_different_shape_raise():
     encoder, _ = checks.image_networks()
     head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, checks.WAYS)).double()

@@ -66,34 +66,6 @@ def test_rows_are_displacements_by_an_optimizer_of_pytorch(inner, norm, engine):
         assert_rows_are_displacements(found, learner, train_copy(learner, theirs, task, 3), LR * 3)
 
 
-class Point(nn.Module):
-    """½ (w − c)·A(w − c), with A and c as inputs."""
-
-    def __init__(self, size):
-        super().__init__()
-        self.w = nn.Parameter(torch.linspace(-1, 1, size, dtype=torch.float64))
-
-    def forward(self, x):
-        return ((self.w - x[-1]) @ x[:-1] @ (self.w - x[-1]) / 2)[None, None]
-
-
-@pytest.mark.parametrize("steps", [1, 4])
-def test_on_a_quadratic_the_row_is_the_closed_form(steps):
-    # θ^K − c = (I − αA)^K (θ − c)
-    generator, alpha = torch.Generator().manual_seed(0), 0.05
-    root, c = torch.randn(2, 4, 4, generator=generator, dtype=torch.float64)
-    a = root @ root.T
-    x = torch.cat([a, c[:1]])[None]
-    learner = Reptile(Point(4), nn.Identity(), inner_lr=alpha, inner_steps=steps, loss=lambda out, y: out.sum())
-    y = torch.zeros(1, 1, 1)
-    row = learner.rows(TaskBatch(x, y, x, y)).jacobian["encoder.w"][0]
-    w = learner.encoder.w.detach()
-    end = c[0] + torch.linalg.matrix_power(torch.eye(4, dtype=torch.float64) - alpha * a, steps) @ (w - c[0])
-    torch.testing.assert_close(row, (w - end) / (alpha * steps), rtol=1e-11, atol=1e-12)
-    if steps == 1:
-        torch.testing.assert_close(row, a @ (w - c[0]), rtol=1e-11, atol=1e-12)
-
-
 def test_without_steps_rows_are_zero_and_the_loss_is_that_of_the_network():
     learner, batch = make_learner(inner_steps=0), tasks()
     rows = learner.rows(batch)

@@ -7,21 +7,14 @@ import torch
 from torch import nn
 
 import gradhomog
-from gradhomog import Homogenizer, Task, TaskBatch
+from gradhomog import Homogenizer
 from gradhomog.learners.stage_rows import stage_rows
 from gradhomog_adapters.maml import MAML
-
-
-def tasks(count=3, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    draw = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
-    return [Task(draw(6, 4), torch.arange(6) % 3, draw(9, 4), torch.arange(9) % 3, f"domain {i}") for i in range(count)]
+from tests.adapters.few_shot import networks, tasks
 
 
 def learner(homogenizers, **options):
-    torch.manual_seed(0)
-    encoder = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU())
-    return MAML(encoder, nn.Linear(8, 3), homogenizers, inner_steps=2, **options)
+    return MAML(*networks(True), homogenizers, inner_steps=2, **options)
 
 
 class CallRecorder(Homogenizer):
@@ -149,7 +142,7 @@ def test_a_probe_draws_the_same_dropout_masks_and_restores_the_global_generator(
 def test_rows_by_stage_leave_the_pipeline_in_place_while_and_after_they_are_read():
     model = learner([Halve(), "pcgrad"])
     pipe, names = model.homogenizers, []
-    for name, _ in stage_rows(model, TaskBatch.stack(tasks())):
+    for name, _ in stage_rows(model, tasks()):
         names.append(name)
         assert model.homogenizers is pipe
         if name == "Halve":

@@ -64,37 +64,6 @@ def test_rows_of_any_pair_of_modules_are_derivatives(learner, kind):
     assert_rows_are_derivatives(instance, tasks()[0], [first, "head.bias"])
 
 
-@pytest.mark.parametrize(
-    ("encoder", "message"),
-    [
-        (lambda: nn.Sequential(nn.LazyLinear(4)), r"`encoder\.0`, a LazyLinear, has uninitialized parameters"),
-        (lambda: nn.Sequential(nn.DataParallel(nn.Linear(3, 4))), r"`encoder\.0` is a DataParallel.*that it wraps"),
-    ],
-)
-def test_unsupported_encoders_raise_before_the_first_step(encoder, message):
-    with pytest.raises(OptionError, match=message):
-        gradhomog.learner("maml", encoder(), nn.Linear(4, 3))
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
-def test_a_compiled_module_raises():
-    with pytest.raises(OptionError, match=r"`encoder` is compiled.*Pass the original module"):
-        gradhomog.learner("maml", torch.compile(nn.Linear(3, 4), backend="eager"), nn.Linear(4, 3))
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_a_weight_normalized_by_a_hook_raises():
-    with pytest.raises(OptionError, match=r"`head`, a Linear, is normalized by a hook.*parametrizations"):
-        gradhomog.learner("maml", nn.Linear(3, 4), nn.utils.weight_norm(nn.Linear(4, 3)))
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TorchScript is deprecated
-def test_a_scripted_module_raises():
-    with pytest.raises(OptionError, match=r"`head` is compiled by TorchScript"):
-        gradhomog.learner("maml", nn.Linear(3, 4), torch.jit.script(nn.Linear(4, 3)))
-
-
 def test_the_attention_kernels_are_restored_afterwards():
     encoder, head = networks()
     before = torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled()
@@ -115,3 +84,22 @@ def test_the_replaced_weight_norm_has_the_same_outputs(dim):
     with torch.no_grad():
         expected = head(encoder(task.query_x))
     torch.testing.assert_close(learner.predict(task.support_x, task.support_y, task.query_x), expected)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of the compiler
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda layer: nn.LazyLinear(4), r"`head`, a LazyLinear, has uninitialized parameters"),
+        (nn.DataParallel, r"`head` is a DataParallel.*that it wraps"),
+        (nn.utils.weight_norm, r"`head`, a Linear, is normalized by a hook.*parametrizations"),
+        (torch.jit.script, r"`head` is compiled by TorchScript"),
+        pytest.param(
+            lambda layer: torch.compile(layer, backend="eager"), r"`head` is compiled.*Pass the original module",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)  # fmt: skip
+def test_unsupported_modules_raise_before_the_first_step(change, message):
+    with pytest.raises(OptionError, match=message):
+        gradhomog.learner("maml", nn.Linear(3, 4), change(nn.Linear(4, 3)))

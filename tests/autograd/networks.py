@@ -28,6 +28,11 @@ class Model(nn.Module):
             for scale, head, view, target in zip(scales, self.heads, views, targets, strict=True)
         ]
 
+    def backward(self, pipe, **options):
+        """Take a step with the encoder's parameters as the shared ones."""
+        pipe = gradhomog.pipeline(pipe) if isinstance(pipe, str) else pipe
+        return gradhomog.backward(self.losses(self.encoder(inputs())), pipe, parameters=self.encoder, **options)
+
 
 def inputs(size=7, seed=2):
     return torch.randn(size, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import gradhomog
-from gradhomog import OptionError
 
 from .networks import Model, gradients, inputs
 
@@ -76,21 +75,3 @@ def test_accumulated_sums_each_task_over_the_batches_that_have_it():
         assert (mine.grad is None) == (theirs.grad is None)
         if mine.grad is not None:
             torch.testing.assert_close(mine.grad, theirs.grad)
-
-
-def test_accumulated_matches_tasks_by_name_in_batches_of_different_tasks():
-    model = Model()
-    with gradhomog.accumulated(gradhomog.pipeline("mgda"), parameters=model.encoder) as several:
-        losses = model.losses(model.encoder(inputs()))
-        several.add({"a": losses[0]})
-        losses = model.losses(model.encoder(inputs(seed=5)))
-        several.add({"b": losses[1], "a": losses[0]})
-    assert several.step.tasks == (0, 1)
-    assert several.step.gramian.shape == (2, 2)
-
-
-def test_a_step_without_any_task_raises():
-    model, pipe = Model(), gradhomog.pipeline("mgda")
-    for call in (gradhomog.backward, gradhomog.loss):
-        with pytest.raises(OptionError, match="at least one loss must have a graph; got none"):
-            call([None, torch.tensor(1.0)], pipe, parameters=model.encoder)

@@ -30,6 +30,8 @@ def test_rows_of_several_batches_added_up_are_those_of_the_whole_batch(text, thr
         gradhomog.backward(losses(reference, z, x), other, parameters=reference.encoder)
     torch.testing.assert_close(gradients(model), gradients(reference))
     assert several.step.direction.keys() == dict(model.encoder.named_parameters()).keys()
+    with pytest.raises(OptionError, match="it has ended"):
+        several.add(losses(model, model.encoder(x), x))
 
 
 def interrupted(model, batches):

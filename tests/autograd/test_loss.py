@@ -44,15 +44,6 @@ def test_its_value_is_the_mean_of_the_losses_of_the_present_tasks():
     torch.testing.assert_close(value.detach(), (losses[0] + losses[2]).detach() / 2)
 
 
-@pytest.mark.parametrize("factor", [0.25, 1.0, 1024.0])
-def test_the_incoming_gradient_is_a_factor_of_every_gradient(factor):
-    one, other = Model(), Model()
-    (factor * total(one, gradhomog.pipeline("pcgrad"))).backward()
-    total(other, gradhomog.pipeline("pcgrad")).backward()
-    for a, b in zip(gradients(one), gradients(other), strict=True):
-        torch.testing.assert_close(a, factor * b)
-
-
 def test_hooks_after_accumulation_run_once_per_backward_and_gradients_accumulate():
     model, seen = Model(), []
     weight = next(model.encoder.parameters())
@@ -61,14 +52,6 @@ def test_hooks_after_accumulation_run_once_per_backward_and_gradients_accumulate
         total(model, gradhomog.pipeline("mgda")).backward()
     assert len(seen) == 2
     torch.testing.assert_close(seen[1], 2 * seen[0])
-
-
-def test_without_gradients_it_is_the_mean_without_a_graph_and_takes_no_step():
-    model, pipe = Model(), gradhomog.pipeline("gradnorm")
-    with torch.no_grad():
-        value = total(model, pipe)
-    assert not value.requires_grad
-    assert pipe.steps == 0
 
 
 INVALID = {
@@ -104,11 +87,14 @@ def test_it_raises_the_same_errors_without_gradients_as_with_them(case):
     assert str(evaluated.value) == str(trained.value)
 
 
-def test_without_gradients_a_frozen_model_can_be_evaluated():
-    model = Model().requires_grad_(False)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_without_gradients_it_is_the_mean_without_a_graph_and_takes_no_step(frozen):
+    model, pipe = Model().requires_grad_(not frozen), gradhomog.pipeline("gradnorm")
     with torch.no_grad():
-        value = total(model, gradhomog.pipeline("pcgrad"))
+        value = total(model, pipe)
         torch.testing.assert_close(value, torch.stack(model.losses(model.encoder(inputs()))).mean())
+    assert not value.requires_grad
+    assert pipe.steps == 0
 
 
 @pytest.mark.parametrize("other_term", [False, True])
@@ -150,8 +136,9 @@ def test_an_infinite_gradient_raises_without_a_scaler_and_is_written_with_one():
         losses[1] = losses[1] * 1e308 * 10
         return gradhomog.loss(losses, pipe, parameters=model.encoder)
 
-    with pytest.raises(NonfiniteError, match="task 1 is not finite"):
+    with pytest.raises(NonfiniteError, match=r"task 1 is not finite: its loss is inf.* Lower the learning") as raised:
         infinite().backward()
+    assert "eps_root" not in str(raised.value)  # advice for inner optimizers
     assert all(parameter.grad is None for parameter in model.parameters())
     (65536.0 * infinite()).backward()
     assert all(bool(torch.isinf(gradient).all()) for gradient in gradients(model))

@@ -1,7 +1,5 @@
 """The implementations of each benchmark compute the same result, compared with a definition or with each other."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 
@@ -141,14 +139,6 @@ def test_rotations_of_a_peer_start_at_the_identity_stay_orthogonal_and_decrease_
     assert peer.objective(batch.gradients).item() < before
 
 
-def test_an_update_rotates_the_gradients_by_a_matrix_that_starts_at_the_identity():
-    batch, update = rotation.Features(3, 5, 8).batch(0), rotation.Update("rotate", 3)
-    torch.testing.assert_close(update(batch), batch.gradients)
-    later = update(batch)
-    assert not torch.allclose(later, batch.gradients, rtol=1e-3)
-    torch.testing.assert_close(later.norm(dim=-1), batch.gradients.norm(dim=-1))
-
-
 @pytest.mark.parametrize(("radius", "kernel", "padding"), [(1, 3, 1), (2, 2, 0), (1, 1, 0)])
 @pytest.mark.parametrize("form", [self_information.concatenated_differences, self_information.unfolded_patches])
 def test_self_information_of_a_peer_equals_the_definition_at_each_position(form, radius, kernel, padding):
@@ -173,11 +163,3 @@ def test_at_equal_self_information_the_drop_probability_is_the_rate():
     outputs, random = torch.ones(50, 8, 10, 10), torch.Generator().manual_seed(0)
     kept = self_information.drop(outputs, torch.full((50, 10, 10), 3.0), 0.25, 0.5, random)
     assert stats.binomtest(int((kept == 0).sum()), outputs.numel(), 0.25).pvalue > 1e-3
-
-
-def test_a_homogenizer_is_attached_to_the_convolution_only_during_calls():
-    convolution, x = torch.nn.Conv2d(2, 3, 3, padding=1), torch.randn(2, 2, 8, 8)
-    attached = self_information.Attached("isi(layers=1)", convolution)
-    outputs = attached(x)
-    assert 0 < int((outputs == 0).sum()) < outputs.numel()  # some are dropped
-    assert torch.equal(attached.encoder(x), convolution(x))

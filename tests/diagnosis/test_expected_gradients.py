@@ -14,6 +14,7 @@ from gradhomog.diagnosis.labelled_gramian import LabelledGramian
 from gradhomog.diagnosis.single_rows import single_rows
 from gradhomog.errors import OptionError
 from gradhomog.experiments.analysis.statistics import mean_interval
+from tests.diagnosis.synthetic import draw
 
 
 def means(norm: float, cosine: float, params: int) -> torch.Tensor:
@@ -21,14 +22,6 @@ def means(norm: float, cosine: float, params: int) -> torch.Tensor:
     found = torch.zeros(2, params, dtype=torch.float64)
     found[0, 0], found[1, 0], found[1, 1] = norm, norm * cosine, norm * math.sqrt(1 - cosine**2)
     return found
-
-
-def draw(mean: torch.Tensor, batches: int, seed: int, shared: float = 0.0) -> torch.Tensor:
-    """Rows `[batches, labels, params]` with unit noise, of which a part is the same for all rows of a batch."""
-    generator = torch.Generator().manual_seed(seed)
-    noise = torch.randn(batches, *mean.shape, generator=generator, dtype=torch.float64)
-    common = torch.randn(batches, 1, mean.shape[1], generator=generator, dtype=torch.float64)
-    return mean + noise + shared * common
 
 
 def uneven(seed: int) -> LabelledGramian:
@@ -138,12 +131,6 @@ def test_equal_expected_gradients_under_large_noise_have_cosine_1_and_their_rows
     assert rate.low[0, 1] < single.independent_conflict_rate.value < rate.high[0, 1]
 
 
-def test_opposite_expected_gradients_are_found_under_noise():
-    found = expected_gradients(LabelledGramian.of_rows(draw(means(8, -1.0, 2000), 48, seed=1)))
-    assert found.cosines.low[0, 1] < -1 < found.cosines.high[0, 1] < 0
-    assert found.distances.low[0, 1] < 16 < found.distances.high[0, 1]
-
-
 def test_without_signal_norms_and_cosines_are_unresolved_and_the_signal_may_be_zero():
     found = expected_gradients(LabelledGramian.of_rows(draw(torch.zeros(2, 300, dtype=torch.float64), 48, seed=0)))
     assert found.norms.value.isnan().all()
@@ -162,22 +149,6 @@ def test_rows_without_noise_have_their_exact_cosines_and_distances():
     torch.testing.assert_close(found.cosines.half_width, torch.zeros(3, 3, dtype=torch.float64))
     torch.testing.assert_close(found.distances.value[0], torch.tensor([0.0, 5.0, 6.0], dtype=torch.float64))
     torch.testing.assert_close(found.signal_fractions.value, torch.ones(3, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("scale", [1e-12, 1e12])
-def test_a_common_factor_scales_norms_and_leaves_cosines(scale):
-    rows = draw(means(4, 0.5, 50), 20, seed=3)
-    one, other = (expected_gradients(LabelledGramian.of_rows(factor * rows)) for factor in (1.0, scale))
-    torch.testing.assert_close(other.norms.value, scale * one.norms.value)
-    torch.testing.assert_close(other.cosines.value, one.cosines.value)
-    torch.testing.assert_close(other.cosines.half_width, one.cosines.half_width)
-    torch.testing.assert_close(other.aligned_conflict_rates.value, one.aligned_conflict_rates.value)
-
-
-def test_float32_rows_give_the_estimates_of_float64_rows():
-    rows = draw(means(4, 0.5, 50), 20, seed=3)
-    one, other = (expected_gradients(LabelledGramian.of_rows(each)) for each in (rows, rows.float()))
-    torch.testing.assert_close(other.cosines.value, one.cosines.value, rtol=1e-4, atol=1e-4)
 
 
 def test_single_rows_have_the_norms_cosines_and_distances_of_a_loop():

@@ -14,12 +14,7 @@ from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.training.meta_learning import MetaLearning
 from tests.experiments.conftest import SMALL
-
-GLYPHS = [
-    'domains.train=["glyphs:latin", "glyphs:greek"]', 'domains.test=["glyphs:dingbats"]', "network.width=2",
-    "network.size=16", "episodes.ways=2", "episodes.queries=2", "episodes.tasks=2", "train.inner_steps=1",
-    "learner=fomaml",
-]  # fmt: skip
+from tests.experiments.reproduce.test_conflict import GLYPHS
 
 
 def trained(settings=SMALL, pipeline="none") -> MetaLearning:
@@ -51,7 +46,7 @@ def test_neither_the_learner_nor_its_homogenizers_nor_random_numbers_change():
     found.step(0, torch.optim.Adam(found.parameters()), inspect=False)
     pipe, random = found.learner.homogenizers, torch.get_rng_state()
     before = copy.deepcopy(found.state_dict())
-    found.learner.diagnose(found.source.train, batches=3)
+    found.learner.diagnose(found.source.train, batches=9)
     assert str(found.state_dict()) == str(before)
     assert torch.equal(random, torch.get_rng_state())
     assert found.learner.homogenizers is pipe

@@ -1,7 +1,5 @@
 """The Gramian of accumulated rows: exact for short rows, within the error of the sketch for long ones."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -36,22 +36,9 @@ def test_one_batch_with_separate_gradients_is_enough():
     assert not rows_are_parallel(LabelledGramian.of_rows(rows))
 
 
-def test_zero_rows_and_single_rows_are_not_parallel():
-    assert not rows_are_parallel(LabelledGramian.of_rows(separate()[:, :1]))
-    rows = separate()
-    rows[:, 1:] = 0
-    assert not rows_are_parallel(LabelledGramian.of_rows(rows))
-
-
 @pytest.mark.parametrize("factor", [1.0, 0.5])
 def test_the_total_loss_among_the_tasks_is_found(factor):
     rows = separate().float()
     with_total = torch.cat([rows, factor * rows.sum(1, keepdim=True)], dim=1)
     assert summed_labels(LabelledGramian.of_rows(with_total, ["a", "b", "c", "total"])) == ["total"]
     assert summed_labels(LabelledGramian.of_rows(rows)) == []
-
-
-def test_batches_with_absent_tasks_are_not_searched_for_the_total():
-    gram = LabelledGramian.of_rows(separate())
-    partial = LabelledGramian(gram.gramian[1:, 1:], gram.batches[1:], gram.labels[1:], gram.names)
-    assert summed_labels(partial) == []

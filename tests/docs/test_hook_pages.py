@@ -49,70 +49,47 @@ def test_there_is_a_page_for_every_hook_and_no_other() -> None:
     assert {path.stem for path in (pages.DOCS / "guide" / "hooks").glob("*.md")} == set(HOOKS)
 
 
-@pytest.mark.parametrize(
-    ("hook", "argument"),
-    [(hook, str(argument)) for hook, found in HOOKS.items() for argument in inspect.signature(found).parameters],
-)
-def test_every_argument_of_a_hook_is_explained(hook: str, argument: str) -> None:
-    annotation = inspect.signature(HOOKS[hook]).parameters[argument].annotation
-    assert f"- `{argument}: {annotation}`:" in page(hook)
+SPECS: dict[str, type] = dict(KINDS.values())
+AUTHORED = {"gradhomog_homogenizer": Homogenizer, "gradhomog_learner": Learner, "gradhomog_domain": Domain}
+STAGES = ("attach", "begin", "transform", "choose", "mix", "rows", "update", "paper_scale")
+
+
+def default_of(field: dataclasses.Field[object]) -> str:
+    if field.default_factory is not dataclasses.MISSING:
+        return f" = {field.default_factory()!r}"
+    return "" if field.default is dataclasses.MISSING else f" = {field.default!r}".replace("''", '""')
+
+
+def required(hook: str) -> Iterator[str]:
+    """Yield the texts that the page of a hook must contain."""
+    yield from ("**When it is called:**", "**What must be returned:**", '[project.entry-points."gradhomog.')
+    for name, parameter in inspect.signature(HOOKS[hook]).parameters.items():
+        yield f"- `{name}: {parameter.annotation}`:"
+    for field in dataclasses.fields(SPECS[hook]) if hook in SPECS else ():
+        yield f"- `{field.name}: {field.type}{default_of(field)}`:"
+    for name, method in public(AUTHORED[hook]) if hook in AUTHORED else ():
+        if hook == "gradhomog_homogenizer" or name in AUTHORED[hook].__abstractmethods__:
+            yield f"`{signature(method)}`"
+    if hook == "gradhomog_domain":
+        for name, annotation in Domain.__annotations__.items():
+            yield f"- `{name}: {annotation}{f' = {vars(Domain)[name]!r}' if name in vars(Domain) else ''}`:"
+    if hook == "gradhomog_learner":
+        yield from (f"`{field.name}`" for cls in (Task, TaskRow) for field in dataclasses.fields(cls))
+    if hook == "gradhomog_homogenizer":
+        yield from (f"`step.{name}" for name in vars(Step) if not name.startswith("_"))
+        yield from (f"- `{name}`:" for name in StageResult._fields)
+        yield from (f"`{name}(" for name, found in vars(keyed).items()
+                    if isinstance(found, FunctionType) and name[0] != "_")  # fmt: skip
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_a_page_states_when_the_hook_is_called_and_what_must_be_returned(hook: str) -> None:
-    assert "**When it is called:**" in page(hook)
-    assert "**What must be returned:**" in page(hook)
-
-
-@pytest.mark.parametrize("hook", HOOKS)
-def test_a_page_shows_an_entry_point_and_links_to_code_in_the_tree(hook: str) -> None:
-    assert '[project.entry-points."gradhomog.' in "".join(pages.blocks(page(hook), "toml"))
-    links = re.findall(r"\]\((\.\./\.\./[^)#]+\.py)\)", page(hook))
+def test_a_page_documents_every_name_and_links_to_code_in_the_tree(hook: str) -> None:
+    text = page(hook)
+    in_one_line = " ".join(text.split())  # inline code may be wrapped
+    assert [found for found in required(hook) if found not in text and found not in in_one_line] == []
+    links = re.findall(r"\]\((\.\./\.\./[^)#]+\.py)\)", text)
     assert links
     assert all((pages.DOCS / "guide" / "hooks" / link).is_file() for link in links)
-
-
-@pytest.mark.parametrize(("name", "annotation"), Domain.__annotations__.items())
-def test_every_attribute_of_a_domain_is_explained(name: str, annotation: str) -> None:
-    default = f" = {vars(Domain)[name]!r}" if name in vars(Domain) else ""
-    assert f"- `{name}: {annotation}{default}`:" in page("gradhomog_domain")
-
-
-SPECS: dict[str, type] = dict(KINDS.values())
-
-
-@pytest.mark.parametrize(
-    ("hook", "field"),
-    [(hook, field) for hook, spec in SPECS.items() for field in dataclasses.fields(spec)],
-    ids=lambda given: getattr(given, "name", given),
-)
-def test_every_field_of_a_spec_is_explained_with_its_type_and_default(
-    hook: str, field: dataclasses.Field[object]
-) -> None:
-    default = ""
-    if field.default_factory is not dataclasses.MISSING:
-        default = f" = {field.default_factory()!r}"
-    elif field.default is not dataclasses.MISSING:
-        default = f" = {field.default!r}".replace("''", '""')
-    assert f"- `{field.name}: {field.type}{default}`:" in page(hook)
-
-
-METHODS = [("gradhomog_homogenizer", *found) for found in public(Homogenizer)] + [
-    (hook, name, found)
-    for hook, cls in (("gradhomog_learner", Learner), ("gradhomog_domain", Domain))
-    for name, found in public(cls)
-    if name in cls.__abstractmethods__
-]
-
-
-@pytest.mark.parametrize(("hook", "name", "method"), METHODS)
-def test_every_method_that_an_author_overrides_is_documented_with_its_signature(
-    hook: str, name: str, method: FunctionType
-) -> None:
-    assert signature(method) in pages.inline(page(hook))
-
-
-STAGES = ("attach", "begin", "transform", "choose", "mix", "rows", "update", "paper_scale")
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -150,28 +127,12 @@ def test_every_statistic_is_in_the_table(statistic: str) -> None:
     assert f"`step.{statistic}" in pages.row(page("gradhomog_homogenizer"), statistic)
 
 
-def test_every_attribute_of_a_step_and_of_a_stage_result_is_documented() -> None:
-    text = page("gradhomog_homogenizer")
-    assert {name for name in vars(Step) if not name.startswith("_") and f"`step.{name}" not in text} == set()
-    assert {name for name in StageResult._fields if f"- `{name}`:" not in text} == set()
-
-
 @pytest.mark.parametrize(("heading", "home"), [("### Jacobian", Jacobian), ("### State by name", keyed)])
 def test_the_methods_in_a_table_exist(heading: str, home: object) -> None:
     table = page("gradhomog_homogenizer").split(f"\n{heading}\n")[1].split("\n#")[0]
     names = re.findall(r"`(\w+)\(", "".join(re.findall(r"^\|([^|]*)\|", table, re.MULTILINE)))
     assert len(names) >= 8
     assert [name for name in names if not hasattr(home, name)] == []
-
-
-def test_every_function_of_state_by_key_is_documented() -> None:
-    functions = {name for name, found in vars(keyed).items() if isinstance(found, FunctionType) and name[0] != "_"}
-    assert {name for name in functions if f"`{name}(" not in page("gradhomog_homogenizer")} == set()
-
-
-def test_the_fields_of_tasks_and_task_rows_are_on_the_page_of_learners() -> None:
-    names = pages.inline(page("gradhomog_learner"))
-    assert {field.name for cls in (Task, TaskRow) for field in dataclasses.fields(cls)} <= names
 
 
 @pytest.mark.parametrize("event", sorted({*events.KINDS, "result"}))

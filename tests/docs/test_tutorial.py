@@ -60,8 +60,3 @@ def test_every_command_prints_the_output_on_the_page(tmp_path: Path, environment
 def test_it_starts_from_eleven_lines_of_python_and_six_of_toml() -> None:
     first = {file.path: len(file.content.splitlines()) for file in reversed(FILES)}
     assert (first["gradhomog_even.py"], first["pyproject.toml"]) == (11, 6)
-
-
-@pytest.mark.parametrize("command", ["list", "show", "check", "compare", "pip install", "pytest", "gradhomog.pipeline"])
-def test_each_step_has_a_command(command: str) -> None:
-    assert any(command in step.line for step in console.steps(PAGE) if isinstance(step, console.Command))

@@ -25,40 +25,25 @@ def result(
 ) -> Record:
     """Return the result of a run."""
     return {
-        "event": "result",
-        "run": f"{learner}-{label}-s{seed}",
-        "label": label,
-        "learner": learner,
-        "homogenizers": "none" if label == "plain" else label,
-        "seed": seed,
-        "role": "compare",
-        "metric": "accuracy",
-        "scores": list(scores),
-        "losses": [1.0] * len(scores),
-        "domains": list(domains or ["glyphs:georgian"] * len(scores)),
-        "validation": 0.4,
-        "best_step": 150,
-        "steps": 200,
-        "seconds": 20.0,
-        "step_seconds": 0.1,
-        **more,
-    }
+        "event": "result", "run": f"{learner}-{label}-s{seed}", "label": label, "learner": learner,
+        "homogenizers": "none" if label == "plain" else label, "seed": seed, "role": "compare", "metric": "accuracy",
+        "scores": list(scores), "losses": [1.0] * len(scores),
+        "domains": list(domains or ["glyphs:georgian"] * len(scores)), "validation": 0.4, "best_step": 150,
+        "steps": 200, "seconds": 20.0, "step_seconds": 0.1, **more,
+    }  # fmt: skip
 
 
 def start(methods: Sequence[str] = METHODS, seeds: int = 3, learners: Sequence[str] = ("maml",)) -> Record:
     """Return the first record of a comparison."""
+    config = {
+        "learner": list(learners), "homogenizers": ["none" if method == "plain" else method for method in methods],
+        "seeds": seeds, "domains": {"train": list(TRAIN), "test": list(TEST)},
+    }  # fmt: skip
     return {
-        "event": "start",
-        "time": "2025-01-01T00:00:00+00:00",
-        "config": {
-            "learner": list(learners),
-            "homogenizers": ["none" if method == "plain" else method for method in methods],
-            "seeds": seeds,
-            "domains": {"train": list(TRAIN), "test": list(TEST)},
-        },
+        "event": "start", "time": "2025-01-01T00:00:00+00:00", "config": config,
         "versions": {"python": "3.12.1", "gradhomog": "0.1.0", "torch": "2.13.0"},
         "machine": {"system": "Linux", "cores": 2},
-    }
+    }  # fmt: skip
 
 
 def modules(label: str) -> list[str]:
@@ -108,20 +93,13 @@ def step(
     norms = np.linalg.norm(rows, axis=1)
     factors = random.dirichlet(np.full(tasks, 9.0)) * tasks if weights else np.ones(tasks)
     return {
-        "event": "step",
-        "run": run,
-        "label": label,
-        "step": number,
-        "losses": random.uniform(1, 2, tasks).tolist(),
-        "accuracies": random.uniform(0, 1, tasks).tolist(),
-        "norms": norms.tolist(),
-        "cosines": (rows @ rows.T / np.outer(norms, norms)).tolist(),
-        "weights": factors.tolist(),
-        "tasks": list(range(tasks)),
-        "names": [str(name) for name in random.choice(train, tasks)],
+        "event": "step", "run": run, "label": label, "step": number, "losses": random.uniform(1, 2, tasks).tolist(),
+        "accuracies": random.uniform(0, 1, tasks).tolist(), "norms": norms.tolist(),
+        "cosines": (rows @ rows.T / np.outer(norms, norms)).tolist(), "weights": factors.tolist(),
+        "tasks": list(range(tasks)), "names": [str(name) for name in random.choice(train, tasks)],
         "stages": [stage(name, factors[:, None] * rows) for name in modules(label) if name not in ("isi", "rotate")],
         "measured": measured(number, label),
-    }
+    }  # fmt: skip
 
 
 def comparison(

@@ -49,21 +49,6 @@ def test_a_missing_dependency_raises_with_the_advice_to_reinstall(gradhomog_inst
     assert str(raised.value).endswith("Reinstall bad-dist with its dependencies, or remove 'bad'.")
 
 
-@pytest.mark.parametrize("body", ["raise KeyError('weights')", "sys.exit(1)"])
-def test_a_factory_that_raises_is_reported_with_file_and_line(gradhomog_install, body):
-    install(gradhomog_install, f"def __init__(self): {body}")
-    with pytest.raises(PluginRunError) as raised:
-        gradhomog.pipeline("bad")
-    assert_blamed(str(raised.value), f"the factory of {HERE} raised ", "bad_dist.py:5; ")
-
-
-def test_a_factory_that_returns_another_type_raises(gradhomog_install):
-    install(gradhomog_install, "def __new__(cls): return 'a homogenizer'")
-    with pytest.raises(PluginRunError) as raised:
-        gradhomog.pipeline("bad")
-    assert_blamed(str(raised.value), "must return a gradhomog.Homogenizer; got str")
-
-
 def test_a_name_shared_with_a_built_in_plugin_requires_the_distribution(gradhomog_install):
     install(gradhomog_install, EVEN, plugin="pcgrad")
     with pytest.raises(AmbiguousPluginError) as raised:
@@ -129,22 +114,13 @@ def test_wrappers_of_pytorch_around_optimizers_are_not_changes_of_a_plugin(gradh
 # -- another version of gradhomog ------------------------------------------------------------------------------------
 
 INCOMPATIBLE = [
-    ["gradhomog>=99"],
-    ["torch", "GradHomog (<0.0.1)"],
-    ["gradhomog==99.*"],
-    ["gradhomog[plot]>=99"],
-    ['gradhomog>=99; python_version > "3"'],
-    ["gradhomog>0.0.1", "gradhomog<0.0.2"],
-]
+    ["gradhomog>=99"], ["torch", "GradHomog (<0.0.1)"], ["gradhomog==99.*"], ["gradhomog[plot]>=99"],
+    ['gradhomog>=99; python_version > "3"'], ["gradhomog>0.0.1", "gradhomog<0.0.2"],
+]  # fmt: skip
 COMPATIBLE = [
-    [],
-    ["gradhomog"],
-    ["gradhomog>=0.0.1,<99"],
-    ['gradhomog>=99; extra == "test"'],
-    ['gradhomog>=99; python_version < "3"'],
-    ["torch>=99", "gradhomog-extras>=99"],
-    ["no requirement at all !"],
-]
+    [], ["gradhomog"], ["gradhomog>=0.0.1,<99"], ['gradhomog>=99; extra == "test"'],
+    ['gradhomog>=99; python_version < "3"'], ["torch>=99", "gradhomog-extras>=99"], ["no requirement at all !"],
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("requires", INCOMPATIBLE, ids=str)
@@ -192,13 +168,6 @@ def make(body: str, marker: str = "hookimpl") -> str:
     return f"@{marker}\ndef gradhomog_make(spec, arguments, options):\n    {body}\n"
 
 
-def test_a_make_hook_that_would_never_be_called_raises(gradhomog_install):
-    install(gradhomog_install, EVEN, more=make("return 1 / 0", "hookimpl(trylast=True)"))
-    with pytest.raises(PluginLoadError) as raised:
-        gradhomog.pipeline("bad")
-    assert_blamed(str(raised.value), "`gradhomog_make` with trylast=True, which is never called", "wrapper=True")
-
-
 @pytest.mark.parametrize(
     ("marker", "body"),
     [
@@ -212,14 +181,6 @@ def test_every_accepted_make_hook_is_called(gradhomog_install, marker, body):
     install(gradhomog_install, EVEN, more="calls = []\n" + make(body, marker))
     gradhomog.pipeline("bad + pcgrad")
     assert sys.modules["bad_dist"].calls == [1, 1]
-
-
-def test_a_wrapper_of_a_hook_that_is_never_called_raises(gradhomog_install):
-    more = "@hookimpl(wrapper=True)\ndef gradhomog_observer():\n    return (yield)\n"
-    install(gradhomog_install, EVEN, more=more)
-    with pytest.raises(PluginLoadError) as raised:
-        gradhomog.pipeline("bad")
-    assert_blamed(str(raised.value), "wraps the hook `gradhomog_observer`", "only `gradhomog_make` can be wrapped")
 
 
 @pytest.mark.parametrize(
@@ -239,13 +200,40 @@ def test_an_error_in_a_make_hook_names_its_plugin_and_not_the_created_one(gradho
     assert str(raised.value).endswith(ADVICE)
 
 
-def test_a_wrapper_that_does_not_return_is_named_and_not_the_created_plugin(gradhomog_install):
-    install(gradhomog_install, EVEN, more=make("yield", "hookimpl(wrapper=True)"))
-    gradhomog.registry.installed().load("homogenizers", "bad")
-    with pytest.raises(PluginRunError) as raised:
-        gradhomog.pipeline("pcgrad")
-    assert "'pcgrad' of gradhomog" in str(raised.value)
-    assert_blamed(str(raised.value), f"`gradhomog_make` of {HERE} returned None for", "a wrapper must return")
+WRAPPER = "@hookimpl(wrapper=True)\ndef gradhomog_observer():\n    return (yield)\n"
+
+
+@pytest.mark.parametrize(
+    ("methods", "more", "error", "words"),
+    [
+        (
+            "def __init__(self): raise KeyError('weights')", "", PluginRunError,
+            [f"the factory of {HERE} raised ", "bad_dist.py:5; "],
+        ),
+        ("def __init__(self): sys.exit(1)", "", PluginRunError, [f"the factory of {HERE} raised ", "bad_dist.py:5; "]),
+        (
+            "def __new__(cls): return 'a homogenizer'", "", PluginRunError,
+            ["must return a gradhomog.Homogenizer; got str"],
+        ),
+        (
+            EVEN, make("return 1 / 0", "hookimpl(trylast=True)"), PluginLoadError,
+            ["`gradhomog_make` with trylast=True, which is never called", "wrapper=True"],
+        ),
+        (
+            EVEN, WRAPPER, PluginLoadError,
+            ["wraps the hook `gradhomog_observer`", "only `gradhomog_make` can be wrapped"],
+        ),
+        (
+            EVEN, make("yield", "hookimpl(wrapper=True)"), PluginRunError,
+            [f"`gradhomog_make` of {HERE} returned None for", "a wrapper must return"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_factory_or_a_hook_that_cannot_work_raises(gradhomog_install, methods, more, error, words):
+    install(gradhomog_install, methods, more=more)
+    with pytest.raises(error) as raised:
+        gradhomog.pipeline("bad")
+    assert_blamed(str(raised.value), *words)
 
 
 def test_a_factory_that_raises_within_a_wrapper_is_named_and_not_the_wrapper(gradhomog_install):

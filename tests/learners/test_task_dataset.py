@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,6 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 from gradhomog import DataError, OptionError, Task, TaskBatch, TaskDataset
 from gradhomog_adapters.baseline import Baseline
 
-SHARED = Path(os.environ.get("GRADHOMOG_DATA", Path(__file__).parents[2] / "shared" / "data"))
 SHAPE = {"ways": 3, "shots": 2, "queries": 4, "length": 20}
 
 
@@ -287,19 +284,6 @@ def test_an_error_in_a_worker_keeps_its_class_and_text() -> None:
 def test_unlabelled_examples_are_excluded_by_classes() -> None:
     tasks = TaskDataset(Numbers(), **SHAPE, labels=[-1] * 30 + [0, 1, 2] * 10, classes=[0, 1, 2])
     assert min(int(x) for task in tasks for x in task.query_x) >= 30
-
-
-@pytest.mark.skipif(not (SHARED / "omniglot-28.npz").exists(), reason=f"{SHARED}/omniglot-28.npz is absent")
-def test_tasks_of_omniglot_are_those_of_its_training_characters() -> None:
-    with np.load(SHARED / "omniglot-28.npz", allow_pickle=False) as file:
-        images, labels, split = file["images"], file["labels"], file["class_split"]
-    dataset = TensorDataset(torch.from_numpy(images), torch.from_numpy(labels))
-    training = np.flatnonzero(split == "train").tolist()
-    tasks = TaskDataset(dataset, ways=20, shots=1, queries=15, length=5, classes=training, domain="omniglot")
-    assert tasks.class_count == 1150
-    for task in tasks:
-        assert task.query_x.shape[0] == 300
-        assert {tasks.classes[number] for number in task.classes} <= set(training)
 
 
 @pytest.mark.parametrize("classes", [[0.5, 1.7, 2.9], "012", 3, [True, False, True]])

@@ -1,7 +1,5 @@
 """Stacking tasks to batches, and reading tasks from batches, including their classes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

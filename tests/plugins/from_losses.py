@@ -1,6 +1,4 @@
-"""Tasks whose losses and gradients are known exactly, and checks of functions from losses to weights."""
-
-from __future__ import annotations
+"""Tasks whose losses and gradients are known exactly."""
 
 import torch
 
@@ -36,15 +34,3 @@ def weights(pipe, losses, steps=1, **options):
     for _ in range(steps):
         result = pipe.homogenize(torch.eye(len(losses), dtype=torch.float64), losses, **options)
     return result.weights
-
-
-def assert_pure(function, *inputs):
-    """Check first and second derivatives by finite differences, and equal values under vmap and torch.compile."""
-    variables = tuple(value.clone().requires_grad_() for value in inputs)
-    assert torch.autograd.gradcheck(function, variables)
-    assert torch.autograd.gradgradcheck(function, variables)
-    batches = [torch.stack([value, 1.5 * value, value.flip(0)]) for value in inputs]
-    expected = torch.stack([function(*one) for one in zip(*batches, strict=True)])
-    torch.testing.assert_close(torch.func.vmap(function)(*batches), expected, rtol=1e-12, atol=1e-12)
-    compiled = torch.compile(function, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(*inputs), function(*inputs), rtol=0, atol=0)

@@ -6,12 +6,9 @@ import torch
 
 import gradhomog
 from gradhomog_plugins.aligned_mtl import balancing_matrix
+from tests.plugins.rows import normal
 
 MODES = ["min", "median", "rmse"]
-
-
-def random_rows(tasks, params, seed=0):
-    return torch.randn(tasks, params, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def equalised(rows, rank, mode):
@@ -25,7 +22,7 @@ def equalised(rows, rank, mode):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_dependent_rows_have_their_singular_values_equalised_but_for_those_that_are_zero(dtype, mode):
-    one, other = random_rows(2, 50)
+    one, other = normal(2, 50)
     rows = torch.stack([one, 0.3 * one, other, -2 * other, one + other])
     expected = equalised(rows, 2, mode).mean(0)
     found = gradhomog.pipeline(f"aligned_mtl(scale_mode='{mode}')").combine(rows.to(dtype))
@@ -33,7 +30,7 @@ def test_dependent_rows_have_their_singular_values_equalised_but_for_those_that_
 
 
 def test_rounding_of_parallel_rows_does_not_shrink_the_step():
-    one, other = random_rows(2, 100_000).float()
+    one, other = normal(2, 100_000).float()
     rows = torch.stack([one, 0.3 * one, other])  # products are rounded, so that in float64 these are independent
     expected = equalised(rows.double(), 2, "min").mean(0)
     torch.testing.assert_close(gradhomog.pipeline("aligned_mtl").combine(rows.double()), expected, rtol=1e-5, atol=1e-5)
@@ -43,7 +40,7 @@ def test_rounding_of_parallel_rows_does_not_shrink_the_step():
 def test_equal_rows_are_dependent_at_every_scale_and_beside_zero_rows(mode):
     # With a tolerance of N · eps alone, 0.6 of a row became 0.375 of it at one scale of five.
     pipe = gradhomog.pipeline(f"aligned_mtl(scale_mode='{mode}')")
-    row, other = random_rows(2, 6)
+    row, other = normal(2, 6)
     for scale in torch.logspace(-18, 18, 23, dtype=torch.float64).tolist():
         equal = torch.stack([row, 0 * row, 0 * row, row, row])
         torch.testing.assert_close(pipe.combine(scale * equal) / scale, 0.6 * row)
@@ -89,10 +86,10 @@ def test_a_repeated_least_eigenvalue_counts_as_the_mean_of_its_copies(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_dependent_rows_have_both_derivatives_along_what_keeps_their_rank(mode):
-    combination = random_rows(4, 2, seed=1)
+    combination = normal(4, 2, seed=1)
 
     def direction(basis):
         return directions(mode)(combination @ basis)
 
-    assert torch.autograd.gradcheck(direction, random_rows(2, 3).requires_grad_())
-    assert torch.autograd.gradgradcheck(direction, random_rows(2, 3).requires_grad_())
+    assert torch.autograd.gradcheck(direction, normal(2, 3).requires_grad_())
+    assert torch.autograd.gradgradcheck(direction, normal(2, 3).requires_grad_())

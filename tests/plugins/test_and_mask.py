@@ -7,12 +7,7 @@ from hypothesis import strategies as st
 
 import gradhomog
 from gradhomog.testing import jacobians
-
-both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-
-
-def normal(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+from tests.plugins.rows import both_dtypes, normal
 
 
 def combine(rows, **options):

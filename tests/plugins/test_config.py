@@ -1,6 +1,5 @@
 """ConFIG against TorchJD where that is exact, least squares on the rows, and its properties."""
 
-import conflictfree.grad_operator
 import pytest
 import scipy.linalg
 import torch
@@ -8,14 +7,11 @@ from hypothesis import assume, given
 
 import gradhomog
 from gradhomog.testing import jacobians
+from tests.plugins.rows import normal
 
 
 def units(rows):
     return rows / rows.norm(dim=1, keepdim=True)
-
-
-def random_rows(tasks, params, seed=0):
-    return torch.randn(tasks, params, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 @given(jacobians(tasks=(1, 5), params=(6, 9), zero=False, duplicate=False, opposite=False))
@@ -27,24 +23,12 @@ def test_the_step_has_equal_positive_cosines_with_independent_rows(rows):
     assert float(cosines.min()) > 0
 
 
-@pytest.mark.parametrize("tasks", [2, 3, 5, 8])
-def test_independent_float64_rows_give_what_the_authors_package_gives(tasks):
-    rows = random_rows(tasks, 20, seed=tasks) * torch.logspace(-1, 1, tasks, dtype=torch.float64)[:, None]
-    torch.set_default_dtype(torch.float64)  # of which its weights are
-    try:
-        expected = conflictfree.grad_operator.ConFIG_update(rows)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    found = gradhomog.pipeline("config(scale='paper')").combine(rows)
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("length", "value"),
     [("min", 1.0), ("max", 4.0), ("harmonic", 3 / (1 + 1 / 2 + 1 / 4)), ("arithmetic", 7 / 3), ("geometric", 2.0)],
 )
 def test_each_length_model_projects_rows_of_that_length(length, value):
-    rows = torch.cat([units(random_rows(3, 6)) * torch.tensor([[1.0], [2.0], [4.0]]), torch.zeros(1, 6)])
+    rows = torch.cat([units(normal(3, 6)) * torch.tensor([[1.0], [2.0], [4.0]]), torch.zeros(1, 6)])
     direction = torch.from_numpy(scipy.linalg.lstsq(units(rows[:3]).numpy(), [1.0, 1.0, 1.0])[0])
     direction = direction / direction.norm()
     expected = value * (units(rows[:3]) @ direction).sum() * direction
@@ -54,7 +38,7 @@ def test_each_length_model_projects_rows_of_that_length(length, value):
 
 def test_float64_rows_that_are_a_millionth_apart_keep_their_rank():
     # With the tolerance of float32 the step was 1 to 2 % off: the first two rows counted as parallel.
-    row, across, other = torch.linalg.qr(random_rows(3, 20).T)[0].T
+    row, across, other = torch.linalg.qr(normal(3, 20).T)[0].T
     rows = torch.stack([row, row + 1e-6 * across, 0.1 * row + other])
     direction = gradhomog.pipeline("config").combine(rows)
     cosines = units(rows) @ direction / direction.norm()
@@ -62,7 +46,7 @@ def test_float64_rows_that_are_a_millionth_apart_keep_their_rank():
 
 
 def test_dependent_rows_get_the_nearest_cosines_in_every_precision():
-    one, other = random_rows(2, 10_000).float()
+    one, other = normal(2, 10_000).float()
     rows = torch.stack([one, other, one + other])
     unit = units(rows.double())
     direction = unit[:2].T @ torch.from_numpy(scipy.linalg.lstsq((unit @ unit[:2].T).numpy(), [1.0, 1.0, 1.0])[0])
@@ -74,7 +58,7 @@ def test_dependent_rows_get_the_nearest_cosines_in_every_precision():
 
 
 def test_many_float32_parameters_cost_no_rank():
-    basis = torch.linalg.qr(random_rows(3, 200_000).T)[0].T
+    basis = torch.linalg.qr(normal(3, 200_000).T)[0].T
     near = torch.tensor([[1.0, 0.0, 0.0], [0.999, 0.0268, 0.0358], [0.0, 1.0, 0.0]], dtype=torch.float64)
     rows = (near @ basis).float()
 

@@ -3,8 +3,6 @@
 The development loop (`-m "not slow"`) runs, in the fast mode, the checks of directions only, without options.
 """
 
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -49,8 +47,18 @@ def test_a_built_in_conforms_by_few_examples(check):
     check()
 
 
-@pytest.mark.slow
-@parametrize_with_checks(
+def conforms(subjects, only, **options):
+    """A test of few examples of the checks of rows, for methods with options."""
+
+    @pytest.mark.slow
+    @parametrize_with_checks(subjects, only=only, fast=True, **options)
+    def test(check):
+        check()
+
+    return test
+
+
+test_a_built_in_with_options_conforms = conforms(
     [
         "static(weights=[1, 2, 3, 4, 5, 6])", "static(weights='random')",
         "pcgrad(order='fixed')",
@@ -74,67 +82,40 @@ def test_a_built_in_conforms_by_few_examples(check):
         "dcgd(variant='projection')", "dcgd(variant='average')", "pcd(primary=0, tau=0.5, beta=0)",
         "and_mask(tau=0.5, rescale=true)", "sand_mask(k=0.1, rescale=true)",
     ],
-    only=ON_ROWS, fast=True,
+    ON_ROWS,
 )  # fmt: skip
-def test_a_built_in_with_options_conforms(check):
-    check()
 
-
-@pytest.mark.slow
-@parametrize_with_checks(
-    ["rotate(parameterization='geodesic', variant='paper', lr=0.1)"], only=[*ON_ROWS, "orthogonal"], fast=True
+test_a_rotation_with_options_conforms = conforms(
+    ["rotate(parameterization='geodesic', variant='paper', lr=0.1)"], [*ON_ROWS, "orthogonal"]
 )
-def test_a_rotation_with_options_conforms(check):
-    check()
 
-
-@pytest.mark.slow
-@parametrize_with_checks(
-    ["rotogbml(isi=false, rotate={'lr': 0.1})"], only=[*ON_ROWS, "stochastic"], fast=True,
+test_a_preset_with_options_conforms = conforms(
+    ["rotogbml(isi=false, rotate={'lr': 0.1})"], [*ON_ROWS, "stochastic"],
     expected_failures={"stochastic": "of its three, only isi draws"},
 )  # fmt: skip
-def test_a_preset_with_options_conforms(check):
-    check()
 
+ROTATED = ["scale_equivariant", "rotation_equivariant"]
 
-@pytest.mark.slow
-@parametrize_with_checks(
+# Without `permutation_equivariant` and `state_by_name`: their options or state belong to slots.
+test_methods_with_options_by_slot_conform_except_for_the_order = conforms(
     ["stch(log=true, warmup=0, period=1, mu=0.5)", "stch(weights=[1, 2, 3, 4, 5, 6])",
      "cosmos(preferences=[1, 2, 3, 4, 5, 6])", "pbi(preferences=[1, 2, 3, 4, 5, 6])"],
-    # Without `permutation_equivariant` and `state_by_name`: their options or state belong to slots.
-    only=[*(set(ON_ROWS) - {"*equivariant", "state_by_name"}), "scale_equivariant", "rotation_equivariant"],
-    fast=True,
+    [*(set(ON_ROWS) - {"*equivariant", "state_by_name"}), *ROTATED],
 )  # fmt: skip
-def test_methods_with_options_by_slot_conform_except_for_the_order(check):
-    check()
-
 
 # Its weights belong to slots, too. Dependence on the order is not asserted: finding an example takes ten seconds.
-@pytest.mark.slow
-@parametrize_with_checks(
-    ["sdmgrad(solver='sgd')"], only=[*(set(ON_ROWS) - {"*equivariant"}), "scale_equivariant", "rotation_equivariant"],
-    fast=True,
-)  # fmt: skip
-def test_a_descent_with_state_by_slot_conforms(check):
-    check()
-
+test_a_descent_with_state_by_slot_conforms = conforms(
+    ["sdmgrad(solver='sgd')"], [*(set(ON_ROWS) - {"*equivariant"}), *ROTATED]
+)
 
 # Not the equivariances: for parallel rows of different norms several weights are optimal after normalization, and they
 # give different directions with the given rows.
-@pytest.mark.slow
-@parametrize_with_checks(
-    ["mgda(normalize='l2')"], only=[*(pattern for pattern in ON_ROWS if pattern != "*equivariant"), "non_conflicting"],
-    fast=True,
+test_mgda_of_unit_rows_conforms = conforms(
+    ["mgda(normalize='l2')"], [*(pattern for pattern in ON_ROWS if pattern != "*equivariant"), "non_conflicting"],
     expected_failures={"non_conflicting": "only the shortest vector of the unit rows has no conflict"},
 )  # fmt: skip
-def test_mgda_of_unit_rows_conforms(check):
-    check()
 
-
-@pytest.mark.slow
-@parametrize_with_checks(
-    ["mgda(normalize='loss+', zero_rows='drop')"], only=[*ON_ROWS, "non_conflicting"], fast=True,
+test_mgda_of_rows_over_losses_conforms = conforms(
+    ["mgda(normalize='loss+', zero_rows='drop')"], [*ON_ROWS, "non_conflicting"],
     expected_failures={"non_conflicting": "only the shortest vector of the rows over their losses has no conflict"},
 )  # fmt: skip
-def test_mgda_of_rows_over_losses_conforms(check):
-    check()

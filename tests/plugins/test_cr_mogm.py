@@ -1,20 +1,15 @@
-"""CR-MOGM against TorchJD's, and the wrapped method's state, needs, derivatives and errors."""
-
-import io
+"""CR-MOGM against TorchJD's, its averages, and the wrapped method's needs and errors."""
 
 import pytest
 import torch
 
 import gradhomog
-from gradhomog import NotDifferentiableError, OptionError
-
-
-def random_rows(tasks, params, seed=0):
-    return torch.randn(tasks, params, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from gradhomog import OptionError
+from tests.plugins.rows import normal
 
 
 def test_of_a_mixing_matrix_the_column_sums_are_averaged():
-    steps = [random_rows(3, 4, seed) for seed in range(4)]
+    steps = [normal(3, 4, seed=seed) for seed in range(4)]
     pipe, alone = gradhomog.pipeline("cr_mogm(method='pcgrad(seed=5)')"), gradhomog.pipeline("pcgrad(seed=5)")
     average = None
     for rows in steps:
@@ -40,21 +35,6 @@ def test_tasks_of_one_key_move_their_average_together():
     assert averages == {"a": pytest.approx(3 * 10 / 21), "b": pytest.approx(3 * 1 / 21)}
 
 
-@pytest.mark.parametrize("method", ["gradvac(beta=0.3)", "gradnorm", "cr_mogm(method='pcgrad')"])
-def test_the_state_of_the_method_wrapped_is_saved_and_resumed(method):
-    def steps(pipe, start):
-        losses = [1.0, 2.0, 0.5]
-        return torch.stack([pipe.combine(random_rows(3, 5, seed), losses) for seed in range(start, start + 4)])
-
-    first = gradhomog.pipeline([("cr_mogm", {"method": method})])
-    steps(first, 0)
-    torch.save(first.state_dict(), file := io.BytesIO())
-    file.seek(0)
-    second = gradhomog.pipeline([("cr_mogm", {"method": method})])
-    second.load_state_dict(torch.load(file, weights_only=True))
-    assert torch.equal(steps(first, 4), steps(second, 4))
-
-
 def test_only_the_statistics_of_the_wrapped_method_are_computed():
     assert gradhomog.pipeline("cr_mogm(method='static')").members[0].needs == set()
     assert gradhomog.pipeline("cr_mogm(method='gradnorm')").members[0].needs == {"losses", "norms"}
@@ -78,20 +58,6 @@ def test_a_method_that_does_not_act_by_mix_alone_raises(method, message):
 def test_an_error_of_the_wrapped_method_names_it():
     with pytest.raises(OptionError, match=r"mgda\(normalize='loss'\): losses must be positive"):
         gradhomog.pipeline("cr_mogm(method=\"mgda(normalize='loss')\")").combine(torch.eye(2), losses=[0.0, 1.0])
-
-
-def test_create_graph_works_for_a_differentiable_method_and_raises_for_others():
-    rows = random_rows(3, 4)
-
-    def second_step(jacobian):
-        pipe = gradhomog.pipeline("cr_mogm(method='aligned_mtl', alpha=0.5)")
-        pipe.combine(random_rows(3, 4, seed=1))
-        return pipe.combine(jacobian, create_graph=True)
-
-    assert torch.autograd.gradcheck(second_step, rows.clone().requires_grad_())
-    other = gradhomog.pipeline("cr_mogm(method='famo')")
-    with pytest.raises(NotDifferentiableError, match="cr_mogm: 'famo' is not differentiable"):
-        other.combine(rows.clone().requires_grad_(), [1.0, 1.0, 1.0], create_graph=True)
 
 
 def test_the_state_of_another_method_raises():

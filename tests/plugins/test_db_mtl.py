@@ -8,10 +8,7 @@ from hypothesis import strategies as st
 import gradhomog
 from gradhomog import OptionError
 from gradhomog.testing import jacobians
-
-
-def normal(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+from tests.plugins.rows import normal
 
 
 def reference(steps, beta, sigma):
@@ -92,15 +89,6 @@ def test_two_tasks_of_one_domain_move_its_average_once():
     found = pipe.combine(torch.zeros(1, 2, dtype=torch.float64), losses=[1.0], domains=["a"])
     # b = ½ · (½, ½) after the first update by the mean of both, half of it after the second; it started from zero.
     torch.testing.assert_close(found, torch.tensor([0.125, 0.125], dtype=torch.float64) / (1 - 0.5**2))
-
-
-def test_the_average_of_a_domain_moves_by_the_mean_of_its_tasks_log_gradients():
-    rows, losses = normal(2, 5), torch.tensor([0.5, 4.0]).double()
-    pipe = gradhomog.pipeline("db_mtl(beta=0.5)")
-    pipe.combine(rows, losses=losses, domains=["a", "a"])
-    state = pipe.state_dict()["0:db_mtl"]
-    expected = 0.5 * (rows / losses[:, None]).mean(0)
-    torch.testing.assert_close(state["units"]["a"] * state["averages"][""]["a"], expected)
 
 
 def test_rows_that_a_loss_near_zero_makes_too_long_raise_and_change_no_state():

@@ -1,7 +1,5 @@
 """Derivatives of directions where a formula divides by zero: at zero, equal, opposite and orthogonal rows."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Dynamic weight average against TorchJD's, step by step, and the history of each key."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torchjd.scalarization

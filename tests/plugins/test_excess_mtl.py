@@ -4,10 +4,7 @@ import pytest
 import torch
 
 import gradhomog
-
-
-def normal(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+from tests.plugins.rows import normal
 
 
 def recursion(steps, lr):

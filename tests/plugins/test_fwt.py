@@ -1,7 +1,5 @@
 """FWT: the affine map for fixed draws, moments of many draws, layers, and when draws are repeated."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -85,17 +83,6 @@ def test_draws_are_a_function_of_seed_and_step():
     assert not torch.equal(first, outputs(gradhomog.pipeline("fwt(seed=1)"), encoder, images())[0])
     pipe.combine(rows)
     assert not torch.equal(first, outputs(pipe, encoder, images())[0])
-
-
-def test_a_new_step_without_detaching_has_new_draws():
-    encoder, pipe = network(), gradhomog.pipeline("fwt")
-    found = []
-    with pipe.attached(encoder):
-        for _ in range(2):
-            pipe.begin(KEY, "support")
-            found.append(encoder(images()))
-            pipe.combine(torch.ones(2, 3))
-    assert not torch.equal(*found)
 
 
 def test_without_begin_every_pass_has_new_draws_of_the_step():

@@ -1,26 +1,13 @@
-"""The geometric mean of the losses against TorchJD, autograd and products of the losses."""
-
-from __future__ import annotations
+"""The geometric mean of the losses against products of the losses."""
 
 import math
 
 import pytest
 import torch
-import torchjd.scalarization
 from hypothesis import given
 from hypothesis import strategies as st
 
-import gradhomog
-from tests.plugins.from_losses import gradient_of, quadratics, rows_and_losses, weights
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_the_papers_direction_is_the_gradient_of_torchjds_geometric_mean(seed):
-    theta, losses_of = quadratics(seed=seed)
-    rows, losses = rows_and_losses(losses_of, theta)
-    found = gradhomog.pipeline("geometric_mean(scale='paper')").combine(rows, losses)
-    expected = gradient_of(torchjd.scalarization.GeometricMean(), losses_of, theta)
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+from tests.plugins.from_losses import weights
 
 
 @given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=6))

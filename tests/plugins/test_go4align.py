@@ -1,39 +1,11 @@
-"""GO4Align against the authors' recursion with all partitions, and its groups."""
-
-from __future__ import annotations
-
-import itertools
+"""GO4Align against the authors' recursion with the best groups."""
 
 import pytest
 import torch
 
 import gradhomog
 from gradhomog import OptionError
-from gradhomog_plugins.go4align import line_groups
 from tests.plugins.from_losses import weights
-
-
-def least_cost(values, groups):
-    """Return the least sum of squared deviations over all assignments to groups, by trying each of them."""
-    costs = []
-    for assignment in itertools.product(range(groups), repeat=len(values)):
-        members = [[v for v, g in zip(values, assignment, strict=True) if g == group] for group in range(groups)]
-        costs.append(sum(sum((v - sum(m) / len(m)) ** 2 for v in m) for m in members if m))
-    return min(costs)
-
-
-@pytest.mark.parametrize("groups", [1, 2, 3])
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_no_assignment_to_groups_has_a_smaller_cost(groups, seed):
-    values = torch.rand(6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).tolist()
-    found = line_groups(values, groups)
-    assert sorted(index for group in found for index in group) == list(range(6))
-    cost = sum(sum((values[i] - sum(values[j] for j in group) / len(group)) ** 2 for i in group) for group in found)
-    assert cost == pytest.approx(least_cost(values, groups), abs=1e-12)
-
-
-def test_small_differences_beside_a_large_number_still_separate_groups():
-    assert line_groups([1.0, 2e-9, 1e-9], groups=3) == [[2], [1], [0]]
 
 
 @pytest.mark.parametrize("count", [1, 2, 6])

@@ -1,43 +1,9 @@
-"""GradNorm against a double backward through the norms, its fixed point, and the state of each key."""
+"""GradNorm against algorithm 1 by hand, its fixed point, and the state of each key."""
 
 import pytest
 import torch
 
 import gradhomog
-from gradhomog_plugins.gradnorm import weight_gradient
-
-
-def double_backward(theta, make_losses, weights, first, alpha):
-    """The paper's gradient: ∂/∂w of Σ|‖∇_θ w_i L_i‖ − target| by autograd through the norms, for a constant target."""
-    weights = weights.clone().requires_grad_()
-    losses = make_losses(theta)
-    norms = torch.stack([torch.autograd.grad(w * loss, theta, create_graph=True)[0].norm()
-                         for w, loss in zip(weights, losses, strict=True)])  # fmt: skip
-    with torch.no_grad():
-        rates = losses / first
-        target = norms.mean() * (rates / rates.mean()) ** alpha
-    return torch.autograd.grad((norms - target).abs().sum(), weights)[0]
-
-
-@pytest.mark.parametrize("alpha", [0.0, 0.12, 1.5])
-@pytest.mark.parametrize("seed", range(3))
-def test_closed_form_gradient_equals_a_double_backward_in_float64(alpha, seed):
-    generator = torch.Generator().manual_seed(seed)
-    theta = torch.randn(6, generator=generator, dtype=torch.float64, requires_grad=True)
-    maps = torch.randn(4, 5, 6, generator=generator, dtype=torch.float64)
-    scale = torch.tensor([1.0, 5.0, 0.1, 2.0], dtype=torch.float64)
-
-    def make_losses(t):
-        return (maps @ t).tanh().square().sum(dim=1) * scale
-
-    weights = torch.rand(4, generator=generator, dtype=torch.float64) + 0.2
-    first = torch.rand(4, generator=generator, dtype=torch.float64) + 0.5
-    losses = make_losses(theta)
-    rows = torch.stack([torch.autograd.grad(loss, theta, retain_graph=True)[0] for loss in losses])
-    rates = losses.detach() / first
-    targets = (rates / rates.mean()) ** alpha
-    expected = double_backward(theta, make_losses, weights, first, alpha)
-    torch.testing.assert_close(weight_gradient(weights, rows.norm(dim=1), targets), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_one_step_is_a_multiplicative_gradient_step_and_a_renormalization():
@@ -76,16 +42,6 @@ def test_domains_keep_their_proportion_to_domains_that_are_not_in_the_batch():
     rows, names = torch.diag(torch.tensor(list(norms.values()))), list(norms)
     weighted = pipe.homogenize(rows, torch.ones(3), domains=names).weights * torch.tensor(list(norms.values()))
     assert float(weighted.max() / weighted.min()) < 1.3
-
-
-def test_weights_stay_positive_and_average_to_one_under_a_huge_rate():
-    generator = torch.Generator().manual_seed(0)
-    pipe = gradhomog.pipeline("gradnorm(lr=5)")
-    for _ in range(50):
-        rows = torch.randn(4, 6, generator=generator, dtype=torch.float64) * torch.logspace(-3, 3, 4)[:, None]
-        weights = pipe.homogenize(rows, torch.rand(4, generator=generator) + 0.1).weights
-        assert float(weights.min()) > 0
-        assert abs(float(weights.mean()) - 1) < 1e-12
 
 
 def test_norms_can_be_measured_on_some_parameters_only():

@@ -9,10 +9,7 @@ from hypothesis import given
 import gradhomog
 from gradhomog.testing import jacobians
 from gradhomog_plugins.gradvac import raise_cosines
-
-
-def random_rows(tasks, params, seed=0):
-    return torch.randn(tasks, params, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from tests.plugins.rows import normal
 
 
 def algorithm_1(rows, targets, beta):
@@ -42,7 +39,7 @@ def test_steps_in_a_fixed_order_equal_algorithm_1_on_the_vectors(jacobian):
 @pytest.mark.parametrize("tasks", [3, 8])
 def test_after_equal_gradients_ordinary_gradients_have_bounded_length(tasks):
     # Seen in TorchJD 0.18: after these steps ordinary gradients become more than 1e8 times as long.
-    equal, ordinary = random_rows(1, 50).repeat(tasks, 1), random_rows(tasks, 50, seed=1)
+    equal, ordinary = normal(1, 50).repeat(tasks, 1), normal(tasks, 50, seed=1)
     pipe, gentle = (gradhomog.pipeline(f"gradvac(beta=0.9, ceiling={ceiling})") for ceiling in (0.999, 0.6))
     for _ in range(20):
         pipe.combine(equal)
@@ -69,7 +66,7 @@ def test_pairs_of_one_key_update_their_target_by_the_mean_of_their_cosines():
 
 
 def test_many_tasks_in_blocks_give_the_same_rows():
-    rows = random_rows(70, 90)
+    rows = normal(70, 90)
     orders = torch.stack([torch.tensor([j for j in range(70) if j != i]) for i in range(70)])
     held = torch.full((70, 70), 0.1, dtype=torch.float64)
     found = raise_cosines(rows @ rows.T, orders, held, 1e9)[0] @ rows
@@ -90,7 +87,7 @@ def test_a_zero_row_changes_no_target_and_no_other_row():
 
 def test_reading_the_rows_after_a_step_changes_no_target():
     pipe = gradhomog.pipeline("gradvac")
-    pipe.combine(random_rows(3, 5))
+    pipe.combine(normal(3, 5))
     before = targets(pipe)
-    pipe.rows_after(random_rows(3, 5, seed=1), torch.ones(3)).gramian()
+    pipe.rows_after(normal(3, 5, seed=1), torch.ones(3)).gramian()
     assert targets(pipe) == before

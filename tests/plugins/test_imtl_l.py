@@ -1,7 +1,5 @@
 """IMTL-L against TorchJD's loss under torch's Adam, and its relation to uncertainty weighting."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

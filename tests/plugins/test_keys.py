@@ -1,7 +1,5 @@
 """State by name: of every stateful method, in every form in which tasks are passed."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -4,10 +4,7 @@ import pytest
 import torch
 
 import gradhomog
-
-
-def random_rows(tasks, params, seed=0):
-    return torch.randn(tasks, params, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from tests.plugins.rows import normal
 
 
 def scores(rows, byzantine):
@@ -22,7 +19,7 @@ def scores(rows, byzantine):
 @pytest.mark.parametrize("selected", [1, 2, 4])
 @pytest.mark.parametrize("byzantine", [0, 1, 2])
 def test_the_mean_of_the_rows_with_the_lowest_scores(byzantine, selected):
-    rows = random_rows(6, 3, seed=selected)
+    rows = normal(6, 3, seed=selected)
     by_score = sorted(range(6), key=scores(rows, byzantine).__getitem__)
     found = gradhomog.pipeline(f"krum(n_byzantine={byzantine}, n_selected={selected})").combine(rows)
     torch.testing.assert_close(found, rows[by_score[:selected]].mean(0))
@@ -49,7 +46,7 @@ def test_equal_scores_share_the_remaining_places():
 
 
 def test_of_two_rows_the_mean_and_of_one_the_row():
-    rows = random_rows(2, 3)
+    rows = normal(2, 3)
     torch.testing.assert_close(gradhomog.pipeline("krum").combine(rows), rows.mean(0))
     torch.testing.assert_close(gradhomog.pipeline("krum").combine(rows[:1]), rows[0])
 

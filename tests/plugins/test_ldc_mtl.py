@@ -1,14 +1,11 @@
 """LDC-MTL against autograd and torch's Adam on the authors' loss, and its limits."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
 
 import gradhomog
-from gradhomog_plugins.ldc_mtl import neighbour_slopes
 from tests.plugins.from_losses import gradient_of, quadratics, rows_and_losses, weights
 
 
@@ -40,22 +37,6 @@ def test_twenty_steps_follow_the_authors_loss_with_a_separate_adam(normalization
         combined(losses).backward()
         optimizer.step()
         theta = theta - 0.05 * found
-
-
-def test_with_the_mean_of_the_weights_the_direction_is_parallel_to_the_papers():
-    rows, losses = rows_and_losses(*reversed(quadratics()))
-    mean, paper = gradhomog.pipeline("ldc_mtl"), gradhomog.pipeline("ldc_mtl(scale='paper')")
-    for factor in (1.0, torch.tensor([0.9, 0.5, 0.8, 0.7], dtype=torch.float64)):
-        found, expected = mean.combine(rows, factor * losses), paper.combine(rows, factor * losses)
-        torch.testing.assert_close(found / found.norm(), expected / expected.norm())
-
-
-def test_equal_losses_up_to_the_rounding_of_float32_have_no_slope():
-    assert neighbour_slopes(torch.ones(4, dtype=torch.float64)).tolist() == [0, 0, 0, 0]
-    assert neighbour_slopes(torch.zeros(3, dtype=torch.float64)).tolist() == [0, 0, 0]
-    assert neighbour_slopes(torch.ones(1, dtype=torch.float64)).tolist() == [0]
-    noise = torch.tensor([1 + 1e-15, 1.0, 1 - 1e-15], dtype=torch.float64)
-    torch.testing.assert_close(neighbour_slopes(noise), torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-8)
 
 
 def test_the_penalty_gives_weight_to_the_task_that_has_fallen_least():

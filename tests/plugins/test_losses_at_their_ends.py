@@ -1,7 +1,5 @@
 """Losses near the ends of float64 and losses without a weight, for all methods that weight tasks by their losses."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -5,10 +5,7 @@ import torch
 
 import gradhomog
 from gradhomog import OptionError
-
-
-def normal(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+from tests.plugins.rows import normal
 
 
 def loop(steps, alpha, weighted, primary=0):

@@ -5,12 +5,9 @@ import torch
 
 import gradhomog
 from gradhomog import OptionError
+from tests.plugins.rows import normal
 
 SIZES = {"weight": (4, 3), "bias": (4,), "scalar": ()}
-
-
-def normal(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def steps(count, tasks=3):

@@ -48,30 +48,6 @@ def test_on_features_the_weights_are_those_of_the_feature_gradients():
     torch.testing.assert_close(found, 3 * gradhomog.minimum_norm_weights(flat @ flat.T).weights)
 
 
-def test_on_features_equals_on_parameters_where_the_trunk_keeps_lengths():
-    # ∂z/∂θ with orthonormal rows: ‖Σ α_i g_i‖ = ‖Σ α_i ∂L_i/∂z‖, so the bound is met.
-    square = torch.randn(12, 12, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
-    rows = FEATURE_GRADS.reshape(3, 8) @ torch.linalg.qr(square)[0][:8]
-    shown = {"features": FEATURE_GRADS, "feature_grads": FEATURE_GRADS}
-    on_features = gradhomog.pipeline("mgda(on='features')").combine(rows, **shown)
-    torch.testing.assert_close(on_features, gradhomog.pipeline("mgda").combine(rows))
-
-
-@pytest.mark.parametrize(
-    ("options", "needs"),
-    [
-        ("", {"gramian"}),
-        ("normalize='l2'", {"gramian"}),
-        ("normalize='loss'", {"gramian", "losses"}),
-        ("on='features'", {"features"}),
-        ("on='features', normalize='loss+'", {"features", "losses"}),
-    ],
-)
-def test_only_statistics_that_are_read_are_declared(options, needs):
-    [method] = gradhomog.pipeline(f"mgda({options})")
-    assert method.needs == needs
-
-
 def test_orthogonal_rows_have_weights_proportional_to_their_squared_losses():
     # α_i ∝ 1/‖g_i/L_i‖², in closed form.
     losses = torch.tensor([1e-90, 1.0], dtype=torch.float64)

@@ -4,12 +4,9 @@ import pytest
 import torch
 
 import gradhomog
+from tests.plugins.rows import normal
 
 SCALES = torch.tensor([1e3, 1.0, 1e-3], dtype=torch.float64)[:, None]
-
-
-def normal(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def steps(count, params=6):

@@ -7,16 +7,13 @@ from hypothesis import assume, given
 
 import gradhomog
 from gradhomog.testing import jacobians
+from tests.plugins.rows import normal
 
 # cvxpy warns that its problems do not get faster, and sometimes that their solution may be inaccurate.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:You are solving a parameterized problem that is not DPP:UserWarning"),
     pytest.mark.filterwarnings("ignore:Solution may be inaccurate:UserWarning"),
 ]
-
-
-def comparable(tasks, seed=0):
-    return torch.randn(tasks, 12, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 @given(jacobians(spread=3, zero=False))
@@ -29,7 +26,7 @@ def test_weights_and_gains_are_in_balance(rows):
 
 
 def test_comparable_rows_equal_torchjd():
-    rows = comparable(4)
+    rows = normal(4, 12)
     expected = torchjd.aggregation.NashMTL(n_tasks=4, max_norm=0.0)(rows)
     torch.testing.assert_close(
         gradhomog.pipeline("nash_mtl(scale='paper')").combine(rows), expected, rtol=1e-4, atol=1e-5
@@ -47,5 +44,5 @@ def test_weights_of_many_tasks_are_in_balance_where_norms_spread_from_a_tenth_to
 
 @pytest.mark.parametrize("size", [1e-9, 1.0, 1e9])
 def test_the_papers_step_has_one_length_for_gradients_of_any_size(size):
-    direction = gradhomog.pipeline("nash_mtl(scale='paper')").combine(size * comparable(5))
+    direction = gradhomog.pipeline("nash_mtl(scale='paper')").combine(size * normal(5, 12))
     assert float(direction.norm()) == pytest.approx(5**0.5)

@@ -5,10 +5,7 @@ import torch
 from torch import nn
 
 import gradhomog
-
-
-def normal(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+from tests.plugins.rows import normal
 
 
 def linear_problem(counts, scales, seed=0, params=6):
@@ -116,9 +113,3 @@ def test_seeds_give_other_estimates_and_one_seed_the_same():
         found.append(gradhomog.backward(losses, pipe, parameters=[theta], residuals=residuals).weights)
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])
-
-
-def test_it_can_be_averaged_by_cr_mogm_and_composed():
-    theta, _, residuals, losses = linear_problem([4, 5], [1.0, 5.0])
-    for text in ("cr_mogm(method='ntk')", "ntk + pcgrad"):
-        gradhomog.backward(losses, gradhomog.pipeline(text), parameters=[theta], residuals=residuals, retain_graph=True)

@@ -1,7 +1,5 @@
 """Values of options that methods reject, alone and for the tasks and losses of a batch."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,14 +1,12 @@
 """RotoGBML's reweighting: its fixed point, its leader against autograd, its options; invariants: tests/theory."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import gradhomog
-from gradhomog_plugins.reweight import bound_weights, fixed_point
+from gradhomog_plugins.reweight import fixed_point
 
 positive = st.floats(1e-3, 1e3)
 pairs = st.lists(st.tuples(positive, positive), min_size=1, max_size=8)
@@ -59,17 +57,6 @@ def test_the_leaders_first_step_follows_a_double_backward_through_the_norms(seed
     leader = next(iter(pipe)).leader
     first_moments = torch.tensor([leader[str(slot)][1] for slot in range(4)], dtype=torch.float64)
     torch.testing.assert_close(first_moments / 0.1, expected, rtol=1e-10, atol=1e-12)
-
-
-@given(st.lists(positive, min_size=1, max_size=8), st.floats(1, 5))
-def test_bounded_weights_keep_their_sum_and_their_order(values, largest):
-    given_weights = torch.tensor(values, dtype=torch.float64)
-    given_weights = given_weights / given_weights.mean()
-    found = bound_weights(given_weights, largest)
-    assert float(found.max()) <= largest * (1 + 1e-9)
-    assert float(found.sum()) == pytest.approx(len(values), rel=1e-9)
-    order = given_weights.argsort()
-    assert (found[order].diff() >= -1e-9).all()
 
 
 def test_a_task_whose_gradient_vanishes_takes_everything_unless_it_is_bounded():

@@ -1,7 +1,5 @@
 """Rotation of features: the gradients that reach the encoder align, and nothing else changes."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -15,13 +13,10 @@ from gradhomog import OptionError, Task, TaskKey
 from gradhomog_adapters.maml import MAML
 from gradhomog_plugins._rotations.geodesic import Geodesic
 from gradhomog_plugins._rotations.plane import Plane
+from tests.plugins.rows import normal
 
 BOTH = ["plane", "geodesic"]
 DENSE = "rotate(parameterization='geodesic', "
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def learn(pipe, grads, steps=1, domains=None, targets=None):
@@ -86,7 +81,7 @@ def test_the_encoders_gradients_align_and_the_literal_objective_turns_them_apart
 @pytest.mark.parametrize("name", BOTH)
 @given(seed=st.integers(0, 500), lr=st.floats(1e-3, 1.5))
 def test_one_leader_step_lowers_no_alignment(name, seed, lr):
-    grads = draw(2 + seed % 4, 3, 6, seed=seed)
+    grads = normal(2 + seed % 4, 3, 6, seed=seed)
     pipe = gradhomog.pipeline(f"rotate(parameterization='{name}', lr={lr}, max_angle=3)")
     before = pair_cosine(grads)
     for _ in range(3):
@@ -98,7 +93,7 @@ def test_one_leader_step_lowers_no_alignment(name, seed, lr):
 
 def test_the_paper_variant_follows_equation_6():
     """One small step is along −∇_γ of −⟨γ_i g_i, ḡ⟩, g_i and ḡ constant."""
-    grads = draw(3, 1, 4, seed=1)
+    grads = normal(3, 1, 4, seed=1)
     pipe = gradhomog.pipeline(DENSE + "lr=1e-4, variant='paper')")
     learn(pipe, grads)
     goal, identity = grads.sum(1).mean(0), torch.eye(4, dtype=torch.float64)
@@ -112,7 +107,7 @@ def test_the_paper_variant_follows_equation_6():
 
 
 def test_a_task_without_gradient_is_not_turned_and_turns_no_other():
-    grads = draw(3, 2, 6)
+    grads = normal(3, 2, 6)
     grads[1] = 0
     pipe = gradhomog.pipeline("rotate(lr=0.5)")
     learn(pipe, grads, 2)
@@ -126,8 +121,8 @@ def test_a_task_without_gradient_is_not_turned_and_turns_no_other():
 
 def test_class_pooling_aligns_classes_with_any_labels():
     # Both tasks have the same three class directions, turned by a common rotation, under other labels.
-    directions = torch.nn.functional.normalize(draw(3, 8), dim=1)
-    square = torch.linalg.qr(torch.eye(8, dtype=torch.float64) + 0.15 * draw(8, 8, seed=3))[0]
+    directions = torch.nn.functional.normalize(normal(3, 8), dim=1)
+    square = torch.linalg.qr(torch.eye(8, dtype=torch.float64) + 0.15 * normal(8, 8, seed=3))[0]
     square = square * torch.sign(torch.linalg.det(square)) if torch.linalg.det(square) < 0 else square
     grads = torch.stack([directions, directions @ square.T])
     targets = torch.tensor([[0, 1, 2], [2, 0, 1]])
@@ -139,7 +134,7 @@ def test_class_pooling_aligns_classes_with_any_labels():
 
 
 def test_sample_pooling_compares_paired_queries():
-    grads = draw(2, 5, 8)
+    grads = normal(2, 5, 8)
     pipe = gradhomog.pipeline(DENSE + "pool='sample', lr=0.3, max_angle=3)")
     before = torch.nn.functional.cosine_similarity(grads[0], grads[1], dim=1).mean()
     learn(pipe, grads, 50)
@@ -153,7 +148,7 @@ def test_sample_pooling_compares_paired_queries():
 )
 def test_class_pooling_raises_for_targets_that_are_not_classes(targets, message):
     with pytest.raises(OptionError, match=message):
-        learn(gradhomog.pipeline(DENSE + "pool='class')"), draw(2, 3, 4), targets=targets)
+        learn(gradhomog.pipeline(DENSE + "pool='class')"), normal(2, 3, 4), targets=targets)
 
 
 def test_features_of_another_shape_raise_with_advice():
@@ -166,7 +161,7 @@ def test_features_of_another_shape_raise_with_advice():
 
 def test_another_number_of_features_raises():
     pipe = gradhomog.pipeline("rotate")
-    learn(pipe, draw(2, 1, 6))
+    learn(pipe, normal(2, 1, 6))
     with pytest.raises(gradhomog.DataError, match="the number of features must not change, 6; got 5"):
         pipe.transform(torch.zeros(1, 1, 5), [TaskKey(0)])
 
@@ -177,7 +172,7 @@ def test_another_number_of_features_raises():
 def test_new_domains_start_at_the_identity_and_the_least_recently_used_are_removed():
     pipe = gradhomog.pipeline("rotate(lr=0.3, limit=3)")
     for seed, domains in enumerate((["a", "b"], ["b", "c"], ["d", "b"])):
-        learn(pipe, draw(2, 1, 6, seed=seed), domains=domains)
+        learn(pipe, normal(2, 1, 6, seed=seed), domains=domains)
     assert list(rotations_of(pipe)) == ["c", "d", "b"]
     x = torch.ones(1, 1, 6)
     assert pipe.transform(x, [TaskKey(0, "a")])[-1] is x
@@ -186,7 +181,7 @@ def test_new_domains_start_at_the_identity_and_the_least_recently_used_are_remov
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("variant", ["corrected", "paper"])
 def test_two_tasks_of_one_domain_turn_their_rotation_once_and_in_either_order(name, variant):
-    grads, found = draw(3, 2, 6), []
+    grads, found = normal(3, 2, 6), []
     for order in ([0, 1, 2], [1, 0, 2]):
         pipe = gradhomog.pipeline(f"rotate(parameterization='{name}', variant='{variant}', lr=0.1)")
         learn(pipe, grads[order], 2, domains=["a", "a", "b"])
@@ -197,7 +192,7 @@ def test_two_tasks_of_one_domain_turn_their_rotation_once_and_in_either_order(na
 
 
 def test_classes_keep_their_names_from_step_to_step():
-    grads, targets = draw(2, 3, 8), torch.tensor([[0, 1, 2], [0, 1, 2]])
+    grads, targets = normal(2, 3, 8), torch.tensor([[0, 1, 2], [0, 1, 2]])
     text = DENSE + "pool='class', lr=0.05, max_angle=3)"
     plain, renamed = gradhomog.pipeline(text), gradhomog.pipeline(text)
     for step in range(10):
@@ -234,7 +229,7 @@ def test_rows_are_those_of_the_rotated_query_loss():
 
 
 def test_angles_cosines_and_the_pooled_share_of_energy_are_reported():
-    grads = draw(3, 4, 6)
+    grads = normal(3, 4, 6)
     pipe = gradhomog.pipeline("rotate(lr=0.2, max_angle=2)")
     learn(pipe, grads, 3)
     before, angles = arriving(pipe, grads), [rotation.angle for rotation in rotations_of(pipe).values()]
@@ -249,7 +244,7 @@ def test_angles_cosines_and_the_pooled_share_of_energy_are_reported():
 
 def test_each_of_several_transforms_learns_from_its_own_features():
     # Regression: rotations cancelled, because both received the gradients of the last.
-    grads = draw(3, 2, 6)
+    grads = normal(3, 2, 6)
     pipe = gradhomog.pipeline("rotate(lr=0.2, max_angle=3) + rotate(lr=0.2, max_angle=3)")
     keys = [TaskKey(slot) for slot in range(3)]
     with pytest.raises(OptionError, match="a sequence of 3 tensors, one before and one after each of the 2"):
@@ -263,7 +258,7 @@ def test_each_of_several_transforms_learns_from_its_own_features():
 
 
 def test_a_task_whose_feature_gradients_are_not_finite_is_named_or_dropped():
-    grads = draw(3, 2, 6)
+    grads = normal(3, 2, 6)
     grads[1, 0, 0] = torch.nan
     with pytest.raises(gradhomog.NonfiniteError, match=r"task 1 is not finite.*w\.r\.t\. its features"):
         learn(gradhomog.pipeline("rotate"), grads)

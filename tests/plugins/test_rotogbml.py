@@ -1,7 +1,5 @@
 """The preset: the three modules, any of them, none of them."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

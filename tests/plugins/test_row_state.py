@@ -1,13 +1,12 @@
 """Averages of rows: restarted for other shapes, in float32 or wider, apart from the caller's memory."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 import gradhomog
 from gradhomog.registry import installed
 from gradhomog.testing.snapshots import find_objects
+from tests.plugins.rows import normal
 
 AVERAGES = ["db_mtl", "excess_mtl", "metabalance", "moco(gamma=0)", "multiadam", "tracked(method='static', rows='all')"]
 SIZES = torch.tensor([[1.0], [30.0], [0.1]], dtype=torch.float64)
@@ -17,10 +16,6 @@ BUILT_IN = [
     if info.distribution == "gradhomog" and info.name not in ("torchjd", "tracked", "ntk")
     and not installed().load("homogenizers", info.name)[1].needs & {"features"}
 ]  # fmt: skip
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,10 @@
-"""SoftAdapt against softmaxes written out, finite differences against polynomials, and the history of each key."""
-
-from __future__ import annotations
+"""SoftAdapt against softmaxes written out, and the history of each key."""
 
 import pytest
 import torch
 
 import gradhomog
 from gradhomog import OptionError
-from gradhomog_plugins.softadapt import backward_difference
 from tests.plugins.from_losses import weights
 
 
@@ -20,15 +17,6 @@ def last_weights(text, sequence, **options):
 
 def softmax(exponents):
     return torch.softmax(torch.as_tensor(exponents, dtype=torch.float64), dim=0)
-
-
-@pytest.mark.parametrize("order", [1, 2, 3, 4, 5])
-def test_the_difference_of_order_n_is_exact_for_polynomials_of_degree_n(order):
-    def polynomial(t):
-        return sum((k + 1) * t**k for k in range(order + 1))
-
-    derivative = sum((k + 1) * k for k in range(1, order + 1))  # at t = 1
-    assert backward_difference([polynomial(1 - k) for k in range(order + 1)]) == pytest.approx(derivative)
 
 
 def test_the_original_variant_is_the_softmax_of_the_last_differences():

@@ -1,7 +1,5 @@
 """The trimmed mean against TorchJD's and SciPy's, and the effect of outliers."""
 
-import itertools
-
 import pytest
 import scipy.stats
 import torch
@@ -13,27 +11,7 @@ import gradhomog
 from gradhomog.testing import jacobians
 from gradhomog_plugins._columns import COLUMNS
 from gradhomog_plugins.trimmed_mean import mean_of_middle
-
-
-def normal(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-
-
-@pytest.mark.parametrize("tasks", range(1, 11))
-def test_every_column_of_zeros_and_ones_has_its_trimmed_mean(tasks):
-    # This property holds for all columns if it does for zeros and ones: minima and maxima commute with thresholds.
-    rows = torch.tensor(list(itertools.product([0.0, 1.0], repeat=tasks))).T
-    for trim in range((tasks + 1) // 2):
-        ones = (rows.sum(0) - trim).clamp(0, tasks - 2 * trim)
-        torch.testing.assert_close(mean_of_middle(rows, trim), ones / (tasks - 2 * trim))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("tasks", [5, 16, 33])
-def test_it_is_the_mean_of_the_middle_of_sorted_columns(tasks, dtype):
-    rows = normal(tasks, 50, dtype=dtype)
-    for trim in (0, 1, 2):
-        torch.testing.assert_close(mean_of_middle(rows, trim), rows.sort(0).values[trim : tasks - trim].mean(0))
+from tests.plugins.rows import normal
 
 
 @given(jacobians(tasks=(1, 6)), st.integers(0, 2))

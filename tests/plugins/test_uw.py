@@ -1,7 +1,5 @@
 """Uncertainty weighting against TorchJD's loss under torch's Adam, its fixed point, and its bound."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

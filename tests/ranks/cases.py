@@ -245,8 +245,7 @@ def bytes_sent(over: str, tasks: int, width: int, text: str = "pcgrad") -> dict[
     model.zero_grad()
     ranks: Any = Ranks(over, group)  # type: ignore[arg-type]
     gradhomog.backward(losses, gradhomog.pipeline(text), parameters=model, group=ranks)
-    rows = sum(group.sent[name] for name in ("reduce_scatter", "all_to_all", "all_gather"))
-    return {"parameters": 4 * width * width, "plain": plain, "rows": rows, "total": sum(group.sent.values())}
+    return {"parameters": 4 * width * width, "plain": plain, "total": sum(group.sent.values())}
 
 
 def bytes_sent_before_each_pass(tasks: int, width: int) -> dict[str, Any]:

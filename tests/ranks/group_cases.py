@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import gradhomog
-from gradhomog import Pipeline, Ranks
+from gradhomog import Ranks
 from tests.ranks.cases import STEPS, Model, data, descend, error_of, losses_of, part_of, result
 from tests.ranks.recording import recording_group
 
@@ -101,28 +101,6 @@ def message(text: str, options: dict[str, Any], changed: dict[str, Any]) -> str:
         options["features"] = z
     options |= {"parameters": model.encoder, "group": Ranks("batch")}
     return error_of(lambda: gradhomog.backward(losses, gradhomog.pipeline(text), **options), model)
-
-
-def other_steps_on_rank_1() -> str:
-    """Return the error of a step whose pipeline has taken one step more on rank 1."""
-    (x, y), model, pipe = data(), Model().encoder, gradhomog.pipeline("gradnorm")
-    pipe.steps = 1 + dist.get_rank()
-    return error_of(lambda: backward_per_layer(model, x, y, pipe), model)
-
-
-def parameters_that_drift_apart() -> str:
-    """Return the error of a second step before which the parameters of rank 1 have changed."""
-    (x, y), model, pipe = data(), Model().encoder, gradhomog.pipeline("gradnorm")
-    backward_per_layer(model, x, y, pipe)
-    model.zero_grad()
-    with torch.no_grad():
-        model[0].weight += dist.get_rank()
-    return error_of(lambda: backward_per_layer(model, x, y, pipe), model)
-
-
-def backward_per_layer(model: nn.Module, x: Tensor, y: Tensor, pipe: Pipeline) -> None:
-    losses = list((model(x) - y).square().mean(0))
-    gradhomog.backward(losses, pipe, parameters=model, per="layer", group=Ranks("batch"))
 
 
 def overflow_on_rank_1(local: bool) -> list[tuple[float, dict[str, int]]]:

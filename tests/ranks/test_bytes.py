@@ -26,11 +26,6 @@ def test_tasks_over_ranks_send_their_rows_once_and_the_direction_once(processes,
         assert abs(found["total"] - (tasks + 1) * share) <= SMALL
 
 
-def test_one_task_per_rank_sends_no_more_than_data_parallelism(processes):
-    for found in processes(cases.bytes_sent, 3, "tasks", 1, 200):
-        assert found["rows"] <= 1.01 * found["plain"]
-
-
 @pytest.mark.parametrize("text", ["none", "static(weights=[1, 2, 3, 4])", "uw"])
 def test_weights_that_read_no_row_cost_what_data_parallelism_costs(processes, text):
     for found in processes(cases.bytes_sent, 3, "batch", 4, 200, text):

@@ -127,15 +127,6 @@ def test_an_error_ends_the_step_on_all_ranks_and_nothing_is_written(processes, t
         assert re.search(expected, one, re.DOTALL), one
 
 
-def test_groups_have_taken_equally_many_steps_on_all_ranks(processes):
-    for rank, text in enumerate(processes(cases.other_steps_on_rank_1, 2)):
-        assert re.search(f"RankError: all ranks must have the same number of steps.*{rank + 1}", text), text
-
-
-def test_parameters_are_compared_in_the_first_step_only(processes):
-    assert processes(cases.parameters_that_drift_apart, 2) == ["no error"] * 2
-
-
 @pytest.mark.parametrize("local", [False, True])
 def test_an_overflow_on_one_rank_lowers_the_scale_on_all_and_the_next_step_is_taken(processes, local):
     assert processes(cases.overflow_on_rank_1, 2, local) == [[(512.0, {}), (512.0, {"0": 1, "2": 1})]] * 2

@@ -59,36 +59,17 @@ def test_the_empty_pipeline_is_rendered_as_none() -> None:
     assert render([]) == "none"
 
 
-@pytest.mark.parametrize(
-    ("written", "value"),
-    [
-        ("1e-3", 0.001),
-        ("-0.5", -0.5),
-        ("+2", 2),
-        (".5", 0.5),
-        ("2.", 2.0),
-        ("1E5", 100000.0),
-        ("7", 7),
-        ("-7", -7),
-        ("1_000", 1000),
-        ("inf", math.inf),
-        ("-inf", -math.inf),
-        ("true", True),
-        ("False", False),
-        ("none", None),
-        ("None", None),
-        ('"a + b (c)"', "a + b (c)"),
-        ("'it is \"so\"'", 'it is "so"'),
-        (r'"a \"b\""', 'a "b"'),
-        (r'"C:\\new"', "C:\\new"),
-        (r'"two\nlines"', "two\nlines"),
-        ('"größer"', "größer"),
-        ("[]", []),
-        ("[1, [2.0, none], 'x',]", [1, [2.0, None], "x"]),
-        ("{}", {}),
-        ('{"*": 1, "birds": {"a": [2]}}', {"*": 1, "birds": {"a": [2]}}),
-    ],
-)
+VALUES: dict[str, object] = {
+    "1e-3": 0.001, "-0.5": -0.5, "+2": 2, ".5": 0.5, "2.": 2.0, "1E5": 100000.0, "7": 7, "-7": -7, "1_000": 1000,
+    "inf": math.inf, "-inf": -math.inf, "true": True, "False": False, "none": None, "None": None,
+    '"a + b (c)"': "a + b (c)", "'it is \"so\"'": 'it is "so"', r'"a \"b\""': 'a "b"', r'"C:\\new"': "C:\\new",
+    r'"two\nlines"': "two\nlines", '"größer"': "größer",
+    "[]": [], "[1, [2.0, none], 'x',]": [1, [2.0, None], "x"],
+    "{}": {}, '{"*": 1, "birds": {"a": [2]}}': {"*": 1, "birds": {"a": [2]}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("written", "value"), VALUES.items())
 def test_a_value_is_read_with_its_type(written: str, value: object) -> None:
     [(_, options)] = parse(f"name(option={written})")
     assert options == {"option": value}

@@ -27,10 +27,27 @@ def test_all_wrong_homogenizers_and_options_are_named_once() -> None:
         assert message.count(part) == 1, part
 
 
-def test_all_wrong_options_of_one_plugin_are_named() -> None:
-    config = load(None, ['homogenizers=["pcgrad(order=3, sed=1)"]'])
-    with pytest.raises(ConfigError, match=r"(?s)2 errors:.*`order` must be.*no option 'sed'"):
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        (['homogenizers=["pcgrad(order=3, sed=1)"]'], ConfigError, "2 errors:.*`order` must be.*no option 'sed'"),
+        (["domains.test=[]", "seeds=[1, 1]"], ConfigError, "`domains.test` must have .*`seeds` must not contain dup"),
+        (["colour=1"], ConfigError, r"^unknown key `colour`\."),  # not a list
+        ([FUNCTIONS[0], 'domains.test=["functions:stp"]', FUNCTIONS[2]], OptionError, "stp"),
+        (
+            [FUNCTIONS[0], 'domains.test=["glyphs:tifinagh(instances=2)"]'], ConfigError,
+            "functions:line is regression with 1 target, and glyphs:tifinagh is class",
+        ),
+    ],
+)  # fmt: skip
+def test_the_errors_of_settings_are_named_together(settings: list[str], error: type[Exception], message: str) -> None:
+    def prepare() -> None:
+        config = load(None, settings)
         make_methods(config)
+        streams(config, 0)
+
+    with pytest.raises(error, match=f"(?s){message}"):
+        prepare()
 
 
 def test_all_wrong_keys_of_a_run_file_are_named(tmp_path: Path) -> None:
@@ -42,18 +59,6 @@ def test_all_wrong_keys_of_a_run_file_are_named(tmp_path: Path) -> None:
         assert f"`{key}`" in str(caught.value)
 
 
-def test_all_wrong_values_of_lists_are_named() -> None:
-    with pytest.raises(
-        ConfigError, match=r"(?s)`domains.test` must have at least one entry.*`seeds` must not contain duplicates"
-    ):
-        load(None, ["domains.test=[]", "seeds=[1, 1]"])
-
-
-def test_a_single_error_is_not_a_list() -> None:
-    with pytest.raises(ConfigError, match=r"^unknown key `colour`\."):
-        load(None, ["colour=1"])
-
-
 def test_all_domains_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
     texts = [f"{tmp_path}/one.npz", "functoins:line", "functions:line"]
     config = load(None, [f"domains.train={texts}", 'domains.test=["functions:stp"]', "network.name=mlp"])
@@ -61,11 +66,6 @@ def test_all_domains_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
         streams(config, 0)
     for part in ("one.npz: there is no such file", "'functoins'", "functions:stp"):
         assert part in str(caught.value)
-
-
-def test_one_domain_that_cannot_be_opened_keeps_its_type() -> None:
-    with pytest.raises(OptionError, match="stp"):
-        streams(load(None, [FUNCTIONS[0], 'domains.test=["functions:stp"]', "network.name=mlp"]), 0)
 
 
 def test_all_unusable_domains_are_named(tmp_path: Path) -> None:
@@ -79,12 +79,6 @@ def test_all_unusable_domains_are_named(tmp_path: Path) -> None:
     alone = load(None, [f"domains.train={texts[:1]}", 'domains.test=["glyphs:braille"]', "network.size=16"])
     with pytest.raises((ConfigError, DataError), match="'one', split 'train'"):
         streams(alone, 0)
-
-
-def test_domains_of_different_kinds_are_named() -> None:
-    config = load(None, [FUNCTIONS[0], 'domains.test=["glyphs:tifinagh(instances=2)"]'])
-    with pytest.raises(ConfigError, match=r"functions:line is regression with 1 target, and glyphs:tifinagh is class"):
-        streams(config, 0)
 
 
 def test_check_finds_all_plugins_before_the_first_check(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,5 @@
 """Gradients in separate tensors have the statistics of the same rows in one tensor, without large copies."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,6 @@
 """Writing a project: all files or none, without overwriting files, and under a name that is not in use."""
 
-from __future__ import annotations
-
+import re
 from pathlib import Path
 
 import pytest
@@ -76,16 +75,10 @@ def test_a_failed_write_leaves_no_files(failing, error, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_name_of_a_built_in_plugin_raises_with_its_distribution_and_version():
-    message = f"the name 'pcgrad' is in use: gradhomog {gradhomog.__version__} has a homogenizer with this name."
-    with pytest.raises(PluginError) as raised:
-        check_name_is_free(names("pcgrad"), Registry())
-    assert message in str(raised.value)
-
-
-@pytest.mark.parametrize(("name", "kind"), [("maml", "learner"), ("glyphs", "domain")])
-def test_the_name_of_a_plugin_of_another_kind_raises(name, kind):
-    with pytest.raises(PluginError, match=f"has a {kind} with this name"):
+@pytest.mark.parametrize(("name", "kind"), [("pcgrad", "homogenizer"), ("maml", "learner"), ("glyphs", "domain")])
+def test_the_name_of_a_built_in_plugin_raises_with_its_distribution_version_and_kind(name, kind):
+    message = f"the name '{name}' is in use: gradhomog {gradhomog.__version__} has a {kind} with this name."
+    with pytest.raises(PluginError, match=re.escape(message)):
         check_name_is_free(names(name), Registry())
 
 

@@ -1,7 +1,5 @@
 """Two rows, and small homogenizers for pipelines."""
 
-from __future__ import annotations
-
 import torch
 
 from gradhomog import Homogenizer

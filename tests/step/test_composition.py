@@ -1,9 +1,5 @@
 """Composition of homogenizers: mixings multiply, and each stage receives the rows of the previous stage."""
 
-from __future__ import annotations
-
-import copy
-
 import pytest
 import torch
 from hypothesis import given
@@ -12,10 +8,6 @@ import gradhomog
 from gradhomog import NotDifferentiableError
 from gradhomog.testing import jacobians
 from tests.step.members import ROWS, C, D, Doubled, Matrix, Weights, in_dict
-
-
-def flat(direction):
-    return torch.cat([direction["weight"].flatten(), direction["bias"].flatten()])
 
 
 @given(jacobians())
@@ -41,15 +33,6 @@ def test_a_rows_stage_receives_the_mixed_rows_and_the_next_gramian_is_that_of_it
     mixed = 2 * torch.tensor(C, dtype=torch.float64) @ ROWS.double()
     torch.testing.assert_close(last.seen, mixed @ mixed.T)
     torch.testing.assert_close(direction, (torch.tensor(D).double() @ mixed).mean(0).float())
-
-
-@pytest.mark.parametrize(
-    "members", [["pcgrad(order='fixed')"], [Weights(1, 3)], [Doubled()], [Doubled(), Weights(2, 0), "mgda"]]
-)
-def test_a_dict_of_rows_gives_the_direction_of_the_concatenated_matrix(members):
-    matrix = gradhomog.pipeline(copy.deepcopy(members)).combine(ROWS)
-    by_name = gradhomog.pipeline(members).combine(in_dict(ROWS))
-    torch.testing.assert_close(flat(by_name), matrix)
 
 
 def test_reported_weights_are_the_weights_of_the_rows_in_the_direction():

@@ -1,7 +1,5 @@
 """`debug=True` detects a stage that modifies its inputs in place, through any view of the memory."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Errors name the faulty member and its stage; arguments that do not match the rows raise."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -41,25 +39,6 @@ def test_losses_may_be_a_list_of_tensors_with_a_graph():
     weight = torch.tensor(2.0, requires_grad=True)
     losses = [weight * 1, weight * 2]
     assert torch.equal(gradhomog.pipeline("gradnorm").combine(ROWS, losses=losses), ROWS.mean(0))
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        torch.ones(3),
-        torch.ones(0, 3),
-        torch.ones(2, 3, device="meta"),
-        torch.eye(2).to_sparse(),
-        torch.ones(2, 3, dtype=torch.complex64),
-        {"w": torch.ones(2, 3), "b": torch.ones(2, device="meta")},
-        {},
-    ],
-    ids=["vector", "no task", "meta", "sparse", "complex", "meta in a dict", "empty"],
-)
-@pytest.mark.parametrize("text", ["none", "gradnorm"])
-def test_rows_that_cannot_be_combined_raise(rows, text):
-    with pytest.raises(DataError, match="`jacobian`"):
-        gradhomog.pipeline(text).combine(rows, losses=[1.0, 2.0])
 
 
 def test_a_homogenizer_that_overrides_both_mix_and_rows_raises():

@@ -1,7 +1,5 @@
 """NaN and infinity: errors name task, domain and parameter, or the task is dropped; state does not change."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -84,10 +82,7 @@ def test_weights_that_make_the_direction_overflow_raise_and_no_state_changes(non
 
 @pytest.mark.parametrize(
     ("rows", "weights"),
-    [
-        (torch.full((2, 3), 100.0, dtype=torch.float16), [1e6]),
-        (torch.full((2, 3), 1e18), [1e9, 1e9, 1e9]),
-    ],
+    [(torch.full((2, 3), 100.0, dtype=torch.float16), [1e6]), (torch.full((2, 3), 1e18), [1e9, 1e9, 1e9])],
     ids=["float16", "several that multiply"],
 )
 def test_overflow_of_the_direction_raises_for_every_dtype_and_for_products_of_weights(rows, weights):
@@ -147,12 +142,6 @@ def test_inner_products_that_overflow_are_named_with_the_largest_entry(text):
         NonfiniteError, match=r"inner products of the rows overflow.*the largest entry of a row is 3\.0e\+300"
     ):
         gradhomog.pipeline(text).combine(torch.tensor([[1e300, 2e300], [3e300, -1e300]], dtype=torch.float64))
-
-
-@pytest.mark.parametrize("text", ["none", "static(weights=[1, 2])", "uw"])
-def test_methods_that_read_no_inner_product_combine_rows_of_1e300(text):
-    rows = 1e300 * torch.eye(2, dtype=torch.float64)
-    assert torch.isfinite(gradhomog.pipeline(text).combine(rows, [1.0, 2.0])).all()
 
 
 def test_the_mean_of_the_largest_finite_rows_does_not_overflow():

@@ -1,7 +1,5 @@
 """Statistics of the rows: computed once, only if declared, and without a graph for `update`."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The report of a step: one class from every entry point, its text, its table, and its scalars for loggers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

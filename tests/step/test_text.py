@@ -1,7 +1,5 @@
 """Pipelines from text, lists and objects; the text of a pipeline creates an equal pipeline."""
 
-from __future__ import annotations
-
 import pytest
 
 import gradhomog

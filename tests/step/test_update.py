@@ -1,7 +1,5 @@
 """State is assigned last and all at once: a failed step changes nothing, and its repetition draws the same numbers."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Stages in the encoder: hooks exist only within their context; each `transform` receives the previous features."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

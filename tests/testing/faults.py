@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,3 +56,24 @@ def fails(check: str, message: str, claims: str = "", **spec: Any) -> Any:
         return factory
 
     return register
+
+
+def fault(name: str, base: type, check: str, message: str, spec: Any = None, /, **changes: Any) -> None:
+    """Register a subclass of a good plugin in which `changes` replace attributes.
+
+    A function replaces a method; it is called with the object, the good method, and the arguments.
+    """
+    changed = {key: _method(base, key, change) if callable(change) else change for key, change in changes.items()}
+    unique = base.__name__ + name
+    names = {"__module__": __name__, "__qualname__": unique, "__doc__": "A faulty plugin."}
+    globals()[unique] = factory = type(name, (base,), {**names, **changed})  # global, so that it can be pickled
+    fails(check, message, **(spec or {}))(factory)
+
+
+def _method(base: type, name: str, change: Callable[..., Any]) -> Callable[..., Any]:
+    good = getattr(base, name, None)
+
+    def method(self: Any, *arguments: Any, **named: Any) -> Any:
+        return change(self, good and good.__get__(self), *arguments, **named)
+
+    return method if good is None else functools.wraps(good)(method)

@@ -15,7 +15,7 @@ from tests.testing.faults import FAULTS, GOOD, Fault
 
 pytestmark = pytest.mark.slow
 
-for path in sorted(Path(__file__).parent.glob("*/faulty_*.py")):
+for path in sorted(Path(__file__).parent.glob("*/faults.py")):
     importlib.import_module(f"tests.testing.{path.parent.name}.{path.stem}")
 
 CHECK = {"homogenizers": check_homogenizer, "learners": check_learner, "domains": check_domain}

@@ -33,8 +33,6 @@ class Mean(Homogenizer):
 
 
 FINE = HomogenizerSpec(factory=Mean, summary="the mean", reference="new")
-DRAFT = HomogenizerSpec(factory=Mean, summary="", reference="new")
-DRAWS = HomogenizerSpec(factory=Mean, summary="the mean", reference="new", traits={"stochastic"})
 
 
 @pytest.mark.parametrize("kind", ["homogenizers", "learners", "domains"])
@@ -43,9 +41,6 @@ def test_every_check_has_a_unique_name_and_a_summary(kind):
     assert len({check.name for check in found}) == len(found) > 10
     assert all(check.kind == kind and check.summary.endswith(".") for check in found)
     assert found == checks(kind)
-
-
-def test_homogenizers_are_the_default_kind():
     assert checks() == checks("homogenizers")
 
 
@@ -81,21 +76,6 @@ def test_the_error_for_patterns_without_match_lists_all_checks(only):
 
 
 # -- expected failures -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("spec", "outcomes"),
-    [
-        (DRAFT, ["expected", "failed", "not applicable"]),
-        (FINE, ["failed", "failed", "not applicable"]),
-        (DRAWS, ["failed", "expected", "not applicable"]),
-    ],
-)
-def test_expected_failures_must_fail_or_be_not_applicable(spec, outcomes):
-    reasons = dict.fromkeys(("documented", "stochastic", "imports_cleanly"), "not yet written")
-    report = check_homogenizer(spec, only=list(reasons), expected_failures=reasons)
-    assert [report[name].outcome for name in reasons] == outcomes
-    assert not report.passed
 
 
 @pytest.mark.parametrize("reason", ["", "  \n", None, True])
@@ -135,11 +115,10 @@ def test_options_are_part_of_the_text_or_given_as_a_pair(check, name, options, s
 @pytest.mark.parametrize(
     ("check", "spec", "subject"),
     [
-        (check_homogenizer, FINE, "homogenizer Mean"),
-        (check_learner, LEARNERS[OneStep], "learner OneStep"),
+        (check_homogenizer, FINE, "homogenizer Mean"), (check_learner, LEARNERS[OneStep], "learner OneStep"),
         (check_domain, BLOTS, "domain Blots:one"),
     ],
-)
+)  # fmt: skip
 def test_a_spec_needs_no_distribution_and_is_named_by_its_factory(check, spec, subject):
     assert check(spec, only="documented").subject == subject
 
@@ -156,7 +135,7 @@ def test_a_spec_needs_no_distribution_and_is_named_by_its_factory(check, spec, s
             check_learner,
             ("maml", {"inner_steps": "two"}),
             OptionError,
-            "`inner_steps` must be an integer ≥ 0; got 'two",
+            "`inner_steps` must be an integer",
         ),
         (check_domain, "function:line", UnknownPluginError, "Did you mean 'functions'"),
         (check_domain, "functions:lime", OptionError, "no variant 'lime'. Did you mean 'functions:line'"),
@@ -275,27 +254,21 @@ def test_a_learner_for_regression_only_is_checked_on_regression():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("check", "kind", "good", "seeding", "owner"),
-    [
-        (check_learner, "learners", OneStep, "torch.manual_seed(0)", "torch"),
-        (check_domain, "domains", Blots, "numpy.random.seed(0)", "numpy"),
-    ],
-)
-def test_an_import_that_seeds_a_global_generator_is_found(gradhomog_install, check, kind, good, seeding, owner):
+def test_an_import_that_seeds_global_generators_is_found(gradhomog_install):
     source = f"""
     import gradhomog, numpy, torch
-    from {good.__module__} import GOOD, {good.__name__}
+    from {Blots.__module__} import BLOTS
 
-    {seeding}
+    torch.manual_seed(0)
+    numpy.random.seed(0)
 
     @gradhomog.hookimpl
-    def gradhomog_{kind[:-1]}():
-        return GOOD[{good.__name__}]
+    def gradhomog_domain():
+        return BLOTS
     """
-    name = gradhomog_install("seeding-one", source, kind=kind)
+    name = gradhomog_install("seeding-one", source, kind="domains")
     with seeded_global_generators(0):  # the check also imports the plugin in this process
-        report = check(name, only="imports_cleanly")
+        report = check_domain(name, only="imports_cleanly")
     assert report.subject.endswith(" of seeding-one 1.2 (seeding_one)")
     assert report["imports_cleanly"].outcome == "failed"
-    assert report["imports_cleanly"].message == f"its import changes {owner}'s generator"
+    assert report["imports_cleanly"].message == "its import changes torch's generator, numpy's generator"

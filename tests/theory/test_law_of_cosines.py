@@ -4,8 +4,6 @@ It holds for two tasks, for equal cosines, for nearly all sums of squares, and f
 does not hold for every pair in general.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 
@@ -155,18 +153,3 @@ def test_every_distance_vanishes_once_norms_are_equal_and_rotation_is_complete(r
     aligned = torch.stack(rotated)
     assert float(distances(aligned @ aligned.T).max()) < 1e-7 * mean  # √rounding, as `distances` states
     assert float((aligned - target).abs().max()) < 1e-7 * mean
-
-
-@given(seed=st.integers(0, 2**31), shares=st.tuples(st.floats(0, 1), st.floats(0, 1)))
-def test_with_equal_norms_every_distance_decreases_when_rows_rotate_to_one_direction_in_a_plane(seed, shares):
-    """The rows are on the half circle around the common direction; a distance is 2 n sin(half the angle)."""
-    generator = torch.Generator().manual_seed(seed)
-    angles = math.pi * (torch.rand(5, generator=generator, dtype=torch.float64) - 0.5)
-    less, more = sorted(shares)
-
-    def turned(share):
-        now = (1 - share) * angles
-        rows = torch.stack([now.cos(), now.sin()], 1)
-        return distances(rows @ rows.T)
-
-    assert (turned(more) <= turned(less) + 1e-7).all()

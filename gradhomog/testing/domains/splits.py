@@ -10,7 +10,8 @@ from gradhomog.errors import DataError, OptionError
 from gradhomog.learners.domains import Domain, Split
 from gradhomog.testing.assertions import error_of
 from gradhomog.testing.check_results import CheckFailure, NotApplicable, check
-from gradhomog.testing.domains.tasks import input_bits, require_inputs, require_targets, same_task
+from gradhomog.testing.domains.tasks import require_inputs, require_targets, same_task
+from gradhomog.testing.snapshots import input_bits
 from gradhomog.testing.subjects import (
     CANDIDATES,
     SMALLEST,

@@ -17,7 +17,7 @@ from gradhomog.learners.domains import Domain, Split
 from gradhomog.learners.tasks import Task
 from gradhomog.testing.check_results import CheckFailure, NotApplicable, check
 from gradhomog.testing.property_search import for_all
-from gradhomog.testing.snapshots import changed_names, global_generators, seeded_global_generators
+from gradhomog.testing.snapshots import changed_generators, input_bits, seeded_global_generators
 from gradhomog.testing.subjects import SIZE, DomainSubject, Numbers, draw_task, seeded_generator, supports
 
 OTHER_SIZE = 20  # pixels
@@ -200,11 +200,6 @@ def support_and_query_disjoint(subject: DomainSubject) -> None:
     _for_all_tasks(subject, require)
 
 
-def input_bits(x: Tensor) -> list[bytes]:
-    """Return the bytes of each input."""
-    return [single.contiguous().numpy().tobytes() for single in x.detach()]
-
-
 def same_task(one: Task, two: Task) -> bool:
     """True if two tasks are exactly equal."""
     return all(torch.equal(getattr(one, name), getattr(two, name)) for name in TENSORS)
@@ -287,13 +282,9 @@ def _require_same(found: Tasks, expected: Tasks, how: str) -> None:
 def global_generators_unchanged(subject: DomainSubject) -> None:
     """Making the domain and drawing tasks do not change the global generators of torch, numpy and Python."""
     for seed in (11, 12):  # seeding a global generator changes at least one of them
-        with seeded_global_generators(seed):
-            before = global_generators()
-            _draw_tasks(subject, subject.make_fresh())
-            changed = changed_names(before, global_generators())
-        if changed:
+        if changed := changed_generators(lambda: _draw_tasks(subject, subject.make_fresh()), seed):
             raise CheckFailure(
-                f"the domain uses the global generator of {', '.join(changed)}: use the `random` passed to `sample`"
+                f"the domain uses the global generator of {changed}: use the `random` passed to `sample`"
             )
 
 

@@ -16,13 +16,7 @@ from gradhomog.step.step import Step, TaskKey
 from gradhomog.testing import small_network
 from gradhomog.testing.assertions import error_of, require_all_equal, require_equal
 from gradhomog.testing.check_results import CheckFailure, check
-from gradhomog.testing.snapshots import (
-    changed_names,
-    find_objects,
-    global_generators,
-    seeded_global_generators,
-    snapshot,
-)
+from gradhomog.testing.snapshots import changed_generators, changed_names, find_objects, snapshot
 from gradhomog.testing.subjects import HomogenizerSubject
 
 Compare = Callable[..., Any]
@@ -151,14 +145,11 @@ def no_graph_kept(subject: HomogenizerSubject) -> None:
 @check("homogenizers")
 def global_generators_unchanged(subject: HomogenizerSubject) -> None:
     """The global generators of torch, numpy and Python do not change: random numbers come from `step.generator`."""
-    with seeded_global_generators(271828):  # a seed that no plugin is likely to use
-        before = global_generators()
-        subject.outputs(subject.pipeline(), steps=3)
-        changed = changed_names(before, global_generators())
-    if changed:
+    # A seed that no plugin is likely to use.
+    if changed := changed_generators(lambda: subject.outputs(subject.pipeline(), steps=3), 271828):
         raise CheckFailure(
-            f"it draws from the global generator of {', '.join(changed)}: draw from `step.generator` or from the "
-            "generator passed to `begin`; an option `seed` makes draws reproducible"
+            f"it draws from the global generator of {changed}: draw from `step.generator` or from the generator passed "
+            "to `begin`; an option `seed` makes draws reproducible"
         )
 
 

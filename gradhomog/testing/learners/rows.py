@@ -17,6 +17,7 @@ from gradhomog.step.step import TaskKey
 from gradhomog.testing.assertions import central_difference, require_close, require_derivative, require_exact_rows
 from gradhomog.testing.check_results import CheckFailure, check, describe_failure
 from gradhomog.testing.probing_homogenizers import Call, Recorder, ShiftedFeatures, ZeroEncoder, ZeroFeatures
+from gradhomog.testing.snapshots import input_bits
 from gradhomog.testing.subjects import LearnerSubject, TaskType
 
 METRICS: Mapping[TaskType, str] = {"classification": "accuracy", "regression": "mse"}
@@ -230,16 +231,12 @@ def _misplaced_inputs(
     if not begin_calls:
         return "inputs before the first `homogenizers.begin`"
     assert call.tensor is not None
-    encoded = _inputs(call.tensor)
+    encoded = set(input_bits(call.tensor))
     for key, task in zip(keys, batch, strict=True):
         for part, inputs in (("support", task.support_x), ("query", task.query_x)):
-            if (key, part) != begin_calls[-1] and encoded & _inputs(inputs):
+            if (key, part) != begin_calls[-1] and encoded.intersection(input_bits(inputs)):
                 return f"{part} inputs of task {key.slot} after `begin({begin_calls[-1][0]}, {begin_calls[-1][1]!r})`"
     return ""
-
-
-def _inputs(x: Tensor) -> set[bytes]:
-    return {single.contiguous().numpy().tobytes() for single in x.detach()}
 
 
 @check("learners")

@@ -14,16 +14,10 @@ from gradhomog.errors import GradhomogError, NonfiniteError
 from gradhomog.learners.learner import Learner
 from gradhomog.learners.tasks import TaskBatch
 from gradhomog.step.pipelines import Pipeline, pipeline
+from gradhomog.testing import snapshots
 from gradhomog.testing.assertions import error_of, require_all_equal, require_close, require_equal
 from gradhomog.testing.check_results import CheckFailure, check
 from gradhomog.testing.probing_homogenizers import Call, InputDependentWeights, Recorder, RowRecorder
-from gradhomog.testing.snapshots import (
-    changed_names,
-    global_generators,
-    module_structure,
-    seeded_global_generators,
-    snapshot,
-)
 from gradhomog.testing.subjects import LearnerSubject
 
 RTOL, ATOL = 1e-9, 1e-12
@@ -124,7 +118,7 @@ def _require_unchanged(learner: Learner, when: str, outer: torch.optim.Optimizer
     """Raise if the statements in the context end without an error and change the learner or the process."""
     before = _state(learner, outer)
     yield
-    if changed := changed_names(before, _state(learner, outer)):
+    if changed := snapshots.changed_names(before, _state(learner, outer)):
         more = f" (and {len(changed) - 4} more)" if len(changed) > 4 else ""
         raise CheckFailure(f"{when}, these have changed: {', '.join(changed[:4])}{more}")
 
@@ -135,17 +129,17 @@ def _state(learner: Learner, outer: torch.optim.Optimizer | None = None) -> dict
     for part, module in {"encoder": learner.encoder, "head": learner.head, "learner": learner.extra_modules}.items():
         for name, parameter in module.named_parameters():
             key = f"{part}.{name}"
-            state[f"the parameter `{key}`"] = snapshot(parameter)
+            state[f"the parameter `{key}`"] = snapshots.snapshot(parameter)
             state[f"the identity of the parameter `{key}`"] = id(parameter)
-            state[f"`.grad` of `{key}`"] = snapshot(parameter.grad)
+            state[f"`.grad` of `{key}`"] = snapshots.snapshot(parameter.grad)
             state[f"`requires_grad` of `{key}`"] = parameter.requires_grad
         for name, buffer in module.named_buffers():
-            state[f"the buffer `{part}.{name}`"] = snapshot(buffer)
+            state[f"the buffer `{part}.{name}`"] = snapshots.snapshot(buffer)
         state[f"the modes of the {part}"] = [submodule.training for submodule in module.modules()]
-        state[f"the hooks and attributes of the {part}"] = module_structure(module)
+        state[f"the hooks and attributes of the {part}"] = snapshots.module_structure(module)
     if outer is not None:
-        state["the outer optimizer"] = snapshot(outer.state_dict())
-    for name, generator_state in global_generators().items():
+        state["the outer optimizer"] = snapshots.snapshot(outer.state_dict())
+    for name, generator_state in snapshots.global_generators().items():
         state[f"the global generator of {name}"] = generator_state
     state["the gradient mode"] = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     state["the default dtype"] = torch.get_default_dtype()
@@ -182,7 +176,7 @@ def no_side_effects(subject: LearnerSubject) -> None:
         for homogenizers in (None, [Recorder()]):
             learner = _with_mixed_modes(subject, homogenizers)
             for seed in (11, 12):  # seeding a global generator changes at least one of them
-                with seeded_global_generators(seed), _require_unchanged(learner, f"after `{name}`"):
+                with snapshots.seeded_global_generators(seed), _require_unchanged(learner, f"after `{name}`"):
                     call(learner)
         for tensor, original in zip(inputs, before, strict=True):
             require_equal(tensor, original, f"the tasks' tensors after `{name}`")

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from . import measures
+
 os.environ["DDE_BACKEND"] = "pytorch"
 dde: Any = pytest.importorskip("deepxde", reason="needs the extra `deepxde`")
 torch.set_default_device(None)  # DeepXDE sets CUDA where there is a GPU, for all tests of the process
@@ -48,11 +50,9 @@ def train(trained: Any, iterations: int | None = 5) -> None:
 
 
 def parameters(trained: Any) -> Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in trained.net.parameters()]).clone()
+    return measures.parameters(trained.net)
 
 
 def rows(trained: Any) -> Tensor:
     """The gradients of DeepXDE's own losses, `[losses, params]`."""
-    losses = trained.outputs_losses_train(*trained.data.train_next_batch())[1]
-    found = [torch.autograd.grad(loss, [*trained.net.parameters()], retain_graph=True) for loss in losses]
-    return torch.stack([torch.cat([part.flatten() for part in row]) for row in found])
+    return measures.rows(trained.outputs_losses_train(*trained.data.train_next_batch())[1], trained.net)

@@ -91,7 +91,3 @@ def fit(
     trainer = L.Trainer(max_epochs=epochs, **options)
     trainer.fit(module, batches() if data is None else data, validation, ckpt_path=path)
     return trainer
-
-
-def parameters(module: Any) -> Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()]).clone()

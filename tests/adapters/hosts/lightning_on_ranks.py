@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader
 
 from gradhomog import GradhomogError, Ranks
 
-from .lightning_modules import L, Manual, TwoTasks, batches, fit, parameters
+from .lightning_modules import L, Manual, TwoTasks, batches, fit
+from .measures import parameters
 from .torchrun import save
 
 Adam, SGD = torch.optim.Adam, torch.optim.SGD
@@ -78,7 +79,6 @@ def main(out: str) -> None:
     found["bf16"] = trained(TwoTasks("upgrad").float(), precision="bf16-mixed")
     found["metrics"] = metrics()
     found["state"] = stateful(Path(out))
-    found["absent"] = trained(absent_on_rank_1(TwoTasks("upgrad", parameters=None)))
     found["labels"] = labels()
     found["without labels"] = without_labels()
     found["gathered"] = trained(TwoTasks("graddrop", group=Ranks("batch", gather=True)))
@@ -100,14 +100,6 @@ def stateful(out: Path) -> dict[str, Any]:
     module = TwoTasks("uw", Adam)
     fit(module, epochs=1, data=part(), **DDP).save_checkpoint(out / "half.ckpt")
     return module.homogenized_loss.pipe.state_dict()
-
-
-def absent_on_rank_1(module: Any) -> Any:
-    """Remove the normals of rank 1, with all parameters as shared ones."""
-    module.homogenized_loss.options["parameters"] = module
-    losses = module.losses
-    module.losses = lambda x: {**losses(x), "normals": losses(x)["normals"] if RANK == 0 else None}
-    return module
 
 
 def labels() -> Tensor:

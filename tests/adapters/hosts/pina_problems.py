@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 _format = warnings.formatwarning
 for _name in ("pina.trainer", "pina.solver", "pina.problem.zoo", "pina.weighting", "pina.callback", "pina.optim"):
@@ -62,7 +61,3 @@ def train(trained: Any, epochs: int = 4, callbacks: Sequence[Any] = (), path: An
     trainer = Trainer(trained, max_epochs=epochs, callbacks=[*callbacks], **{**QUIET, **options})
     trainer.train(ckpt_path=path)
     return trainer
-
-
-def parameters(trained: Any) -> Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in trained.parameters()]).clone()

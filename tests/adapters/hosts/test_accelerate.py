@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 import gradhomog
 
+from .measures import parameters
+
 accelerate = pytest.importorskip("accelerate", reason="needs the extra `transformers`")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # deprecations within Accelerate
@@ -56,7 +58,7 @@ def train(pipe: gradhomog.Pipeline | None, resume: Any = None, save: Any = None,
             optimizer.zero_grad()
     if save is not None:
         accelerator.save_state(save)
-    return torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
+    return parameters(net)
 
 
 @pytest.mark.parametrize("batches", [1, 2])

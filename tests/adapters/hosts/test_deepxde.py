@@ -119,31 +119,17 @@ def test_a_loss_of_weight_zero_is_displayed_and_absent_from_the_step(text: str) 
     assert len(weighted.losshistory.loss_train[-1]) == 3
 
 
-@pytest.mark.parametrize("kept", ["one", 2, "all"])
-def test_tracked_steps_at_constant_rows_have_the_length_of_the_sum(kept: Any) -> None:
-    trained = compiled(lr=1e-12)  # so that rows do not change
-    homogenize(trained, gradhomog.pipeline([("tracked", {"method": "static", "rows": kept})]))
-    expected = rows(trained).sum(0)
-    train(trained, 3)
-    grads = [parameter.grad.flatten() for parameter in trained.net.parameters()]
-    torch.testing.assert_close(torch.cat(grads), expected, rtol=1e-6, atol=1e-8)
-
-
 def test_weights_of_the_last_step_have_the_names_of_the_losses() -> None:
     trained = compiled()
     step = homogenize(trained, gradhomog.pipeline("static(weights=[1, 2, 3])"))
-    assert step.weights() == {}
+    assert (step.weights(), step.names) == ({}, ())
     train(trained, 1)
+    assert step.names == ("pde", "DirichletBC", "IC")
     assert step.weights() == pytest.approx({"pde": 0.5, "DirichletBC": 1.0, "IC": 1.5})
-
-
-@pytest.mark.parametrize("text", ["trimmed_mean", "tracked"])
-def test_no_weights_are_reported_where_rows_were_replaced(text: str) -> None:
-    trained = compiled()
-    step = homogenize(trained, gradhomog.pipeline(text))
-    train(trained, 2)
-    assert step.report is not None
-    assert step.weights() == {}
+    replaced = homogenize(trained := compiled(), gradhomog.pipeline("trimmed_mean"))
+    train(trained, 1)
+    assert replaced.report is not None
+    assert replaced.weights() == {}  # rows were replaced
 
 
 def test_momentum_after_averages_of_rows_warns() -> None:
@@ -163,14 +149,6 @@ def test_the_penalty_l1_is_added_to_the_direction() -> None:
     torch.testing.assert_close(parameters(trained), before - 0.01 * expected)
 
 
-def test_the_losses_are_named_after_residuals_and_conditions() -> None:
-    trained = compiled()
-    step = homogenize(trained, gradhomog.pipeline("uw"))
-    assert step.names == ()
-    train(trained, 1)
-    assert step.names == ("pde", "DirichletBC", "IC")
-
-
 def test_several_residuals_and_conditions_of_one_class_are_numbered() -> None:
     def system(x: Tensor, u: Tensor) -> list[Tensor]:
         return [dde.grad.jacobian(u, x, i=i, j=0) - u[:, 1 - i : 2 - i] for i in (0, 1)]
@@ -182,6 +160,10 @@ def test_several_residuals_and_conditions_of_one_class_are_numbered() -> None:
     step = homogenize(trained, gradhomog.pipeline("upgrad"))
     train(trained, 1)
     assert step.names == ("pde 0", "pde 1", "DirichletBC 0", "DirichletBC 1")
+    data = dde.data.Function(domain, lambda x: x[:, :1], 8, 8)
+    step = homogenize(trained := compiled(data=data), gradhomog.pipeline("none"))
+    train(trained, 1)
+    assert step.names == ("loss",)
 
 
 def test_given_names_are_the_domains_of_the_rows() -> None:
@@ -193,31 +175,16 @@ def test_given_names_are_the_domains_of_the_rows() -> None:
     assert "walls" in str(pipe.state_dict())
 
 
-def test_too_few_names_are_an_error_at_the_first_step() -> None:
+@pytest.mark.parametrize("names", [["pde", "edge", "edge"], "abc"])
+def test_equal_names_and_a_text_are_an_error_before_training_and_too_few_at_the_first_step(names: Any) -> None:
     trained = compiled()
     homogenize(trained, gradhomog.pipeline("none"), names=["pde"])
     with pytest.raises(OptionError, match="one name for each of the 3 losses"):
         train(trained, 1)
-
-
-@pytest.mark.parametrize("names", [["pde", "edge", "edge"], "abc"])
-def test_equal_names_and_a_text_are_an_error_before_training(names: Any) -> None:
-    trained = compiled()
     before = trained.train_step
     with pytest.raises(OptionError, match="`names` must be a list of different names, one for each loss"):
         homogenize(trained, gradhomog.pipeline("none"), names=names)
     assert trained.train_step is before
-
-
-def test_methods_that_read_losses_only_take_one_backward_pass() -> None:
-    passes = {}
-    for text in ("uw", "upgrad"):
-        trained, count = compiled(), list[Tensor]()
-        homogenize(trained, gradhomog.pipeline(text))
-        next(iter(trained.net.parameters())).register_hook(count.append)
-        trained._train_step(*trained.data.train_next_batch())
-        passes[text] = len(count)
-    assert passes["upgrad"] - passes["uw"] == 2
 
 
 def test_a_phase_with_lbfgs_after_compile_is_deepxdes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,37 +224,6 @@ def test_training_after_a_compile_that_removed_an_unused_train_step_is_an_error_
     assert torch.equal(parameters(trained), parameters(plain))
 
 
-@pytest.mark.parametrize("optimizer", ["L-BFGS", "NNCG", torch.optim.LBFGS], ids=str)
-def test_second_order_optimizers_are_refused(optimizer: Any) -> None:
-    trained = model()
-    given = optimizer if isinstance(optimizer, str) else optimizer(trained.net.parameters())
-    trained.compile(given, verbose=0)
-    before = trained.train_step
-    with pytest.raises(OptionError, match=r"first-order optimizer such as Adam; got (LBFGS|NNCG)"):
-        homogenize(trained, gradhomog.pipeline("upgrad"))
-    assert trained.train_step is before
-
-
-def test_losses_of_other_data_are_numbered() -> None:
-    data = dde.data.Function(dde.geometry.Rectangle([0, 0], [1, 1]), lambda x: x[:, :1], 8, 8)
-    step = homogenize(trained := compiled(data=data), gradhomog.pipeline("none"))
-    train(trained, 1)
-    assert step.names == ("loss",)
-
-
-@pytest.mark.parametrize(
-    ("given", "text", "message"),
-    [
-        (model, "upgrad", r"must be compiled: call model\.compile"),
-        (lambda: compiled().net, "upgrad", r"must be a deepxde\.Model; got FNN"),
-        (compiled, "rotate", "rotate reads features, which DeepXDE does not compute"),
-    ],
-)
-def test_an_object_or_pipeline_that_cannot_work_is_an_error(given: Any, text: str, message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        homogenize(given(), gradhomog.pipeline(text))
-
-
 def test_another_backend_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     trained = compiled()
     monkeypatch.setattr(dde.backend, "backend_name", "jax")
@@ -318,3 +254,28 @@ def test_training_continues_from_a_saved_model_and_the_saved_state_of_the_pipeli
     resumed.restore(path)
     train(resumed, 3)
     assert torch.equal(parameters(resumed), parameters(whole))
+
+
+def of_second_order(optimizer: Any) -> Any:
+    trained = model()
+    trained.compile(optimizer if isinstance(optimizer, str) else optimizer(trained.net.parameters()), verbose=0)
+    return trained
+
+
+@pytest.mark.parametrize(
+    ("make", "text", "message"),
+    [
+        (model, "upgrad", r"must be compiled: call model\.compile"),
+        (lambda: compiled().net, "upgrad", r"must be a deepxde\.Model; got FNN"),
+        (compiled, "rotate", "rotate reads features, which DeepXDE does not compute"),
+        (lambda: of_second_order("L-BFGS"), "upgrad", "first-order optimizer such as Adam; got LBFGS"),
+        (lambda: of_second_order("NNCG"), "upgrad", "first-order optimizer such as Adam; got NNCG"),
+        (lambda: of_second_order(torch.optim.LBFGS), "upgrad", "first-order optimizer such as Adam; got LBFGS"),
+    ],
+)
+def test_an_object_or_pipeline_that_cannot_work_is_an_error(make: Any, text: str, message: str) -> None:
+    given = make()
+    before = getattr(given, "train_step", None)
+    with pytest.raises(OptionError, match=message):
+        homogenize(given, gradhomog.pipeline(text))
+    assert getattr(given, "train_step", None) is before or before is None

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from gradhomog import OptionError
 
-from .lightning_modules import L, TwoTasks, batches, fit, parameters
+from .lightning_modules import L, TwoTasks, batches, fit
 from .lightning_on_ranks import CASES, Adam, Penalized
+from .measures import parameters
 from .torchrun import on_two_ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Lightning's advice
@@ -88,16 +89,6 @@ def test_one_process_resumes_a_checkpoint_of_two_ranks(ranks: Any, folder: Path)
     close(parameters(resumed), in_one_process(whole))
     assert resumed.homogenized_loss.pipe.steps == whole.homogenized_loss.pipe.steps == 6
     assert ranks[0]["state"] == ranks[1]["state"]
-
-
-def test_a_task_without_a_loss_on_one_rank_has_the_row_of_the_other(ranks: Any) -> None:
-    module = TwoTasks("upgrad", parameters=None)
-    module.homogenized_loss.options["parameters"] = module
-    losses = module.losses
-    module.losses = lambda x: {**losses(x), "normals": losses(x[EVEN])["normals"]}
-    expected = in_one_process(module)
-    for rank in ranks:
-        close(rank["absent"], expected)
 
 
 def test_heads_without_labels_train_as_in_one_process(ranks: Any) -> None:

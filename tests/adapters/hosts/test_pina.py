@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,8 @@ from torch import Tensor, nn
 import gradhomog
 from gradhomog import MomentumWarning, NonfiniteError, OptionError
 
-from .pina_problems import FeedForward, TorchOptimizer, inverse_poisson, parameters, poisson, solver, train
+from .measures import parameters
+from .pina_problems import FeedForward, TorchOptimizer, inverse_poisson, poisson, solver, train
 
 from gradhomog_adapters.pina import HomogenizedWeighting  # isort: skip
 from pina.callback import SwitchOptimizer  # isort: skip
@@ -182,18 +182,6 @@ def test_a_callback_that_is_not_the_weighting_of_the_solver_is_an_error() -> Non
         train(solver(ScalarWeighting(1)), callbacks=[weighting("upgrad")])
 
 
-def test_tracked_steps_at_constant_rows_have_the_length_of_the_sum() -> None:
-    steps = []
-    for given, epochs in ((None, 2), (weighting("tracked(method='static')"), 4)):
-        trained = solver(given, lr=1e-8)  # so that rows hardly change
-        train(trained, epochs=epochs - 1)
-        before = parameters(trained)
-        train(trained, epochs=1)
-        steps.append((before - parameters(trained)) / 1e-8)
-    # Only the boundary loss reaches the last bias, which therefore moves only in the steps of that loss.
-    torch.testing.assert_close(steps[1][:-1], steps[0][:-1], rtol=1e-4, atol=1e-4)
-
-
 def test_momentum_after_averages_of_rows_warns() -> None:
     with pytest.warns(MomentumWarning, match="tracked averages rows over steps, and Adam"):
         train(solver(weighting("tracked"), optimizer=torch.optim.Adam), epochs=1)
@@ -250,14 +238,3 @@ def test_a_loss_that_is_not_finite_is_an_error(text: str) -> None:
     with pytest.raises(NonfiniteError, match="boundary"):
         train(solver(given))
     assert given.pipe.steps == 0
-
-
-def test_methods_that_read_losses_only_take_one_backward_pass() -> None:
-    def passes(text: str) -> int:
-        trained, count = solver(weighting(text)), list[Tensor]()
-        keep: Callable[[Tensor], None] = count.append
-        next(trained.parameters()).register_hook(keep)
-        train(trained, epochs=1)
-        return len(count)
-
-    assert passes("upgrad") - passes("uw") == 1

@@ -28,6 +28,8 @@ from transformers import BertConfig, BertModel, BertTokenizer  # noqa: E402
 
 from gradhomog_adapters.sentence_transformers import HomogenizedSentenceTransformerTrainer  # noqa: E402
 
+from .measures import parameters  # noqa: E402
+
 pytestmark = pytest.mark.filterwarnings("ignore")  # deprecations within Transformers and datasets
 
 WORDS = ["red", "green", "blue", "cat", "dog", "bird"]
@@ -68,10 +70,6 @@ def trained(
     trainer = kind(net, arguments(folder, **options), given, eval_dataset=evaluate, loss=loss, **homogenizers)
     trainer.train(resume_from_checkpoint=resume)
     return trainer
-
-
-def parameters(net: nn.Module) -> Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in net.parameters()]).clone()
 
 
 @pytest.mark.parametrize(

@@ -7,25 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import gradhomog
 from gradhomog import MomentumWarning, NonfiniteError, OptionError
 
-from .transformers_models import (
-    SumTrainer,
-    TwoHeads,
-    TwoTasks,
-    arguments,
-    examples,
-    homogenized,
-    parameters,
-    trained,
-    two_losses,
-)
+from .measures import parameters, rows
+from .transformers_models import SumTrainer, TwoHeads, TwoTasks, arguments, examples, homogenized, trained, two_losses
 
 from gradhomog_adapters.transformers import HomogenizedTrainer  # isort: skip
-from transformers import Trainer  # isort: skip
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # deprecations within Transformers and PyTorch
 
@@ -36,6 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # deprecations within Transfo
         {},
         {"optim": "adamw_torch", "weight_decay": 0.1},
         {"max_grad_norm": 0.1},
+        {"label_smoothing_factor": 0.2},
         {"gradient_accumulation_steps": 2, "max_grad_norm": 0.1},
         {"gradient_accumulation_steps": 3, "max_steps": 2},  # the last step of the epoch has one batch
     ],
@@ -83,15 +74,10 @@ def test_one_step_follows_the_direction_of_the_tasks_gradients(tmp_path: Path) -
     net, data = TwoHeads(), examples()
     batch = {key: torch.stack([torch.as_tensor(row[key]) for row in data]) for key in data[0]}
     losses = two_losses(net(**batch), batch)
-    rows = [
-        torch.cat([part.flatten() for part in torch.autograd.grad(
-            loss, list(net.parameters()), retain_graph=True, materialize_grads=True
-        )])
-        for loss in losses.values()
-    ]  # fmt: skip
-    expected = parameters(net) - 0.01 * 2 * gradhomog.pipeline("upgrad").combine(torch.stack(rows))
+    jacobian = rows(losses.values(), net)
+    expected = parameters(net) - 0.01 * 2 * gradhomog.pipeline("upgrad").combine(jacobian)
     torch.testing.assert_close(parameters(found.model), expected, rtol=1e-9, atol=1e-11)
-    cosine = float(nn.functional.cosine_similarity(*rows, dim=0))
+    cosine = float(nn.functional.cosine_similarity(*jacobian, dim=0))
     assert found.state.log_history[0]["cosine/sentiment-topic"] == pytest.approx(cosine)
 
 
@@ -105,36 +91,6 @@ def test_heads_outside_of_the_shared_parameters_receive_the_gradient_of_their_lo
     found = trained(EncoderOnly, tmp_path, homogenizers=gradhomog.pipeline("static(weights=[1, 0])"), **options)
     torch.testing.assert_close(found.model.topic.weight, plain.model.topic.weight)
     assert not torch.allclose(parameters(found.model.encoder), parameters(plain.model.encoder))
-
-
-def test_frozen_parameters_do_not_change(tmp_path: Path) -> None:
-    model = TwoHeads()
-    model.encoder.requires_grad_(False)
-    before = parameters(model.encoder)
-    homogenized("upgrad", tmp_path, model, max_steps=1)
-    assert torch.equal(parameters(model.encoder), before)
-    assert not torch.equal(model.topic.weight, TwoHeads().topic.weight)
-
-
-def test_label_smoothing_of_the_trainer_applies_to_one_loss(tmp_path: Path) -> None:
-    def losses(trainer: Trainer, outputs: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
-        smooth = trainer.label_smoother({"logits": outputs["sentiment"]}, inputs["labels"])
-        return {**two_losses(outputs, inputs), "sentiment": smooth}
-
-    class Smooth(HomogenizedTrainer):
-        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-            return self.homogenized_loss(losses(self, model(**inputs), inputs), model)
-
-    class SmoothSum(SumTrainer):
-        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-            return sum(losses(self, model(**inputs), inputs).values())
-
-    options = {"label_smoothing_factor": 0.2, "max_steps": 2}
-    plain = trained(SmoothSum, tmp_path, **options)
-    found = trained(Smooth, tmp_path, homogenizers=gradhomog.pipeline("none"), **options)
-    torch.testing.assert_close(parameters(found.model), parameters(plain.model), rtol=1e-9, atol=1e-11)
-    sharp = trained(SumTrainer, tmp_path, max_steps=2)
-    assert not torch.allclose(parameters(found.model), parameters(sharp.model), atol=1e-9)
 
 
 def test_the_logs_of_the_loss_contain_losses_and_weights(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from torch import Tensor
 import gradhomog
 from gradhomog import OptionError
 
+from .measures import parameters
 from .torchrun import on_two_ranks
-from .transformers_models import TwoTasks, examples, parameters, trained, two_losses
+from .transformers_models import TwoTasks, examples, trained, two_losses
 from .transformers_on_ranks import CASES, RESUMED, EncoderOnly, PerItem, accelerated
 
 from accelerate.state import AcceleratorState, GradientState  # isort: skip
@@ -57,7 +58,7 @@ def test_training_is_that_of_one_process_with_the_whole_batch(name: str, ranks: 
 
 
 @pytest.mark.parametrize(
-    "name", [*((name, "upgrad") for name in CASES), "per item", "absent", "head without labels", "gathered"], ids=str
+    "name", [*((name, "upgrad") for name in CASES), "per item", "head without labels", "gathered"], ids=str
 )
 def test_all_processes_have_the_same_parameters(name: Any, ranks: Any) -> None:
     assert torch.equal(ranks[0][name], ranks[1][name])
@@ -75,18 +76,6 @@ def test_logs_and_evaluations_are_those_of_the_whole_batch(ranks: Any, tmp_path:
 def test_sums_divided_by_the_items_of_all_processes(ranks: Any, tmp_path: Path) -> None:
     found = in_one_process(tmp_path, PerItem, missing=6, gradient_accumulation_steps=2)
     close(ranks[0]["per item"], parameters(found.model))
-
-
-def test_a_task_without_a_loss_in_one_process_has_the_row_of_the_other(ranks: Any, tmp_path: Path) -> None:
-    class FirstHalf(TwoTasks):
-        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-            outputs = model(**inputs)
-            losses = two_losses(
-                {**outputs, "sentiment": outputs["sentiment"][:4]}, {**inputs, "labels": inputs["labels"][:4]}
-            )
-            return self.homogenized_loss(losses, model)
-
-    close(ranks[0]["absent"], parameters(in_one_process(tmp_path, FirstHalf, max_steps=1).model))
 
 
 def test_a_head_without_labels_trains_as_in_one_process(ranks: Any, tmp_path: Path) -> None:

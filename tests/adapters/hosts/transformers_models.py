@@ -54,12 +54,16 @@ def examples(count: int = 16, *, missing: int = 0) -> list[dict[str, Any]]:
     return [{**row, "labels": -100} if index < missing else row for index, row in enumerate(rows)]
 
 
-def two_losses(outputs: dict[str, Tensor], inputs: dict[str, Any], reduction: str = "mean") -> dict[str, Tensor]:
-    """Cross entropies of both heads; the second one a hundred times as large."""
+def two_losses(
+    outputs: dict[str, Tensor], inputs: dict[str, Any], reduction: str = "mean", smoother: Any = None
+) -> dict[str, Tensor]:
+    """Cross entropies of both heads; the second one a hundred times as large. `smoother`: of labels, for the first."""
     labels = {"sentiment": inputs["labels"], "topic": inputs["topics"]}
     losses = {
         name: nn.functional.cross_entropy(outputs[name], label, reduction=reduction) for name, label in labels.items()
     }
+    if smoother is not None:
+        losses["sentiment"] = smoother({"logits": outputs["sentiment"]}, inputs["labels"])
     return {**losses, "topic": 100 * losses["topic"]}
 
 
@@ -70,7 +74,7 @@ class SumTrainer(Trainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         outputs = model(**inputs)
-        loss = sum(two_losses(outputs, inputs).values())
+        loss = sum(two_losses(outputs, inputs, smoother=self.label_smoother).values())
         return (loss, outputs) if return_outputs else loss
 
 
@@ -80,16 +84,12 @@ def arguments(folder: Path, **options: Any) -> TrainingArguments:
     return TrainingArguments(str(folder), **{**quiet, **training, **options})
 
 
-def parameters(model: nn.Module) -> Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).clone()
-
-
 class TwoTasks(HomogenizedTrainer):
     """The losses of `SumTrainer`, homogenized."""
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         outputs = model(**inputs)
-        loss = self.homogenized_loss(two_losses(outputs, inputs), model)
+        loss = self.homogenized_loss(two_losses(outputs, inputs, smoother=self.label_smoother), model)
         return (loss, outputs) if return_outputs else loss
 
 

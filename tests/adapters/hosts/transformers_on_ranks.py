@@ -18,8 +18,9 @@ from transformers import TrainerCallback
 import gradhomog
 from gradhomog import GradhomogError, Ranks
 
+from .measures import parameters
 from .torchrun import save
-from .transformers_models import SumTrainer, TwoTasks, examples, parameters, trained, two_losses
+from .transformers_models import SumTrainer, TwoTasks, examples, trained, two_losses
 
 RANK = int(os.environ.get("RANK", 0))
 
@@ -40,14 +41,6 @@ class PerItem(TwoTasks):
         losses = two_losses(model(**inputs), inputs, reduction="sum")
         factor = self.accelerator.num_processes / num_items_in_batch
         return self.homogenized_loss({name: factor * loss for name, loss in losses.items()}, model)
-
-
-class NoSentimentOnRank1(TwoTasks):
-    """A task without labels on one rank."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        losses = two_losses(model(**inputs), inputs)
-        return self.homogenized_loss({**losses, "sentiment": losses["sentiment"] if RANK == 0 else None}, model)
 
 
 class HeadWithoutLabels(EncoderOnly):
@@ -118,7 +111,6 @@ def main(out: str) -> None:
             found[name, text] = parameters(trainer.model)
     found["logs"] = train(TwoTasks, "upgrad", eval_dataset=examples(8), eval_strategy="steps").state.log_history
     found["per item"] = parameters(train(PerItem, "upgrad", missing=6, gradient_accumulation_steps=2).model)
-    found["absent"] = parameters(train(NoSentimentOnRank1, "upgrad", max_steps=1).model)
     found["head without labels"] = parameters(train(HeadWithoutLabels, "upgrad", max_steps=3).model)
     found["gathered"] = parameters(train(Gathered, "graddrop").model)
     trainer = train(Gathered, "tracked(method='upgrad')", **RESUMED)

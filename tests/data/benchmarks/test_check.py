@@ -1,7 +1,5 @@
 """Checks of benchmarks on disk: counts, splits, damage; through the command line."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json

@@ -1,7 +1,5 @@
 """Published folders are listed with the published split rule, and the lists are read by the domain `images`."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Many pictures are decoded once, into an array that later calls map from the cache folder."""
 
-from __future__ import annotations
-
 import errno
 import multiprocessing
 import os

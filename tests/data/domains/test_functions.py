@@ -16,31 +16,13 @@ families = pytest.mark.parametrize("family", FAMILIES)
 
 
 @families
-def test_a_task_has_float32_columns_of_inputs_and_targets(family):
-    task = functions(family).sample("train", np.random.default_rng(0), **SIZES)
-    assert [t.shape for t in (task.support_x, task.support_y)] == [(10, 1), (10, 1)]
-    assert [t.shape for t in (task.query_x, task.query_y)] == [(20, 1), (20, 1)]
-    assert {t.dtype for t in (task.support_x, task.support_y, task.query_x, task.query_y)} == {torch.float32}
-    assert task.domain == f"functions:{family}"
-    assert task.query_x.abs().max() <= 5
-
-
-@families
-def test_targets_stay_within_the_scale_of_the_family(family):
-    bound = {"sinusoid": 5, "line": 18, "quadratic": 12.6, "step": 2, "bumps": 9, "exponential": 40.2}[family]
-    domain, random = functions(family), np.random.default_rng(0)
-    largest = max(domain.sample("all", random, **SIZES).query_y.abs().max().item() for _ in range(300))
-    assert bound / 4 < largest <= bound
-
-
-@families
 def test_the_target_variance_is_that_of_functions_of_the_domain(family):
-    """Compared with 40,000 targets of 20,000 functions and, for simple integrals, with closed forms."""
+    """Compared with 16,000 targets of 8,000 functions and, for simple integrals, with closed forms."""
     domain, random = functions(family), np.random.default_rng(0)
-    tasks = [domain.sample("all", random, ways=1, shots=1, queries=1) for _ in range(20_000)]
+    tasks = [domain.sample("all", random, ways=1, shots=1, queries=1) for _ in range(8_000)]
     targets = torch.cat([torch.cat([task.support_y, task.query_y]) for task in tasks]).double()
-    # The relative standard error is below 0.01, except for the exponential, whose fourth moment is large.
-    assert domain.target_variance == pytest.approx(float(targets.var()), rel=0.1 if family == "exponential" else 0.04)
+    # The relative standard error is below 0.016, except for the exponential, whose fourth moment is large.
+    assert domain.target_variance == pytest.approx(float(targets.var()), rel=0.15 if family == "exponential" else 0.06)
     closed = {
         "sinusoid": (5**3 - 0.1**3) / (3 * 4.9) / 2 - (2.55 * np.sin(5) / 5 * 2 / np.pi) ** 2,
         "line": 3 * 25 / 3 + 3,  # E a² E x² + E b²
@@ -96,13 +78,6 @@ def test_every_split_covers_the_whole_range(family):
         assert np.all(place <= 1)
         assert np.all(place.min(axis=0) < 0.07)
         assert np.all(place.max(axis=0) > 0.93)
-
-
-@families
-def test_the_generator_alone_determines_the_task(family):
-    one, two = (functions(family, noise=0.3).sample("val", np.random.default_rng(5), **SIZES) for _ in range(2))
-    assert torch.equal(one.query_x, two.query_x)
-    assert torch.equal(one.query_y, two.query_y)
 
 
 def test_noise_has_its_standard_deviation_and_does_not_change_inputs_or_function():

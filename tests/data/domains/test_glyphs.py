@@ -137,14 +137,6 @@ def test_a_picture_has_its_class_texture_with_the_given_probability(correlation)
     assert set(chosen[own == 0]) == ({0} if correlation == 1 else set(range(len(_render.BANK))))
 
 
-def test_textures_stay_in_range_and_no_two_are_alike():
-    drawn = _render.draw(np.random.default_rng(0), np.arange(len(_render.BANK)), 28)
-    assert drawn.min() >= 0
-    assert drawn.max() <= 1
-    assert len({picture.tobytes() for picture in drawn}) == len(_render.BANK)
-    assert np.all(drawn.std(axis=(1, 2)) > 0.05)
-
-
 def test_the_glyphs_do_not_change_with_background_or_correlation():
     """Only pixels outside the ink may change: inside the ink the two pictures agree."""
     clean = pictures(glyphs.glyphs("tifinagh", background=0.0, **SMALL), "all")
@@ -251,15 +243,3 @@ def test_describing_the_domain_imports_neither_matplotlib_nor_pillow():
         "print([m for m in ('matplotlib', 'PIL') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
-
-
-@pytest.mark.parametrize("split", ["train", "val", "test", "all"])
-def test_classes_of_tasks_are_classes_of_the_split(split):
-    domain = glyphs.glyphs("tifinagh", **SMALL)
-    task = domain.sample(split, np.random.default_rng(0), ways=3, shots=2, queries=2)
-    pool = pictures(domain, split)
-    listed = domain.classes(split)
-    drawn = ((task.support_x + 1) * 127.5).round().int().numpy()[:, 0]
-    for image, label in zip(drawn, task.support_y.tolist(), strict=True):
-        candidates = [listed[index] for index in range(len(pool)) if (pool[index] == image).all((1, 2)).any()]
-        assert task.classes[label] in candidates

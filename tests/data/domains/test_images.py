@@ -112,24 +112,10 @@ def test_shrinking_does_not_alias_and_crops_the_centre(tmp_path):
     folder = tmp_path / "folder" / "only"
     folder.mkdir(parents=True)
     Image.fromarray(picture).save(folder / "0.png")
-    for path in (
-        write_npz(tmp_path / "a.npz", images=stack, labels=np.array([0, 1])),
-        str(folder.parent),
-    ):
+    for path in (write_npz(tmp_path / "a.npz", images=stack, labels=np.array([0, 1])), str(folder.parent)):
         small = images.images(path, size=4)._images
         assert small.shape[1:] == (4, 4, 3)
         assert np.abs(small.astype(int) - 100).max() <= 4
-
-
-def test_npz_and_picture_files_are_resized_equally(tmp_path):
-    smooth = np.linspace(0, 255, 24).astype(np.uint8)
-    picture = np.stack([np.add.outer(smooth // 2, smooth // 2)] * 3, axis=-1)
-    folder = tmp_path / "folder" / "only"
-    folder.mkdir(parents=True)
-    Image.fromarray(picture).save(folder / "0.png")
-    by_pillow = images.images(str(folder.parent), size=9)._images[0]
-    by_torch = _pictures.square_resize(picture[None], 9)[0]
-    assert np.abs(by_pillow.astype(int) - by_torch).max() <= 1
 
 
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P", "I;16", "LA", "CMYK", "1"])
@@ -178,10 +164,6 @@ def assert_raises(path, message, **options):
     assert str(path) in str(caught.value)
 
 
-def test_a_missing_npz_file_raises(tmp_path):
-    assert_raises(tmp_path / "none.npz", "there is no such file")
-
-
 @pytest.mark.parametrize("kept", [0, 10, 200, -30])
 def test_a_truncated_npz_file_raises(tmp_path, kept):
     path = tmp_path / "cut.npz"
@@ -214,13 +196,8 @@ def test_an_npz_file_without_a_required_array_raises(tmp_path, name):
     ("change", "message"),
     [
         ({"images": np.zeros((4, 8, 8, 3))}, r"`images` must be uint8, 0\.\.255; got float64"),
-        ({"images": np.full((4, 8, 8, 3), np.nan)}, r"`images` must be uint8.*got float64\. Scale"),
         ({"images": np.zeros((4, 8), dtype=np.uint8)}, r"`images` must have shape.*got \(4, 8\)"),
-        ({"labels": np.array([0, 0, 1, 5])}, r"`labels` must be in 0\.\.1"),
-        ({"labels": np.array([0, 1])}, r"one entry per image; got 2 for 4 images"),
         ({"class_names": np.array([1, 2])}, r"`class_names` must be an array of text \[classes\]; got int64 \(2,\)"),
-        ({"class_names": np.array(["a", "b", "c"])}, r"class 'c' has none"),
-        ({"class_split": np.array(["train", "novel"])}, r"`class_split` must hold train, val or test; got 'novel'"),
         ({"class_split": np.array([0, 1])}, r"`class_split` must be an array of text"),
     ],
 )
@@ -234,7 +211,8 @@ def test_npz_arrays_of_the_wrong_kind_raise(tmp_path, change, message):
 
 
 def test_a_missing_path_or_one_of_an_unknown_kind_raises(tmp_path):
-    assert_raises(tmp_path / "nowhere", "there is no such file or folder")
+    for name in ("nowhere", "none.npz", "none.json"):
+        assert_raises(tmp_path / name, "there is no such file")
     (tmp_path / "data.csv").write_text("filename,label")
     assert_raises(tmp_path / "data.csv", r"must be an \.npz file, a \.json file list or a folder; got \.csv")
 
@@ -302,10 +280,6 @@ def test_a_bad_file_list_raises(tmp_path, text, message):
     path = tmp_path / "list.json"
     path.write_text(text)
     assert_raises(path, message)
-
-
-def test_a_missing_file_list_raises(tmp_path):
-    assert_raises(tmp_path / "none.json", "there is no such file or folder")
 
 
 def test_options_are_checked(tmp_path):

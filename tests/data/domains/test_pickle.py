@@ -1,7 +1,5 @@
 """Pickles of arrays are read as data in a limited process; anything else is an error, and no code is executed."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import functools

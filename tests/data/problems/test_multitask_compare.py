@@ -1,7 +1,5 @@
 """Comparisons on multi-task problems: the same table after interruptions, the report, and the commands."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Pairs of overlaid pictures: positions, separate splits, targets, and the same pairs for the same seed."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

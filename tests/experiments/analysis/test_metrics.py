@@ -1,7 +1,5 @@
 """Names, order and improvements of scores; and Δm, whose sign and scale depend on the metric."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,16 +1,11 @@
-"""The number of seeds agrees with published tables and with simulations, and has the expected monotonicity."""
-
-from __future__ import annotations
+"""The number of seeds agrees with statsmodels, and its limits."""
 
 import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from scipy import stats
 
-from gradhomog.experiments.analysis.statistics import POWER, deviation_factors, paired_power, seeds_needed
+from gradhomog.experiments.analysis.statistics import deviation_factors, paired_power, seeds_needed
 
 
 # Computed with statsmodels 0.14: TTestPower().solve_power(effect, power=0.8, alpha=0.05), rounded up.
@@ -24,21 +19,6 @@ def test_the_number_of_seeds_equals_that_of_statsmodels(effect, n):
 @pytest.mark.parametrize(("effect", "power"), [(0.2, 0.0876571540), (0.5, 0.2931756065), (0.8, 0.6162327634)])
 def test_the_power_equals_that_of_statsmodels(effect, power):
     assert paired_power(effect, 10) == pytest.approx(power, rel=1e-7)
-
-
-def test_simulated_comparisons_find_the_difference_in_80_of_100_cases():
-    n = seeds_needed(0.01, 0.012)
-    draws = 4000
-    differences = np.random.default_rng(0).normal(0.01, 0.012, size=(draws, n))
-    found = (stats.ttest_1samp(differences, 0, axis=1).pvalue < 0.05).mean()
-    error = 4 * math.sqrt(POWER * (1 - POWER) / draws)
-    assert POWER - error < found < paired_power(0.01 / 0.012, n) + error
-    assert paired_power(0.01 / 0.012, n - 1) < POWER
-
-
-@given(st.floats(0.05, 50), st.floats(1.01, 3))
-def test_a_larger_spread_needs_at_least_as_many_seeds(effect, factor):
-    assert 2 <= seeds_needed(effect, 1.0) <= seeds_needed(effect, factor)
 
 
 @pytest.mark.parametrize("deviation", [1e-300, 1e-17, 1e-3])

@@ -1,7 +1,5 @@
 """The table compares runs of the same seed or task, and claims differences only where the tests reject equality."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math
@@ -41,14 +39,6 @@ def test_a_method_shifted_by_a_constant_differs_by_exactly_that_constant(table, 
     # Means of seeds are rounded; tasks of one seed are not.
     assert difference.mean == pytest.approx(shift, abs=0 if len(table) == 1 else 1e-15)
     assert difference.half_width == pytest.approx(0, abs=0 if len(table) == 1 else 1e-14)
-
-
-@given(scores_of_runs)
-def test_a_method_that_scores_like_plain_differs_by_exactly_zero_and_is_undecided(table):
-    records = [result(label, seed, scores) for label in ("plain", "same") for seed, scores in enumerate(table)]
-    row = row_of(records, "same")
-    assert (row.to_plain.difference.mean, row.to_plain.difference.half_width) == (0, 0)
-    assert row.to_plain.verdict == "undecided"
 
 
 def test_runs_are_paired_by_seed_in_any_order_of_records():

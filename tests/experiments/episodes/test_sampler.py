@@ -56,20 +56,6 @@ def test_a_batch_depends_on_its_index_alone(setting, seed, indices):
         assert again.domains == in_order[index].domains
 
 
-@given(seed=seeds, start=st.integers(0, 1000))
-@settings(max_examples=10, deadline=None)
-def test_a_resumed_stream_continues_at_its_index(seed, start):
-    resumed = stream(seed=seed).batches(start)
-    for index in range(start, start + 3):
-        assert same(next(resumed), stream(seed=seed).batch(index))
-
-
-@given(seed=seeds, index=st.integers(0, 10**6), tasks=st.integers(1, 5))
-@settings(max_examples=50, deadline=None)
-def test_the_tasks_of_a_strong_batch_come_from_different_domains(seed, index, tasks):
-    assert len(set(stream(seed=seed, tasks=tasks).batch(index).domains)) == tasks
-
-
 @given(seed=seeds, index=st.integers(0, 10**6), domains=st.integers(1, 4), tasks=st.integers(5, 11))
 @settings(max_examples=50, deadline=None)
 def test_strong_batches_of_few_domains_use_them_equally_often(seed, index, domains, tasks):
@@ -93,21 +79,6 @@ def test_over_many_batches_every_domain_fills_every_slot_equally_often(setting):
     )
     assert len(counts) == 4 * 5
     assert max(abs(count - 400) for count in counts.values()) < 90  # five standard deviations
-
-
-@given(seed=seeds, index=st.integers(0, 10**6), split=st.sampled_from(["train", "val", "test", "all"]))
-@settings(max_examples=50, deadline=None)
-def test_support_and_query_are_disjoint_and_balanced_and_of_the_split(seed, index, split):
-    for task in stream(seed=seed, split=split).batch(index):
-        assert task.support_y.bincount().tolist() == [2] * 3
-        assert task.query_y.bincount().tolist() == [3] * 3
-        support = set(zip(corner(task.support_x, 0), corner(task.support_x, 1), strict=True))
-        query = set(zip(corner(task.query_x, 0), corner(task.query_x, 1), strict=True))
-        assert len(support) == 6
-        assert len(query) == 9
-        assert not support & query
-        (domain,) = (domain for domain in DOMAINS if domain.name == task.domain)
-        assert {number for number, _ in support | query} <= set(domain.classes(split))
 
 
 def test_seeds_and_splits_and_indices_give_different_tasks():
@@ -167,16 +138,6 @@ def test_grey_becomes_rgb_by_repetition_and_rgb_grey_by_luminance():
     expected = 0.299 * all_three[:, 0] + 0.587 * all_three[:, 1] + 0.114 * all_three[:, 2]
     torch.testing.assert_close(one[:, 0], expected, rtol=0, atol=1e-6)
     assert one.abs().max() <= 1
-
-
-def test_regression_domains_give_streams():
-    episodes = stream([functions("sinusoid"), functions("line")], tasks=2, shots=5, queries=7)
-    batch = episodes.batch(0)
-    assert batch.support_x.shape == (2, 5, 1)
-    assert batch.query_y.shape == (2, 7, 1)
-    assert sorted(batch.domains) == ["functions:line", "functions:sinusoid"]
-    assert episodes.outputs == 1
-    assert episodes.input_shape == (1,)
 
 
 INCOMPATIBLE = {

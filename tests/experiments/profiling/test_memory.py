@@ -1,7 +1,5 @@
 """Peak memory of calls that allocate tensors of known sizes."""
 
-from __future__ import annotations
-
 import torch
 
 from gradhomog.experiments.profiling import harness

@@ -1,15 +1,11 @@
-"""The overhead of homogenizers in a step: equal initial parameters, the same batches, one table per learner."""
-
-from __future__ import annotations
+"""The overhead of homogenizers in a step: equal initial parameters, one table per learner."""
 
 import pytest
 import torch
 
 from gradhomog.experiments.episodes.splits import streams
 from gradhomog.experiments.profiling import overhead
-from gradhomog.experiments.profiling.harness import round_order
 from gradhomog.experiments.run_file.schema import load
-from gradhomog.learners.tasks import TaskBatch
 from tests.experiments.conftest import SMALL
 
 
@@ -43,16 +39,6 @@ def test_learners_have_equal_initial_parameters_and_share_no_memory(small):
         assert all(map(torch.equal, own, start)) == (label != "pcgrad")
 
 
-def test_the_two_plain_learners_take_the_same_steps(small):
-    source = streams(small, 0)
-    made = overhead.make_steppers(small, "maml", source)
-    for number in range(3):
-        for label in round_order(list(made), number):
-            made[label](source.train.batch(number))
-    one, two = (made[label].learner.parameters() for label in ("plain", overhead.SECOND_PLAIN))
-    assert all(map(torch.equal, one, two))
-
-
 @pytest.mark.slow
 def test_a_step_table_has_every_method_with_rounds_and_memory(small):
     ticks = iter(range(10**6))
@@ -81,12 +67,3 @@ def test_a_homogenizer_that_fails_in_a_step_is_reported(gradhomog_install):
     (found,) = overhead.step_overheads(load(None, [*SMALL, 'homogenizers=["faulty"]']), rounds=6, seconds=1e9)
     assert "out of ideas" in found.failures["faulty"]
     assert [row.label for row in found.rows] == ["plain", "plain again"]
-
-
-def test_batches_are_of_the_domains_of_the_run_file(small, monkeypatch):
-    seen = []
-    monkeypatch.setattr(overhead.Stepper, "__call__", lambda self, batch: seen.append(batch))
-    overhead.step_overheads(small, rounds=3, seconds=1e-9)
-    assert all(isinstance(batch, TaskBatch) for batch in seen)
-    assert {name.split(":")[0] for batch in seen for name in batch.domains} == {"functions"}
-    assert len({id(batch) for batch in seen[:4]}) == 1

@@ -1,7 +1,5 @@
 """The interval of a median, compared with SciPy's binomial distribution."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

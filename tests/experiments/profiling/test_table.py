@@ -1,7 +1,5 @@
 """The table of timings, as text, as Markdown and as plain data."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -74,15 +74,6 @@ def test_the_measurement_is_that_of_rows_by_hand(functions):
     assert 0 < plain.largest_distance <= plain.bound
 
 
-def test_every_homogenizer_has_a_stage_and_weights_change_norms_only(functions):
-    study = trained(functions, "static(weights=[1, 2, 3]) + pcgrad")
-    plain, scaled, surgery = measure_rows(study.learner, measured_stream(study), 6).stages
-    assert [stage.name for stage in (plain, scaled, surgery)] == ["plain", "static", "pcgrad"]
-    torch.testing.assert_close(scaled.single.mean_cosine.value, plain.single.mean_cosine.value)
-    assert (scaled.single.norms.value != plain.single.norms.value).all()
-    assert surgery.single.conflict_rate.value <= plain.single.conflict_rate.value
-
-
 def test_measuring_changes_neither_learner_nor_homogenizers_nor_random_numbers():
     study = trained(load(None, GLYPHS), "isi + rotate + reweight")
     optimizer = torch.optim.Adam(study.parameters())

@@ -1,4 +1,4 @@
-"""The experiment `pinn`: results, notes and resumption of a paper without data and learners."""
+"""The experiment `pinn`: results and notes of a paper without data and learners."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from gradhomog.cli import main
-from gradhomog.errors import ConfigError
 from gradhomog.experiments.reproduce import Reproduction, Settings, reproduce, text_table
 
 TINY = [
@@ -65,17 +64,6 @@ def test_numbers_of_the_smallest_scale_are_not_divided_by_the_papers(finished: R
     for scale, is_printed in (("smoke", False), ("small", True)):
         text = text_table(finished.paper, finished.results, {**finished.description, "scale": scale}).text()
         assert (f"  {ratio:.3g} " in text) == is_printed
-
-
-def test_a_finished_experiment_is_resumed_without_training(
-    finished: Reproduction, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gradhomog.experiments.reproduce.execute.compare", None)
-    again = reproduce("pinn", SETTINGS, finished.folder, resume=True)
-    assert again.results.to_json(again.paper) == finished.results.to_json(finished.paper)
-    other = Settings({}, targets=SETTINGS.targets, methods=["Adam"], overrides=TINY)
-    with pytest.raises(ConfigError, match="has other settings: `methods`"):
-        reproduce("pinn", other, finished.folder, resume=True)
 
 
 def test_the_command_prints_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,5 @@
 """Result tables: every run, test task, validation and logged step once, with the numbers of the files."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

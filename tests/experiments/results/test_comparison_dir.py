@@ -32,11 +32,6 @@ def test_new_folders_are_numbered_and_the_latest_of_a_configuration_is_resumed()
         start(load(None, ["seeds=3"]), resume=True)
 
 
-def test_the_resolved_configuration_is_written_and_can_be_loaded(tmp_path):
-    config = load(None, ["seeds=1"])
-    assert load(start(config, tmp_path / "out") / "run.toml") == config
-
-
 def test_results_are_not_mixed_with_those_of_another_configuration(tmp_path):
     out = start(load(None, ["train.steps=5"]), tmp_path / "out")
     with pytest.raises(ConfigError, match=r"another configuration: `train.steps` is 5 there and 6 here"):

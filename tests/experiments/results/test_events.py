@@ -1,7 +1,5 @@
 """Event logs: events round-trip, an unfinished line is skipped, and errors name the invalid line."""
 
-from __future__ import annotations
-
 import json
 import math
 

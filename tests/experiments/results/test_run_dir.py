@@ -1,7 +1,5 @@
 """The folder of a run: the lock of one process, the result, and recorded failures."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Saliency maps round-trip, and each method has those of the right run."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from gradhomog.experiments.results.saliency_maps import FILE, SaliencyMaps, collect

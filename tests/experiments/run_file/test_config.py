@@ -28,23 +28,19 @@ def test_overrides_of_the_first_comparison_keep_its_other_defaults():
 
 
 @given(
-    st.integers(1, 5),
-    st.lists(st.integers(0, 99), min_size=1, max_size=4, unique=True),
-    st.floats(1e-6, 10),
-    st.sampled_from(["weak", "strong"]),
+    ways=st.integers(1, 5),
+    seeds=st.lists(st.integers(0, 99), min_size=1, max_size=4, unique=True),
+    lr=st.floats(1e-6, 10),
+    setting=st.sampled_from(["weak", "strong"]),
 )
-def test_the_resolved_file_reads_back_as_the_same_configuration(ways, seeds, lr, setting):
+def test_the_resolved_file_reads_back_as_the_same_configuration(tmp_path_factory, ways, seeds, lr, setting):
     overrides = [
         f"episodes.ways={ways + 1}", f"seeds={seeds}", f"train.inner_lr={lr!r}", f'domains.setting="{setting}"'
     ]  # fmt: skip
     config = load(None, overrides)
-    import tempfile
-    from pathlib import Path
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "run.toml"
-        path.write_text(config.to_toml(), encoding="utf-8")
-        again = load(path)
+    path = tmp_path_factory.mktemp("resolved") / "run.toml"
+    path.write_text(config.to_toml(), encoding="utf-8")
+    again = load(path)
     assert again == config
     assert again.digest == config.digest
 

@@ -1,7 +1,5 @@
 """A comparison resumes with the pinned plugins only, and raises an error if they are not installed."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 

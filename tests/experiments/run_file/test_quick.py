@@ -1,7 +1,5 @@
 """`--quick`: a tenth of the training, one seed, a separate folder, and a warning in the output."""
 
-from __future__ import annotations
-
 import pytest
 
 from gradhomog.cli import main

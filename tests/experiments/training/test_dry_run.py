@@ -1,7 +1,5 @@
 """Dry run: all invalid combinations are rejected in one error before any run starts, and no file is written."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import pytest

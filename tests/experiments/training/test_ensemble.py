@@ -1,7 +1,5 @@
 """The best states by validation: which states are kept, and that the mean of their outputs is tested."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -104,13 +102,6 @@ def test_a_run_tests_the_mean_of_its_best_states_after_any_interruption(config, 
         mean = sum(m.predict(task.support_x, task.support_y, task.query_x) for m in members) / 2
         error = float((mean - task.query_y).square().mean())
         assert score == pytest.approx(error / variances[task.domain], rel=1e-5)
-
-
-def test_by_default_one_state_is_tested_alone(small, tmp_path):
-    records = []
-    trainer(small, RUN, tmp_path, records).train_and_test()
-    assert "ensemble" not in records[-1]
-    assert not (tmp_path / "ensemble.pt").exists()
 
 
 def test_an_ensemble_of_zero_states_is_rejected():

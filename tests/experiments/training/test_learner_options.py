@@ -1,7 +1,5 @@
 """Options that a run passes to learners: input shape, feature maps instead of vectors, number of classes."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -14,7 +12,6 @@ from gradhomog.experiments.episodes.splits import streams
 from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.training.meta_learning import make_learner
-from tests.experiments.conftest import SMALL
 
 GLYPHS = [
     'domains.train=["glyphs:tifinagh", "glyphs:arrows"]', 'domains.test=["glyphs:georgian"]',
@@ -72,8 +69,3 @@ def test_a_baseline_is_rejected_if_domains_declare_no_classes():
     assert train.batch(0).classes is None
     with pytest.raises(ConfigError, match=r"baseline is trained to classify all training classes.*glyphs:arrows"):
         make_learner(config, Run("baseline", "none", 0), dataclasses.replace(source, train=train))
-
-
-def test_learners_without_these_options_are_unaffected():
-    assert build("protonet")[0].encoder[0].weight.shape == (4, 1, 3, 3)
-    assert build("maml(inner_steps=0)", SMALL)[0].inner_steps == 0

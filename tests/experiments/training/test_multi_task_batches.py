@@ -1,7 +1,5 @@
 """Batches as a function of seed and index, and R²."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """SmoothGrad against closed forms, and saliency maps of learners, which do not change the learner."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -12,8 +10,7 @@ import gradhomog
 from gradhomog import Homogenizer, Learner, Task, TaskRow
 from gradhomog.experiments.episodes.sampler import EpisodeStream
 from gradhomog.experiments.results.runs import Run
-from gradhomog.experiments.results.saliency_maps import FILE, SaliencyMaps
-from gradhomog.experiments.run_file.schema import load
+from gradhomog.experiments.results.saliency_maps import FILE
 from gradhomog.experiments.training.saliency import (
     compute_saliency_maps,
     smooth_grad,
@@ -72,19 +69,6 @@ def test_the_saliency_of_a_linear_network_is_its_row_of_weights(noise):
     layer, x = nn.Linear(12, 3).double(), torch.randn(3, 2, 2, generator=generator(), dtype=torch.float64)
     saliency = smooth_grad(lambda x: layer(x.flatten())[1], x, generator(), noise=noise)
     torch.testing.assert_close(saliency, layer.weight[1].detach().view(3, 2, 2), rtol=1e-14, atol=0)
-
-
-@pytest.mark.slow
-def test_the_saliency_of_a_quadratic_form_is_its_gradient_up_to_the_mean_of_the_noise():
-    matrix = torch.randn(5, 5, generator=generator(1), dtype=torch.float64)
-    matrix = matrix + matrix.T
-    x = torch.randn(5, generator=generator(2), dtype=torch.float64)
-    samples, sigma = 4000, 0.1 * (x.max() - x.min())
-    saliency = smooth_grad(lambda x: x @ matrix @ x / 2, x, generator(), samples, 0.1)
-    # S = A(x + mean δ), and the mean of n δ ~ N(0, σ²) is N(0, σ²/n).
-    spread = sigma / samples**0.5 * torch.linalg.vector_norm(matrix, dim=1)
-    assert ((saliency - matrix @ x).abs() < 4 * spread).all()
-    assert not torch.equal(saliency, matrix @ x)
 
 
 def test_smoothgrad_of_a_kink_matches_the_closed_form():
@@ -223,26 +207,3 @@ def test_maps_of_the_wrong_number_of_inputs_are_rejected_by_name(tmp_path, capsy
 def test_vector_inputs_have_no_saliency_maps(small, tmp_path):
     trainer(small, Run("maml", "none", 0), tmp_path).train_and_test()
     assert not (tmp_path / FILE).exists()
-
-
-@pytest.mark.slow
-def test_saliency_maps_of_a_resumed_run_equal_those_of_an_uninterrupted_run(tmp_path):
-    config = load(
-        None,
-        [
-            'domains.train=["glyphs:arrows"]', 'domains.test=["glyphs:arrows"]', "network.size=16", "network.width=2",
-            "episodes.ways=3", "episodes.queries=2", "episodes.tasks=2", "train.steps=4", "train.inner_steps=1",
-            "train.validation_episodes=2", "test.episodes=2",
-        ],
-    )  # fmt: skip
-    for folder, stops in (("whole", ()), ("parts", (1, 3))):
-        for limit in (*stops, None):
-            training = trainer(config, Run("maml", "pcgrad", 0), tmp_path / folder)
-            training.train_and_test(lambda t=training, n=limit: t.done == n)
-    whole, parts = (SaliencyMaps.read(tmp_path / folder) for folder in ("whole", "parts"))
-    assert whole.images.shape == (6, 1, 16, 16)
-    assert set(whole.domains) == {"glyphs:arrows"}
-    assert (whole.saliency == parts.saliency).all()
-    assert whole.saliency.any()
-    assert (whole.probabilities == parts.probabilities).all()
-    assert whole.maps == {}

@@ -1,7 +1,5 @@
 """Helpers: a small network of images, its tasks and its learner, and the zeros of its masks."""
 
-from __future__ import annotations
-
 import contextlib
 
 import torch

@@ -1,12 +1,10 @@
 """Derivatives of both orders through ISI's masks, backward, forward and under `vmap`."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from gradhomog_plugins.isi import ISI
-from tests.plugins.isi.networks import OTHER, begin, images, learner, network, tasks
+from tests.plugins.isi.networks import begin, images, learner, network, tasks
 
 
 @pytest.mark.parametrize("options", [{}, {"layers": ["2", "3"], "sampling": "multinomial", "temperature": 2.0}])
@@ -91,15 +89,3 @@ def test_forward_mode_derivatives_pass_through_the_masks():
     forward = torch.func.jvp(loss, (parameters,), (parameters,))[1]
     reverse = sum((g * parameters[name]).sum() for name, g in torch.func.grad(loss)(parameters).items())
     torch.testing.assert_close(forward, reverse)
-
-
-def test_vmapped_outputs_are_those_of_one_larger_batch():
-    isi, encoder, x = ISI(), network(), torch.stack([images(seed=seed) for seed in range(3)])
-    isi.attach(encoder)
-    begin(isi)
-    together = encoder(x.flatten(0, 1)).unflatten(0, (3, 6))
-    begin(isi, OTHER)
-    begin(isi)
-    parameters = {name: p.detach() for name, p in encoder.named_parameters()}
-    mapped = torch.func.vmap(lambda inputs: torch.func.functional_call(encoder, parameters, (inputs,)))(x)
-    torch.testing.assert_close(mapped, together)

@@ -1,7 +1,5 @@
 """Drop probabilities and masks of self-information: calibration, both samplers, extreme values."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -123,15 +121,6 @@ def test_each_position_is_dropped_with_its_probability_by_both_samplers():
         assert float(((found - expected) / error).abs().max()) < 5
     # The calibration is the multinomial's marginal, up to the effect of a fixed number of draws.
     torch.testing.assert_close(1 - (1 - shares) ** draws, 1 - keep, rtol=0, atol=0.03)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-def test_masks_have_the_requested_dtype_and_the_same_zeros(dtype):
-    keep, value = torch.rand(3, 5, 7), torch.full((3,), 1.25)
-    found = bernoulli(keep, value, 3, dtype, torch.Generator().manual_seed(0))[0]
-    plain = bernoulli(keep, value, 3, torch.float32, torch.Generator().manual_seed(0))[0]
-    assert found.dtype == dtype
-    assert torch.equal(found.float(), plain)
 
 
 def test_masks_follow_probabilities_near_zero_and_one():

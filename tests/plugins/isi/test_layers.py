@@ -1,7 +1,5 @@
 """The layers that ISI drops in: convolutions and poolings, counted, named or matched; others raise."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

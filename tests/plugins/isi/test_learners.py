@@ -1,6 +1,4 @@
-"""ISI in learners: in training, resumed, reported and absent at meta-test; maps of its probabilities."""
-
-from __future__ import annotations
+"""ISI in learners: the reported shares; maps of its probabilities."""
 
 import copy
 
@@ -8,19 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-import gradhomog
 from gradhomog_plugins.isi import ISI
-from tests.plugins.isi.networks import attached, begin, images, learner, network, tasks
-
-
-@pytest.mark.parametrize("kind", ["fomaml", "maml"])
-def test_learners_train_with_it_in_a_pipeline(kind):
-    encoder = network()
-    model = gradhomog.learner(kind, encoder, nn.Linear(16, 2), homogenizers="isi + pcgrad", norm="support")
-    outer = torch.optim.SGD(model.parameters(), lr=0.1)
-    report = model.step(tasks(), outer)
-    assert torch.isfinite(report.losses).all()
-    assert [stage.name for stage in model.probe(tasks())] == ["plain", "isi", "pcgrad"]
+from tests.plugins.isi.networks import attached, begin, images, learner, tasks
 
 
 def test_the_shares_dropped_in_a_step_are_reported():

@@ -1,7 +1,5 @@
 """The map of self-information against loops over patches, and its invariances."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """The passes for which ISI draws masks, those that share them, and those without."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """ISI keeps the dtype of activations, and NaN and infinity in them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,14 +1,8 @@
 """Helpers: steps of RotoGrad on given gradients at the heads, its rotations, and the weights of the paper."""
 
-from __future__ import annotations
-
 import torch
 
 from gradhomog import TaskKey
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def keys_of(tasks, domains=None):

@@ -1,7 +1,5 @@
 """Angles of RotoGrad's steps: rates, decay, steps that are too long, repeated inputs, common factors, keys."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -9,7 +7,8 @@ import torch
 from torch import nn
 
 import gradhomog
-from tests.plugins.rotograd.steps import draw, keys_of, learn, matrices, measured
+from tests.plugins.rotograd.steps import keys_of, learn, matrices, measured
+from tests.plugins.rows import normal
 
 
 def test_the_smaller_of_two_gradients_turns_more_slowly():
@@ -24,7 +23,7 @@ def test_the_smaller_of_two_gradients_turns_more_slowly():
 @pytest.mark.parametrize("shape", [(1, 1), (2, 3)])
 def test_repeated_inputs_and_positions_of_maps_make_no_step_longer(shape):
     # The published code sums over the inputs of vectors and averages over those of maps: a factor of the batch.
-    grads = draw(2, 4, 3)
+    grads = normal(2, 4, 3)
     copies = math.prod(shape)
     maps = grads[..., None, None].expand(*grads.shape, *shape)
     found = []
@@ -34,16 +33,16 @@ def test_repeated_inputs_and_positions_of_maps_make_no_step_longer(shape):
         found.append(matrices(pipe, 3, 2))
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=0, atol=1e-12)
-    features = draw(2, 4, 3, *shape)
+    features = normal(2, 4, 3, *shape)
     expected = torch.einsum("tij,tqjhw->tqihw", found[2], features)
     torch.testing.assert_close(pipe.transform(features, keys_of(2))[-1], expected)
 
 
 def test_only_the_first_features_are_rotated():
-    grads = draw(2, 8, 6)
+    grads = normal(2, 8, 6)
     pipe = gradhomog.pipeline("rotograd(size=3, lr=0.5)")
     learn(pipe, grads, 3)
-    features = draw(2, 5, 6, seed=1)
+    features = normal(2, 5, 6, seed=1)
     rotated = pipe.transform(features, keys_of(2))[-1]
     assert torch.equal(rotated[..., 3:], features[..., 3:])
     assert float((rotated - features)[..., :3].norm()) > 0.1
@@ -60,7 +59,7 @@ def test_rates_decay_with_the_steps_of_each_rotation():
 
 
 def test_a_step_that_is_too_long_is_halved_until_it_raises_the_alignment():
-    grads = draw(2, 1, 5)
+    grads = normal(2, 1, 5)
     pipe = gradhomog.pipeline("rotograd(lr=1e6, decay=1)")
     cosine = -1.0
     for _ in range(10):
@@ -70,20 +69,8 @@ def test_a_step_that_is_too_long_is_halved_until_it_raises_the_alignment():
     assert cosine > nn.functional.cosine_similarity(*grads.flatten(1), dim=0) + 0.1
 
 
-def test_tasks_of_one_domain_share_a_rotation_which_follows_the_domain():
-    grads, names = draw(3, 2, 4), ["a", "a", "b"]
-    pipe = gradhomog.pipeline("rotograd(lr=0.5)")
-    learn(pipe, grads, 2, domains=names)
-    found = matrices(pipe, 4, 3, names)
-    assert torch.equal(found[0], found[1])
-    assert not torch.equal(found[0], found[2])
-    assert torch.equal(matrices(pipe, 4, 2, ["b", "a"]), found[[2, 0]])
-    learn(pipe, grads[:1], domains=["c"])
-    assert torch.equal(matrices(pipe, 4, 3, names), found)
-
-
 def test_two_tasks_of_one_domain_turn_it_once_by_their_mean_and_in_either_order():
-    grads, found = draw(3, 2, 4), []
+    grads, found = normal(3, 2, 4), []
     for order in ([0, 1, 2], [1, 0, 2]):
         pipe = gradhomog.pipeline("rotograd(lr=0.1, decay=0.5)")
         learn(pipe, grads[order], 2, domains=["a", "a", "b"])

@@ -1,21 +1,18 @@
-"""Whole steps of RotoGrad against the paper: of a trunk in multi-task learning, of queries in meta-learning."""
-
-from __future__ import annotations
+"""A whole step of RotoGrad against the paper: of a trunk in multi-task learning."""
 
 import torch
 from torch import nn
 
 import gradhomog
-from gradhomog import Task
-from gradhomog_adapters.maml import MAML
-from tests.plugins.rotograd.steps import draw, keys_of, matrices, weights_of_the_paper
+from tests.plugins.rotograd.steps import keys_of, matrices, weights_of_the_paper
+from tests.plugins.rows import normal
 
 
 def test_one_step_of_the_trunk_is_that_of_the_papers_feature_gradient():
     """C Σ_k U_k backpropagated through trunk and rotations by autograd, in multi-task learning with common inputs."""
     torch.manual_seed(0)
-    trunk, inputs = nn.Sequential(nn.Linear(5, 6), nn.Tanh()).double(), draw(7, 5)
-    heads = [draw(6, 2, seed=k + 1) * 3**k for k in range(3)]
+    trunk, inputs = nn.Sequential(nn.Linear(5, 6), nn.Tanh()).double(), normal(7, 5)
+    heads = [normal(6, 2, seed=k + 1) * 3**k for k in range(3)]
     pipe = gradhomog.pipeline("rotograd(lr=0.5, scale='paper')")
     first = None
     for _ in range(3):
@@ -39,29 +36,3 @@ def test_one_step_of_the_trunk_is_that_of_the_papers_feature_gradient():
             torch.testing.assert_close(found[str(index)], gradient, rtol=1e-9, atol=1e-12)
             parameter.data -= 0.01 * gradient
     assert float(matrices(pipe, 6, 3).sub(torch.eye(6)).norm()) > 0.05  # with rotations other than the identity
-
-
-def test_in_meta_learning_rows_are_those_of_rotated_queries_scaled_by_their_feature_gradients():
-    torch.manual_seed(0)
-    generator = torch.Generator().manual_seed(0)
-    normal = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
-    batch = [
-        Task(normal(6, 4), torch.arange(6) % 3, normal(9, 4), torch.arange(9) % 3, f"domain {i}") for i in range(3)
-    ]
-    encoder, head = nn.Sequential(nn.Linear(4, 8), nn.Tanh()), nn.Linear(8, 3)
-    model = MAML(encoder, head, "rotograd(lr=0.5, pool='task')", inner_steps=2, inner_lr=0.1)
-    outer = torch.optim.SGD(model.parameters(), lr=0.1)
-    first = None
-    for _ in range(3):
-        rows = model.rows(batch)
-        norms = rows.feature_grads[-1].double().flatten(1).norm(dim=1).tolist()
-        first = first or norms
-        weights = weights_of_the_paper(norms, first)
-        model.step(batch, outer)
-        for name, parameter in model.named_parameters().items():
-            expected = (weights @ rows.jacobian[name].double().flatten(1)).reshape(parameter.shape) / 3
-            torch.testing.assert_close(parameter.grad.double(), expected, rtol=1e-4, atol=1e-6)
-    assert all(bool((matrix != torch.eye(8)).any()) for matrix in next(iter(model.homogenizers)).rotations.values())
-    bare = MAML(encoder, head, None, inner_steps=2, inner_lr=0.1)
-    inputs = batch[0].support_x, batch[0].support_y, batch[0].query_x
-    assert torch.equal(model.predict(*inputs), bare.predict(*inputs))

@@ -1,7 +1,5 @@
 """Propagated derivatives equal nested automatic differentiation, and so do their gradients w.r.t. the parameters."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -50,14 +48,6 @@ def test_values_and_gradients_are_those_of_nested_differentiation(sizes, first_o
     scale = max(float(gradient.abs().max()) for gradient in gradients[1])
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance * scale)
-
-
-def test_gradients_pass_a_comparison_with_finite_differences():
-    weights, biases = make_layers((2, 3, 3, 1), torch.float64)
-    inputs = torch.tensor([[0.3, -0.7], [1.1, 0.2]], dtype=torch.float64)
-    assert torch.autograd.gradcheck(
-        lambda *parameters: value_and_derivatives(inputs, parameters[:3], parameters[3:], 2, 2), [*weights, *biases]
-    )
 
 
 def test_a_second_differentiation_of_the_gradient_raises():

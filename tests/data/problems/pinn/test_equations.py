@@ -1,7 +1,5 @@
 """Differential equations: the solution has no residual, points lie where they should, and losses are sums of means."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,16 +1,12 @@
-"""Training of physics-informed networks: a hand-written loop, points, the tested state, resumption and options."""
-
-from __future__ import annotations
+"""Training of physics-informed networks: a hand-written loop, points and the tested state."""
 
 import copy
-import json
 import math
 
 import numpy as np
 import pytest
 import torch
 
-from gradhomog import ConfigError
 from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
@@ -178,20 +174,6 @@ def test_the_tested_state_follows_the_option(tmp_path):
     assert scores["lowest_loss"] != scores["last"]
 
 
-@pytest.mark.parametrize(("name", "text"), [("burgers", "upgrad"), ("klein_gordon", "gradvac + pcgrad")])
-def test_an_interrupted_run_resumes_to_the_records_of_an_uninterrupted_run(tmp_path, name, text):
-    outcomes = []
-    for folder, limits in (("whole", (None,)), ("parts", (1, 4, None))):
-        records = []
-        for limit in limits:
-            training = trainer(config(name), Run(name, text, 0), tmp_path / folder, records)
-            assert training.train_and_test(lambda t=training, n=limit: t.done == n) == (limit is None)
-        compared = [record for record in records if record["event"] != "start"]
-        outcomes.append([json.dumps({k: v for k, v in r.items() if "seconds" not in k}) for r in compared])
-        outcomes[-1].append([value.tolist() for value in training.trainable.network.parameters()])
-    assert outcomes[0] == outcomes[1]
-
-
 def test_the_rate_is_constant_between_reductions():
     train = config("burgers", "train.outer_lr=0.1", "train.lr_decay=0.5", "train.lr_decay_every=3").train
     assert [learning_rate(train, index) for index in (0, 2, 3, 5, 6)] == [0.1, 0.1, 0.05, 0.05, 0.025]
@@ -202,34 +184,3 @@ def test_the_rate_is_constant_between_reductions():
 def test_beta1_is_that_of_adam():
     one = trainable("burgers")
     assert make_optimizer(config("burgers", "train.beta1=0"), one).param_groups[0]["betas"] == (0.0, 0.999)
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("problem.initial=5", r"unknown key `problem.initial`"),
-        ("problem.depth=0", r"`problem.depth` must be an integer ≥ 1; got 0"),
-        ("problem.conditions=all", r"`problem.conditions` must be .*merged.*separate"),
-        ("network.name=mlp", r"`network.name` is not used with `problem.name` 'helmholtz'"),
-        ("train.beta1=1", r"`train.beta1` must be a number ≥ 0 and < 1; got 1"),
-        ("train.lr_decay=0", r"`train.lr_decay` must be a number > 0 and ≤ 1; got 0"),
-        ("train.lr_decay=1.5", r"`train.lr_decay` must be a number > 0 and ≤ 1; got 1.5"),
-    ],
-)
-def test_invalid_options_raise_with_their_key_path(override, message):
-    with pytest.raises(ConfigError, match=message):
-        config("helmholtz", override)
-
-
-@pytest.mark.slow
-def test_more_training_reduces_the_error(tmp_path):
-    settings = load(None, [
-        "problem.name=klein_gordon", "network.width=20", "problem.interior=64", "problem.initial=32",
-        "problem.boundary=32", "train.steps=600", "train.validate_every=600", "train.checkpoint_every=600",
-        "train.outer_lr=0.005", "train.lr_decay_every=50",
-    ])  # fmt: skip
-    records = []
-    training = trainer(settings, Run("klein_gordon", "static(weights=[1, 100])", 0), tmp_path, records)
-    before = training.trainable.test([]).scores[0]
-    training.train_and_test()
-    assert records[-1]["scores"][0] < 0.8 * before
