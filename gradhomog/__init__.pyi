@@ -63,6 +63,7 @@ from .registry.annotated_values import validated as validated
 from .registry.hooks import hookimpl as hookimpl
 from .registry.specs import BenchmarkSpec as BenchmarkSpec
 from .registry.specs import DomainSpec as DomainSpec
+from .registry.specs import ExecutorSpec as ExecutorSpec
 from .registry.specs import HomogenizerSpec as HomogenizerSpec
 from .registry.specs import LearnerSpec as LearnerSpec
 from .registry.specs import NetworkSpec as NetworkSpec

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from gradhomog.errors import PluginRunError
 from gradhomog.registry import installed
 
 
@@ -117,11 +116,8 @@ def benchmark(name: str) -> Benchmark:
         PluginError: the name is unknown, or the plugin cannot be used.
     """
     info, _, made = installed().make("benchmarks", name, {})
-    if not isinstance(made, Benchmark):
-        raise PluginRunError(
-            f"the factory of {info} must return a gradhomog.Benchmark; got {type(made).__name__}. {info.advice}"
-        )
-    return made
+    checked: Benchmark = info.checked(made, Benchmark)
+    return checked
 
 
 def benchmarks() -> list[Benchmark]:

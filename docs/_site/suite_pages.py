@@ -24,8 +24,8 @@ def pages(source: Path) -> dict[str, str]:
         scores, [score.method for score in found if score.robustness == score.robustness][:DRAWN], folder / "regret.svg"
     )
     leaderboard = [
-        "# Leaderboard of the suite", "", "`gradhomog suite` prints this table; `gradhomog suite my_method` adds your row. "
-        "[What it says](../suite.md).", "", *_table(tables.leaderboard(found)),
+        "# Leaderboard of the suite", "", "`gradhomog suite` prints this table; `gradhomog suite my_method` adds your "
+        "row. [What it says](../suite.md).", "", *_table(tables.leaderboard(found)),
         "![Median regret over processor time, and over the factor of one loss.](regret.svg)", "", "## Problems", "",
         *(f"- [{problem.name}]({problem.name}.md): {problem.question}" for problem in scores.problems), "",
         "```{toctree}", ":hidden:", "", *(problem.name for problem in scores.problems), "```", "",

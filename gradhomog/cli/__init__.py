@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 
 import gradhomog
 from gradhomog.cli import (
@@ -25,9 +30,46 @@ from gradhomog.cli import (
     train,
     verify,
 )
-from gradhomog.cli._process import clear_interrupt, replace_unencodable_characters, sigterm_as_interrupt
 from gradhomog.errors import GradhomogError
 from gradhomog.terminal import escaped_output
+
+
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """Context in which SIGTERM raises KeyboardInterrupt, as SIGINT does: finished work is kept, the exit code is 130.
+
+    If another SIGTERM handler is set, or SIGTERM is ignored, nothing is changed.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def clear_interrupt() -> None:
+    """Let the process end with the program's exit code after an interrupt.
+
+    CPython marks a KeyboardInterrupt that passes through `exec` of a string (for example, when a dataclass is created
+    during an import) as unhandled, and ends the process with SIGINT although the exception was caught. Another `exec`
+    of a string resets the mark.
+    """
+    exec("")
+
+
+def replace_unencodable_characters() -> None:
+    """Print `?` for characters that the output's encoding lacks, so that `±` is no error after hours of training."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
 
 COMMANDS = (
     list_, show, env, data, train, compare, suite, reproduce, report, verify, diagnose, profile, check, new, completion,

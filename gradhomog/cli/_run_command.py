@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,11 +60,11 @@ def add_execution_options(
     command.set_defaults(jobs=0)
     if several_runs:
         command.add_argument(
-            "--jobs", type=_parse_jobs, metavar="N", help="number of simultaneous runs (default: one per core)"
+            "--jobs", type=integer_parser(0), metavar="N", help="number of simultaneous runs (default: one per core)"
         )
     command.add_argument(
         "--executor", default="local", metavar="NAME(options)",
-        help="executor of the runs: local (default), dask, ray or slurm, for example "
+        help="executor of the runs, see `gradhomog list executors` (default: local), for example "
         "'slurm(slurm_partition=\"cpu\", timeout_min=60)'",
     )  # fmt: skip
     add_json(command)
@@ -76,10 +76,28 @@ def _parse_folder(text: str) -> Path:
     return Path(text)
 
 
-def _parse_jobs(text: str) -> int:
-    if not text.isdecimal() or int(text) > 1_000_000:
-        raise argparse.ArgumentTypeError(f"must be an integer from 0 to 1000000, 0 for one per core; got {text!r}")
-    return int(text)
+def integer_parser(minimum: int) -> Callable[[str], int]:
+    """Return a parser of integers from `minimum` to one million, for argparse."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or not minimum <= int(text) <= 1_000_000:
+            raise argparse.ArgumentTypeError(f"must be an integer from {minimum} to 1000000; got {text!r}")
+        return int(text)
+
+    return parse
+
+
+def seconds_parser(bound: str) -> Callable[[str], float]:
+    """Return a parser of finite numbers "greater than 0" or "of at least 0", for argparse."""
+
+    def parse(text: str) -> float:
+        with suppress(ValueError):
+            value = float(text)
+            if 0 < value < float("inf") or (value == 0 and bound == "of at least 0"):
+                return value
+        raise argparse.ArgumentTypeError(f"must be a finite number {bound}; got {text!r}")
+
+    return parse
 
 
 @contextmanager
@@ -106,7 +124,7 @@ def execute(args: argparse.Namespace, config: Config, stem: str) -> int:
     from gradhomog.experiments.analysis.summary import to_json
     from gradhomog.experiments.execution.comparison import compare
     from gradhomog.experiments.report.tables import score_table
-    from gradhomog.experiments.run_file.quick import shorten
+    from gradhomog.experiments.run_file.schema import shorten
 
     if args.quick:
         config, stem = shorten(config), f"{stem}-quick"

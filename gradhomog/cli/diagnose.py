@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gradhomog.cli._output import add_json, print_json
-from gradhomog.cli._run_command import add_run_file
-from gradhomog.cli._timing_options import integer_parser
+from gradhomog.cli._run_command import add_run_file, integer_parser, seconds_parser
 
 
 def add(commands: Any) -> None:
@@ -34,11 +33,11 @@ def add(commands: Any) -> None:
         "--batches", type=integer_parser(3), default=48, metavar="B", help="number of measured batches (default: 48)"
     )
     command.add_argument(
-        "--seconds", type=_seconds, default=10.0, metavar="S",
+        "--seconds", type=seconds_parser("of at least 0"), default=10.0, metavar="S",
         help="time budget for the overhead of the pipelines; 0 omits it (default: 10)",
     )  # fmt: skip
     command.add_argument(
-        "--out", type=Path, metavar="DIR", help="write diagnosis.json, diagnosis.txt and figures/ to this folder"
+        "--out", type=Path, metavar="DIR", help="write diagnosis.json and diagnosis.txt to this folder"
     )
     add_json(command)
 
@@ -48,7 +47,6 @@ def run(args: argparse.Namespace) -> int:
 
     from gradhomog.errors import ConfigError
     from gradhomog.experiments.diagnose import RECORD, diagnose
-    from gradhomog.experiments.report.figures import MissingMatplotlib
     from gradhomog.experiments.run_file.schema import load
 
     config = load(args.run_file, args.overrides)
@@ -64,11 +62,7 @@ def run(args: argparse.Namespace) -> int:
     arguments = [*([] if args.run_file is None else [str(args.run_file)]), *(f"--set={one}" for one in args.overrides)]
     found = replace(found, run_file=shlex.join(arguments))
     if args.out is not None:
-        args.out.mkdir(parents=True, exist_ok=True)
-        try:
-            found.write(args.out)
-        except MissingMatplotlib as error:
-            print(f"{error}", file=sys.stderr)
+        found.write(args.out)
     if args.json:
         print_json(found.record())
     else:
@@ -77,13 +71,3 @@ def run(args: argparse.Namespace) -> int:
     for label, message in failures.items():
         print(f"{label} failed: {message}", file=sys.stderr)
     return 1 if failures else 0
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a finite number of at least 0; got {text!r}")
-    return value

@@ -12,12 +12,16 @@ if TYPE_CHECKING:
     from gradhomog.registry import Kind
 
 # Not imported from the registry, which takes as long as all other imports of the command line.
-KINDS: tuple[Kind, ...] = ("homogenizers", "learners", "domains", "problems", "networks", "benchmarks", "observers")
+KINDS: tuple[Kind, ...] = (
+    "homogenizers", "learners", "domains", "problems", "networks", "benchmarks", "observers", "executors",
+)  # fmt: skip
+
+GROUPS: tuple[Kind, ...] = (*KINDS, "papers")
 
 
 def add(commands: Any) -> None:
     command = commands.add_parser("list", help="list installed plugins", description=__doc__)
-    command.add_argument("kind", nargs="?", choices=KINDS, help="list only this kind of plugin (default: all)")
+    command.add_argument("kind", nargs="?", choices=GROUPS, help="list only this kind of plugin (default: all)")
     add_json(command)
     command.set_defaults(run=run)
 
@@ -25,7 +29,7 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from gradhomog.registry import installed
 
-    infos = [info for kind in KINDS if args.kind in (None, kind) for info in installed().list(kind)]
+    infos = [info for kind in GROUPS if args.kind in (None, kind) for info in installed().list(kind)]
     if args.json:
         print_json([dataclasses.asdict(info) for info in infos])
         return 0

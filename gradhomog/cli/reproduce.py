@@ -120,8 +120,8 @@ def _run_conflict(args: argparse.Namespace, paper: Any, settings: Any, out: Path
     from tqdm import tqdm
 
     from gradhomog.errors import ConfigError
-    from gradhomog.experiments.reproduce import conflict_report, describe, parts
-    from gradhomog.experiments.reproduce.measure_conflict import RESULTS, measure_conflict
+    from gradhomog.experiments.reproduce import describe, parts
+    from gradhomog.experiments.reproduce.measure_conflict import RESULTS, measure_conflict, render
     from gradhomog.experiments.reproduce.report import scale_notes
 
     unsupported = {
@@ -144,12 +144,11 @@ def _run_conflict(args: argparse.Namespace, paper: Any, settings: Any, out: Path
         points = measure_conflict(config, steps, batches, out, progress)
     scale = scale_notes(paper, describe(args.experiment, settings))
     remarks = [*scale, f"Learner: {config.learner}. Homogenizers: {config.homogenizers[0]}."]
-    page = conflict_report.write_page(points, out, remarks)
     if args.json:
         print_json({"folder": str(out), "points": [point.record() for point in points]})
     else:
-        print(conflict_report.render(points, remarks))
-        print(f"\n{page}  the report")
+        print(render(points, remarks))
+        print(f"\n{out / RESULTS}  all estimates")
     return 0
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from gradhomog.diagnosis.estimate_text import interval
+from gradhomog.diagnosis.estimates import interval
 from gradhomog.diagnosis.result import DiagnosisResult, Recommendation
 from gradhomog.diagnosis.rule_parts import NEGLIGIBLE, Pair, bonferroni, join, nonzero_pairs, pair_names, zero_tasks
 

@@ -14,9 +14,8 @@ from gradhomog.diagnosis.loss_rows import loss_rows
 from gradhomog.diagnosis.noise import noise
 from gradhomog.diagnosis.recommend import recommend
 from gradhomog.diagnosis.result import DiagnosisResult
-from gradhomog.diagnosis.row_norms import row_norms
 from gradhomog.diagnosis.row_store import COLUMNS, RowStore
-from gradhomog.diagnosis.single_rows import single_rows
+from gradhomog.diagnosis.single_rows import row_norms, single_rows
 from gradhomog.diagnosis.summed_loss import rows_are_accumulated, rows_are_dependent, rows_are_parallel, summed_labels
 from gradhomog.errors import OptionError
 from gradhomog.rows import Jacobian, as_jacobian

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradhomog.errors import DataError
-
 
 @dataclass(frozen=True, eq=False)
 class LabelledGramian:
@@ -23,9 +21,6 @@ class LabelledGramian:
         batches: the batch of each row, int64 `[rows]`, 0 .. B − 1.
         labels: the label of each row, int64 `[rows]`, indices into `names`.
         names: the K labels.
-
-    Raises:
-        DataError: the shapes differ, or a label is out of range.
     """
 
     gramian: Tensor
@@ -33,21 +28,9 @@ class LabelledGramian:
     labels: Tensor
     names: tuple[str, ...]
 
-    def __post_init__(self) -> None:
-        rows = len(self.batches)
-        if self.gramian.shape != (rows, rows) or self.labels.shape != (rows,) or rows == 0:
-            raise DataError(
-                "`gramian` must be [rows, rows], with one entry of `batches` and of `labels` per row; got "
-                f"{tuple(self.gramian.shape)}, {tuple(self.batches.shape)} and {tuple(self.labels.shape)}."
-            )
-        if not 0 <= int(self.labels.min()) <= int(self.labels.max()) < len(self.names):
-            raise DataError(f"`labels` must be indices of the {len(self.names)} `names`; got {self.labels.tolist()}.")
-
     @classmethod
     def of_rows(cls, rows: Tensor, names: Sequence[str] | None = None) -> LabelledGramian:
         """Return the Gramian of rows `[batches, labels, params]`, one of every label in every batch."""
-        if rows.dim() != 3:
-            raise DataError(f"`rows` must have shape [batches, labels, params]; got {tuple(rows.shape)}.")
         batches, count, _ = rows.shape
         flat = rows.flatten(0, 1).double()
         return cls(

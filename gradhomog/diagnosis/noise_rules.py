@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from gradhomog.diagnosis.estimate_text import interval, number, ratio_range
+from gradhomog.diagnosis.estimates import interval, number, ratio_range
 from gradhomog.diagnosis.result import DiagnosisResult, Recommendation
 from gradhomog.diagnosis.rule_parts import NEGLIGIBLE, join
 

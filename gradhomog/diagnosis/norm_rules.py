@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from gradhomog.diagnosis.estimate_text import number, ratio_range
+from gradhomog.diagnosis.estimates import number, ratio_range
 from gradhomog.diagnosis.result import DiagnosisResult, Recommendation
 from gradhomog.diagnosis.rule_parts import Pair, bonferroni, join, nonzero_pairs
 

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from gradhomog.diagnosis import estimates
-from gradhomog.diagnosis.estimate_text import UNRESOLVED, interval, ratio_range, significant
-from gradhomog.diagnosis.estimates import TransformedEstimate
+from gradhomog.diagnosis.estimates import UNRESOLVED, TransformedEstimate, interval, ratio_range, significant
 from gradhomog.diagnosis.expected_gradients import ExpectedGradients, StepAlignment
 from gradhomog.diagnosis.noise import Noise
-from gradhomog.diagnosis.row_norms import RowNorms
-from gradhomog.diagnosis.single_rows import SingleRows
+from gradhomog.diagnosis.single_rows import RowNorms, SingleRows
 from gradhomog.table import Table
 
 INVALID = frozenset({"accumulated_rows", "summed_loss", "total_as_task", "dependent_rows"})

@@ -96,13 +96,7 @@ class RowStore:
         return self.params > self.columns
 
     def result(self) -> LabelledGramian:
-        """Return the Gramian of all rows, multiplied in float64.
-
-        Raises:
-            DataError: no row was added.
-        """
-        if not self._rows:
-            raise DataError("a Gramian requires at least one row; got none. Call `add` first.")
+        """Return the Gramian of all rows, of which there is at least one, multiplied in float64."""
         rows = len(self._batches)
         total = torch.zeros(rows, rows, dtype=torch.float64)
         # In chunks of columns: all rows in float64 would take twice the memory of the stored rows.

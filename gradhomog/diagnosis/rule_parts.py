@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gradhomog.diagnosis.estimate_text import interval
-from gradhomog.diagnosis.estimates import student_quantile
+from gradhomog.diagnosis.estimates import interval, student_quantile
 from gradhomog.diagnosis.result import DiagnosisResult
 from gradhomog.table import LEVEL
 

@@ -15,11 +15,9 @@ from gradhomog.diagnosis.estimates import MIN_BATCHES
 from gradhomog.diagnosis.learner_rows import FIRST_BATCH
 from gradhomog.diagnosis.result import DiagnosisResult
 from gradhomog.errors import ConfigError
-from gradhomog.experiments.execution.threads import threads
+from gradhomog.experiments.execution.environment import threads
 from gradhomog.experiments.profiling.overhead import trainable_overheads
 from gradhomog.experiments.profiling.table import TimingTable
-from gradhomog.experiments.report import figures
-from gradhomog.experiments.report.figures.diagnosis import diagnosis as diagnosis_figure
 from gradhomog.experiments.results import atomic_files
 from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import Config
@@ -72,16 +70,11 @@ class RunDiagnosis:
         }  # fmt: skip
 
     def write(self, folder: Path) -> None:
-        """Write `diagnosis.json`, `diagnosis.txt` and `figures/diagnosis.svg` with a PNG.
-
-        Raises:
-            MissingMatplotlib: there is no figure; the other files are written.
-        """
+        """Write `diagnosis.json` and `diagnosis.txt`."""
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.record(), ensure_ascii=False, indent=2, allow_nan=False) + "\n"
         atomic_files.write_bytes(folder / RECORD, text.encode())
         atomic_files.write_bytes(folder / "diagnosis.txt", (self.render() + "\n").encode())
-        figures.save(diagnosis_figure(self.result), folder / "figures" / "diagnosis")
 
 
 def diagnose(

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gradhomog.errors import PluginRunError
 from gradhomog.learners.tasks import Task
 from gradhomog.registry import Registry, expression, installed
 
@@ -79,11 +78,8 @@ def domain(text: str, *, size: int = 28, registry: Registry | None = None) -> Do
     registry = registry or installed()
     selector, variant, options = split_domain(text, registry)
     info, _, made = registry.make("domains", selector, options, variant, size=size)
-    if not isinstance(made, Domain):
-        raise PluginRunError(
-            f"the factory of {info} must return a gradhomog.Domain; got {type(made).__name__}. {info.advice}"
-        )
-    return made
+    checked: Domain = info.checked(made, Domain)
+    return checked
 
 
 def domain_plugin(text: str) -> str:

@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 
 from gradhomog.diagnosis import learner_rows
 from gradhomog.diagnosis.result import DiagnosisResult
-from gradhomog.errors import ConfigError, OptionError, PluginRunError
+from gradhomog.errors import ConfigError, OptionError
 from gradhomog.learners.outer_optimizer import OuterOptimizer, check_holds_parameters, warn_of_momentum
 from gradhomog.learners.results import Evaluation, TaskRow, TaskRows
 from gradhomog.learners.scoring import (
@@ -286,8 +286,5 @@ def learner(
     info, _, made = (registry or installed()).make(
         "learners", selector, {**written, **options}, encoder, head, homogenizers=pipe
     )
-    if not isinstance(made, Learner):
-        raise PluginRunError(
-            f"the factory of {info} must return a gradhomog.Learner; got {type(made).__name__}. {info.advice}"
-        )
-    return made
+    checked: Learner = info.checked(made, Learner)
+    return checked

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gradhomog.registry.specs import (
         BenchmarkSpec,
         DomainSpec,
+        ExecutorSpec,
         HomogenizerSpec,
         LearnerSpec,
         NetworkSpec,
@@ -65,6 +66,12 @@ def gradhomog_benchmark(name: str) -> BenchmarkSpec:
 @hookspec(firstresult=True)
 def gradhomog_observer() -> ObserverSpec:
     """Describe this module's observer. Required in modules of the entry-point group `gradhomog.observers`."""
+    raise NotImplementedError
+
+
+@hookspec(firstresult=True)
+def gradhomog_executor(name: str) -> ExecutorSpec:
+    """Describe an executor. Required in modules of the entry-point group `gradhomog.executors`."""
     raise NotImplementedError
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from gradhomog.errors import OptionError, did_you_mean, join_errors
 from gradhomog.registry.annotated_values import accepted_values, describe_mismatch, type_hints, unwrapped
 from gradhomog.registry.expression import render_value
-from gradhomog.registry.specs import HomogenizerSpec, Spec
+from gradhomog.registry.specs import ExecutorSpec, HomogenizerSpec, Spec
 
 SCALE = inspect.Parameter("scale", inspect.Parameter.KEYWORD_ONLY, default="mean", annotation=Literal["mean", "paper"])
 """The option that gradhomog adds to a method whose paper uses another scale than the mean of the rows."""
@@ -94,6 +94,8 @@ def bind(spec: Spec, plugin: str, options: Mapping[str, Any]) -> dict[str, Any]:
     parameters = option_parameters(spec)
     errors = []
     for name, value in options.items():
+        if name not in parameters and isinstance(spec, ExecutorSpec) and spec.other_options:
+            continue
         if name not in parameters:
             hint = did_you_mean(name, parameters)
             if "options" in parameters:  # a wrapper of another plugin
@@ -106,7 +108,7 @@ def bind(spec: Spec, plugin: str, options: Mapping[str, Any]) -> dict[str, Any]:
             errors.append(f"{plugin} requires the option '{name}'. {_known_options(spec)}")
     if errors:
         raise OptionError(join_errors(errors))
-    return {name: value for name, value in options.items() if parameters[name] is not SCALE}
+    return {name: value for name, value in options.items() if parameters.get(name) is not SCALE}
 
 
 def _known_options(spec: Spec) -> str:

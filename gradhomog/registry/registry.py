@@ -127,7 +127,7 @@ class Registry:
         names = self.names(kind)
         hint = did_you_mean(selector, [*names, *(info.selector for info in self.list(kind))])
         if others := [info.kind for info in self._plugins if selector in (info.name, info.selector)]:
-            hint = f" It is the name of a {others[0][:-1]}."
+            hint = f" It is the name of a{'n' * (others[0][0] in 'aeiou')} {others[0][:-1]}."
         raise UnknownPluginError(f"unknown {kind[:-1]} '{selector}'.{hint} Installed: {', '.join(names) or 'none'}.")
 
     @contextmanager
@@ -253,7 +253,8 @@ def available(kind: Kind = "homogenizers") -> tuple[str, ...]:
     """Return the names of the installed plugins of a kind; imports none of them.
 
     Args:
-        kind: `"homogenizers"`, `"learners"`, `"domains"`, `"problems"`, `"networks"`, `"benchmarks"` or `"observers"`.
+        kind: `"homogenizers"`, `"learners"`, `"domains"`, `"problems"`, `"networks"`, `"benchmarks"`, `"observers"`,
+            `"executors"` or `"papers"`.
 
     >>> "pcgrad" in available()
     True

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from gradhomog.errors import PluginLoadError
+from gradhomog.errors import PluginLoadError, PluginRunError
 
 STATISTICS = frozenset({"losses", "norms", "gramian", "jacobian", "features", "kernel_traces"})
 """Statistics that a homogenizer can declare in `needs`. Each is computed once per step, and only if declared."""
@@ -201,7 +201,26 @@ class BenchmarkSpec(Spec):
     """
 
 
-Kind = Literal["homogenizers", "learners", "domains", "problems", "networks", "benchmarks", "observers", "papers"]
+@dataclass(frozen=True)
+class ExecutorSpec(Spec):
+    """Returned by the hook `gradhomog_executor`.
+
+    Attributes:
+        factory: called as `factory(jobs=jobs, folder=folder, **options)` with the number of simultaneous runs (0: as
+            many as possible) and the folder of the comparison; returns a `gradhomog.experiments.Executor`.
+        summary, reference: as in `HomogenizerSpec`.
+        other_options: True if the factory accepts further options as `**options`, such as those of a scheduler; their
+            names and types are not checked.
+    """
+
+    other_options: bool = False
+
+    supplied = ("jobs", "folder")
+
+
+Kind = Literal[
+    "homogenizers", "learners", "domains", "problems", "networks", "benchmarks", "observers", "executors", "papers"
+]
 
 KINDS: dict[Kind, tuple[str, type[Any]]] = {
     "homogenizers": ("gradhomog_homogenizer", HomogenizerSpec),
@@ -211,6 +230,7 @@ KINDS: dict[Kind, tuple[str, type[Any]]] = {
     "networks": ("gradhomog_network", NetworkSpec),
     "benchmarks": ("gradhomog_benchmark", BenchmarkSpec),
     "observers": ("gradhomog_observer", ObserverSpec),
+    "executors": ("gradhomog_executor", ExecutorSpec),
 }
 """The required hook of each kind, and the type that it returns."""
 
@@ -245,6 +265,15 @@ class PluginInfo:
     def advice(self) -> str:
         """The last sentence of an error that the plugin caused."""
         return f"Report it to the authors of {self.distribution}, or remove '{self.name}'."
+
+    def checked(self, made: Any, *types: type, home: str = "gradhomog") -> Any:
+        """Return what the factory of this plugin has made; raise `PluginRunError` if it is of another type."""
+        if not isinstance(made, types):
+            names = " or ".join(f"{home}.{each.__name__}" for each in types)
+            raise PluginRunError(
+                f"the factory of {self} must return a {names}; got {type(made).__name__}. {self.advice}"
+            )
+        return made
 
     def __str__(self) -> str:
         return f"{self.kind[:-1]} '{self.name}' of {self.distribution} {self.version} ({self.module})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gradhomog.errors import OptionError, PluginRunError
+from gradhomog.errors import OptionError
 from gradhomog.registry import Registry, expression
 from gradhomog.registry.specs import HomogenizerSpec
 from gradhomog.step.homogenizer import Homogenizer
@@ -50,9 +50,5 @@ def _make_members(registry: Registry, selector: str, options: Mapping[str, Any])
     info, spec, made = registry.make("homogenizers", selector, options)
     if isinstance(made, Sequence) and not isinstance(made, str):
         return assemble(made, registry)[0]
-    if not isinstance(made, Homogenizer):
-        raise PluginRunError(
-            f"the factory of {info} must return a gradhomog.Homogenizer; got {type(made).__name__}. {info.advice}"
-        )
     assert isinstance(spec, HomogenizerSpec)
-    return [Member(made, selector, dict(options), info, spec)]
+    return [Member(info.checked(made, Homogenizer), selector, dict(options), info, spec)]

@@ -10,7 +10,7 @@ import torchopt
 from torch import nn
 
 from gradhomog import OptionError, TaskBatch
-from gradhomog.experiments.profiling.memory import peak_bytes
+from gradhomog.experiments.profiling.harness import peak_bytes
 from gradhomog_adapters.maml import MAML
 from gradhomog_adapters.mamlpp import MAMLPP
 from gradhomog_adapters.meta_sgd import MetaSGD

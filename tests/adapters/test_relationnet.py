@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from gradhomog import DataError, Task
-from gradhomog.experiments import network_lookup
+from gradhomog.experiments import content
 from gradhomog_adapters.relationnet import RelationNet, make_feature_map_module
 from tests.adapters import checks
 
@@ -49,7 +49,7 @@ def test_maps_of_size_one_are_not_pooled():
 
 @pytest.mark.parametrize("name", ["conv4", "resnet10"])
 def test_the_maps_of_the_benchmark_networks_are_supported(name):
-    encoder, head = network_lookup.build(name, (1, 28, 28), checks.WAYS, 4, flatten=False)
+    encoder, head = content.build_network(name, (1, 28, 28), checks.WAYS, 4, flatten=False)
     learner = RelationNet(encoder, head, maps=True, input_shape=[1, 28, 28])
     before = {key: value.clone() for key, value in encoder.named_buffers()}
     batch = checks.tasks(2, shape=(1, 28, 28))

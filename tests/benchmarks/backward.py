@@ -16,7 +16,7 @@ from torch.nn import functional
 from torchjd import autojac
 
 import gradhomog
-from gradhomog.experiments import network_lookup
+from gradhomog.experiments import content
 from gradhomog.experiments.profiling.harness import CPU, Comparison
 from tests.benchmarks import combine
 from tests.benchmarks.benchmark import Benchmark
@@ -92,14 +92,15 @@ class Setting:
 def mlp(tasks: int, inputs: int, hidden: int) -> Setting:
     return Setting(
         f"mlp {inputs}-{hidden}-{hidden}-{FEATURES}, {tasks} heads, {VECTORS} vectors", tasks,
-        lambda: (nn.Sequential(*network_lookup.build("mlp", (inputs,), FEATURES, hidden)), FEATURES), (VECTORS, inputs),
+        lambda: (nn.Sequential(*content.build_network("mlp", (inputs,), FEATURES, hidden)), FEATURES),
+        (VECTORS, inputs),
     )  # fmt: skip
 
 
 def conv4(tasks: int, channels: int, pixels: int, filters: int) -> Setting:
     def encoder() -> tuple[nn.Module, int]:
         """Group normalization instead of batch normalization, whose running statistics change in every step."""
-        layers, groups = network_lookup.build("conv4", image, 1, filters)[0].children(), gcd(GROUPS, filters)
+        layers, groups = content.build_network("conv4", image, 1, filters)[0].children(), gcd(GROUPS, filters)
         norms = (nn.GroupNorm(groups, filters) if isinstance(layer, nn.BatchNorm2d) else layer for layer in layers)
         return nn.Sequential(*norms), filters * (pixels // 16) ** 2
 

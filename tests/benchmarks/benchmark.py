@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gradhomog.cli._output import print_json
-from gradhomog.cli._timing_options import RoundsBar, add_timing_options, clock
+from gradhomog.cli.profile import RoundsBar, add_timing_options, clock
 from gradhomog.errors import GradhomogError, OptionError
 from gradhomog.experiments.execution.environment import machine, versions
 from gradhomog.experiments.profiling.harness import Comparison, measure_all

@@ -17,7 +17,7 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 
 from gradhomog import OptionError
-from gradhomog.experiments import network_lookup
+from gradhomog.experiments import content
 from gradhomog.experiments.profiling.harness import Comparison, Workload
 from gradhomog.learners.learner import Learner
 from gradhomog.learners.scoring import default_loss
@@ -93,7 +93,7 @@ def images(tasks: int, channels: int, pixels: int, filters: int) -> Setting:
         f"conv4, {filters} filters, inputs {image}, {tasks} tasks with {WAYS} ways, {SHOTS} shots, {QUERIES} queries"
     )
     return Setting(
-        title, lambda: network_lookup.build("conv4", image, WAYS, filters), draw, tasks * pixels**2 * filters
+        title, lambda: content.build_network("conv4", image, WAYS, filters), draw, tasks * pixels**2 * filters
     )
 
 
@@ -110,7 +110,7 @@ def sinusoids(tasks: int, width: int) -> Setting:
         return found
 
     title = f"mlp, two layers of {width}, {tasks} sinusoids with {POINTS} points"
-    return Setting(title, lambda: network_lookup.build("mlp", (1,), 1, width), draw)
+    return Setting(title, lambda: content.build_network("mlp", (1,), 1, width), draw)
 
 
 def to_channels_last(batch: TaskBatch) -> TaskBatch:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import gradhomog
-from gradhomog.experiments import network_lookup
+from gradhomog.experiments import content
 from gradhomog.experiments.profiling.harness import Comparison
 from tests.benchmarks.backward import BY_HAND, IMAGES, SUMMED, Setting, Step, by_hand, homogenized, summed
 from tests.benchmarks.benchmark import Benchmark
@@ -50,7 +50,7 @@ def conv4(tasks: int, channels: int, pixels: int, filters: int) -> Setting:
 
 def _images(name: str, tasks: int, image: tuple[int, ...], width: int) -> Setting:
     def encoder() -> tuple[nn.Module, int]:
-        body, head = network_lookup.build(name, image, 1, width)
+        body, head = content.build_network(name, image, 1, width)
         return body, head.in_features
 
     title = f"{name}, {width} filters, {tasks} heads, {IMAGES} images {image}"

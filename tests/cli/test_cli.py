@@ -11,6 +11,7 @@ import pytest
 
 from gradhomog import registry
 from gradhomog.cli import list_, main
+from gradhomog.registry import specs
 from tests.experiments.conftest import SMALL
 
 pytestmark = pytest.mark.usefixtures("without_figures")
@@ -225,6 +226,6 @@ def test_arguments_that_the_parser_rejects_are_exit_code_2(arguments, message, c
 
 
 def test_kinds_of_plugins_are_those_of_the_registry_which_is_not_imported_at_the_start():
-    assert tuple(registry.KINDS) == list_.KINDS
+    assert (tuple(registry.KINDS), specs.GROUPS) == (list_.KINDS, list_.GROUPS)
     code = "import sys, gradhomog.cli; assert 'gradhomog.registry' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from gradhomog.cli import main
-from gradhomog.cli._timing_options import clock
+from gradhomog.cli.profile import clock
 from tests.experiments.conftest import SMALL
 
 SETTINGS = [argument for override in SMALL for argument in ("--set", override)]

@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from gradhomog.diagnosis.estimate_text import interval, number, ratio_range, significant
-from gradhomog.diagnosis.estimates import Estimate, TransformedEstimate
+from gradhomog.diagnosis.estimates import Estimate, TransformedEstimate, interval, number, ratio_range, significant
 
 
 def estimate(value: float, half_width: float) -> Estimate:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import gradhomog
+from gradhomog.experiments.execution.executors.base import make_executor
 from gradhomog.registry import Registry, installed
 from gradhomog.testing import CheckReport, check_domain, check_homogenizer, check_learner
 from tests.docs import pages
@@ -97,6 +98,11 @@ def test_the_observer_writes_the_losses_of_every_other_step(gradhomog_install: A
     for step in (1, 5, 10):
         observer("step", {"event": "step", "run": "a", "step": step, "losses": [1.5, 2.0 * step]})
     assert (tmp_path / "losses.csv").read_text() == "1,1.5,2.0\n10,1.5,20.0\n"
+
+
+def test_the_executor_computes_the_last_run_first(gradhomog_install: Any, tmp_path: Path) -> None:
+    name = install("gradhomog_executor", gradhomog_install)
+    assert list(make_executor(name, 4, tmp_path)([lambda: "first", lambda: "last"])) == ["last", "first"]  # type: ignore[list-item]
 
 
 def test_the_wrapper_logs_what_is_made(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 
 import gradhomog
 from gradhomog import OptionError, TaskBatch, TaskKey
-from gradhomog.experiments import network_lookup
+from gradhomog.experiments import content
 from gradhomog_plugins.fwt import FWT, select_layers
 
 KEY, OTHER = TaskKey(0), TaskKey(1)
@@ -116,18 +116,18 @@ def test_rows_change_under_every_policy_of_batch_normalization_and_predictions_d
 
 
 def test_plain_networks_are_transformed_after_every_batch_normalization():
-    encoder, _ = network_lookup.build("conv4", (3, 28, 28), 5, 4)
+    encoder, _ = content.build_network("conv4", (3, 28, 28), 5, 4)
     assert list(select_layers(encoder, None)) == ["1", "5", "9", "13"]
 
 
 def test_residual_networks_are_transformed_at_the_end_of_blocks_and_in_shortcuts():
     # In the authors' ResNet-10: BN2 and BNshortcut of each block; neither the first layer nor BN1.
-    encoder, _ = network_lookup.build("resnet10", (3, 28, 28), 5, 4)
+    encoder, _ = content.build_network("resnet10", (3, 28, 28), 5, 4)
     expected = {f"layer{stage}.0.bn2" for stage in range(1, 5)} | {
         f"layer{stage}.0.downsample.1" for stage in range(2, 5)
     }
     assert set(select_layers(encoder, None)) == expected
-    encoder, _ = network_lookup.build("resnet12", (3, 28, 28), 5, 4)
+    encoder, _ = content.build_network("resnet12", (3, 28, 28), 5, 4)
     assert {name.partition(".0.")[2] for name in select_layers(encoder, None)} == {"bn3", "downsample.1"}
 
 
@@ -137,7 +137,7 @@ def test_networks_without_batch_normalization_are_transformed_after_convolutions
 
 
 def test_layers_are_named_or_matched():
-    encoder, _ = network_lookup.build("conv4", (3, 28, 28), 5, 4)
+    encoder, _ = content.build_network("conv4", (3, 28, 28), 5, 4)
     assert list(select_layers(encoder, "13")) == ["13"]
     assert list(select_layers(encoder, ["5", "1?"])) == ["5", "10", "11", "12", "13", "14", "15", "16"]
 

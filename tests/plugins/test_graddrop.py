@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import gradhomog
 from gradhomog import OptionError
-from gradhomog.experiments.profiling.memory import peak_bytes
+from gradhomog.experiments.profiling.harness import peak_bytes
 from gradhomog.step.step import seeded_generator
 from gradhomog.testing import jacobians
 from gradhomog_plugins.graddrop import drop

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gradhomog
 from gradhomog import DataError, OptionError, as_jacobian
-from gradhomog.experiments.profiling.memory import peak_bytes
+from gradhomog.experiments.profiling.harness import peak_bytes
 from gradhomog.rows import arithmetic
 from gradhomog.rows.arithmetic import CHUNK_COLUMNS
 from gradhomog.testing import jacobians

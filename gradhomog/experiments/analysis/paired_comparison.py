@@ -1,4 +1,4 @@
-"""Comparison of a method with a reference method: difference, significance, step time, and number of seeds needed."""
+"""Comparison of a method with a reference method: difference, corrected significance, step time, number of seeds."""
 
 from __future__ import annotations
 
@@ -9,10 +9,27 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gradhomog.experiments.analysis.metrics import metric
-from gradhomog.experiments.analysis.multiple_testing import holm
-from gradhomog.experiments.analysis.power import SIGNIFICANCE, seeds_needed
-from gradhomog.experiments.analysis.statistics import Interval, mean_interval, paired_test
+from gradhomog.experiments.analysis.statistics import SIGNIFICANCE, Interval, mean_interval, paired_test, seeds_needed
 from gradhomog.experiments.results.events import Record, numbers
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjusted p values in input order: rejecting those ≤ α bounds the probability of any false rejection by α.
+
+    With p₍₁₎ ≤ … ≤ p₍ₘ₎, the adjusted k-th smallest p value is the maximum of min(1, (m − j + 1) p₍ⱼ₎) over j ≤ k. The
+    tests may be dependent, as comparisons with one common baseline are.
+
+    Source: Holm 1979, A simple sequentially rejective multiple test procedure, Scand. J. Statist. 6. SciPy does not
+    implement it.
+    """
+    adjusted = [math.nan] * len(p_values)
+    largest = 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
+        p = p_values[index]
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p))
+        adjusted[index] = largest
+    return adjusted
+
 
 Runs = Mapping[int, Record]
 """Results of one method by seed."""

@@ -3,18 +3,50 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gradhomog.experiments.analysis.consistency import check_consistency
-from gradhomog.experiments.analysis.improvement import improvement_baseline
-from gradhomog.experiments.analysis.method_rows import MethodRow, best_baselines, make_method_rows
+from gradhomog.errors import ConfigError
+from gradhomog.experiments.analysis.method_rows import MethodRow, best_baselines, improvement_baseline, make_method_rows
 from gradhomog.experiments.analysis.metrics import metric
-from gradhomog.experiments.analysis.tuning import Candidate, candidates
 from gradhomog.experiments.profiling.training_time import SlowHomogenizer, find_slow_homogenizers
-from gradhomog.experiments.results.events import Record, json_compatible
+from gradhomog.experiments.results.events import Record, json_compatible, numbers
 from gradhomog.experiments.results.records import row_order
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A candidate of a tuned method; `validation` is its best validation score."""
+
+    learner: str
+    label: str
+    homogenizers: str
+    seed: int
+    validation: float
+    best_step: int | None
+    chosen: bool
+
+
+def candidates(results: Sequence[Record], rows: Sequence[MethodRow]) -> list[Candidate]:
+    """All candidates with a result, in the order of the configuration; candidates without a row are last."""
+    chosen = {(row.learner, row.label, row.chosen) for row in rows if row.chosen is not None}
+    order = [(row.learner, text) for row in rows for text in row.tuned_from]
+    unordered = [
+        Candidate(
+            record["learner"],
+            record["label"],
+            record["homogenizers"],
+            record["seed"],
+            numbers([record.get("validation")])[0],
+            record.get("best_step"),
+            (record["learner"], record["label"], record["homogenizers"]) in chosen,
+        )
+        for record in results
+        if record["role"] == "candidate"
+    ]
+    places = {pair: place for place, pair in enumerate(order)}
+    return sorted(unordered, key=lambda item: places.get((item.learner, item.homogenizers), len(order)))
 
 
 @dataclass(frozen=True)
@@ -69,27 +101,34 @@ class Summary:
         return tuple(row for row in self.rows if row.learner == learner)
 
 
-def summarize(records: Iterable[Record], expected_runs: int | None = None) -> Summary:
+def summarize(records: Iterable[Record]) -> Summary:
     """Summarize the records of a comparison, finished or not.
 
     Args:
         records: the records of all runs; see `gradhomog.experiments.results.records`.
-        expected_runs: the number of runs of the comparison; by default computed from the configuration in the records.
 
     Raises:
-        ConfigError: two results have the same method and seed, or results have different test tasks.
+        ConfigError: results have different test tasks.
     """
     records = list(records)
     results = [record for record in records if record["event"] == "result"]
     compared = [record for record in results if record["role"] == "compare"]
     start: Record = next((r for r in reversed(records) if r["event"] == "start"), {})
     config: Record = start.get("config") or {}
-    check_consistency(compared)
+    for record in compared:
+        if any(record[name] != compared[0][name] for name in ("metric", "domains")) or (
+            len(record["scores"]) != len(record["domains"])
+        ):
+            raise ConfigError(
+                f"runs {compared[0]['run']!r} and {record['run']!r} were not tested on the same tasks "
+                f"({len(compared[0]['scores'])} and {len(record['scores'])} scores). Repeat the comparison in an empty "
+                "folder."
+            )
     groups: dict[tuple[str, str], dict[int, Record]] = {}
     for record in compared:
         groups.setdefault((record["learner"], record["label"]), {})[record["seed"]] = record
     problem = next((record["problem"] for record in compared if "problem" in record), None)
-    rows = make_method_rows(groups, row_order(records), _number_of(config.get("seeds")))
+    rows = make_method_rows(groups, row_order(records), _seed_count(config))
     done = {record["run"] for record in results}
     base = improvement_baseline(groups, problem) if problem else None
     name = compared[0]["metric"] if compared else "accuracy"
@@ -99,7 +138,7 @@ def summarize(records: Iterable[Record], expected_runs: int | None = None) -> Su
         rows=tuple(rows),
         candidates=tuple(candidates(results, rows)),
         finished_runs=len(compared),
-        expected_runs=expected_runs if expected_runs is not None else _expected_runs(config),
+        expected_runs=_expected_runs(config),
         failures={r["run"]: str(r["error"]) for r in records if r["event"] == "failed" and r["run"] not in done},
         slow_homogenizers=find_slow_homogenizers(results),
         best_baselines=best_baselines(rows, metric(name).higher_is_better),
@@ -118,18 +157,15 @@ def to_json(summary: Summary) -> dict[str, Any]:
     return content
 
 
-def _number_of(value: Any) -> int | None:
-    """The length of a list, or an integer itself; None for other values."""
-    if isinstance(value, list):
-        return len(value)
-    return value if isinstance(value, int) else None
+def _seed_count(config: Record) -> int | None:
+    """The number of seeds of a configuration; None if the runs have no `start`."""
+    seeds = config.get("seeds")
+    return len(seeds) if isinstance(seeds, list) else seeds
 
 
 def _expected_runs(config: Record) -> int | None:
-    """Learners times methods times seeds of a configuration; None if a key is missing. A problem has one learner."""
-    learners = config.get("learner", "network" if "problem" in config else None)
-    seeds = _number_of(config.get("seeds"))
-    methods = config.get("homogenizers")
-    if not isinstance(learners, str | list) or not isinstance(methods, list) or seeds is None:
-        return None
-    return (1 if isinstance(learners, str) else len(learners)) * len(methods) * seeds
+    """Learners times methods times seeds of a configuration; None if there is none. A problem has one learner."""
+    seeds = _seed_count(config)
+    learner = config.get("learner", "network")
+    count = 1 if isinstance(learner, str) else len(learner)
+    return None if seeds is None else count * len(config["homogenizers"]) * seeds

@@ -14,11 +14,17 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 
 from gradhomog.errors import DataError, OptionError
-from gradhomog.experiments.episodes.grayscale import to_gray
-from gradhomog.experiments.episodes.seeding import generator
+from gradhomog.experiments.episodes.augmentation import to_gray
 from gradhomog.learners.domains import Domain, Split
 from gradhomog.learners.tasks import Task, TaskBatch
 from gradhomog.registry.annotated_values import ValidatedConstructor
+
+
+def generator(*words: int) -> np.random.Generator:
+    """Return a generator seeded by `words`, integers >= 0. Trailing zeros do not change the seed."""
+    # PCG64 is explicit, because `default_rng` may use another generator in a later version of NumPy.
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
+
 
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
 """A function of images `[n, channels, height, width]` and a generator on the CPU."""
@@ -87,12 +93,12 @@ class EpisodeStream(ValidatedConstructor):
 
     def batch(self, index: int) -> TaskBatch:
         """Return batch b: the tasks b*tasks .. b*tasks + tasks - 1, from domains chosen by setting and seed."""
-        domains = self._domains_of_batch(_check_index(index))
+        domains = self._domains_of_batch(index)
         return TaskBatch.stack([self._draw(index * self.tasks + slot, domain) for slot, domain in enumerate(domains)])
 
     def task(self, index: int) -> Task:
         """Return task i, from domain i % len(domains), for evaluation: every domain has an equal share."""
-        return self._draw(_check_index(index), self.domains[index % len(self.domains)])
+        return self._draw(index, self.domains[index % len(self.domains)])
 
     def batches(self, start: int = 0) -> Iterator[TaskBatch]:
         """Return an endless iterator over the batches from `start` on."""
@@ -159,15 +165,7 @@ def _convert_channels(images: Tensor, channels: int) -> Tensor:
     return to_gray(images)
 
 
-def _check_index(index: int) -> int:
-    if index < 0:
-        raise OptionError(f"`index` must be >= 0; got {index}.")
-    return index
-
-
 def _check_agreement(domains: tuple[Domain, ...], channels: int | None) -> None:
-    if not domains:
-        raise DataError("a stream of tasks needs at least one domain; got none.")
     if len(names := {domain.name for domain in domains}) < len(domains):
         raise DataError(
             f"domains must have different names; got {', '.join(domain.name for domain in domains)} "
@@ -175,11 +173,6 @@ def _check_agreement(domains: tuple[Domain, ...], channels: int | None) -> None:
         )
     first = domains[0]
     for domain in domains:
-        if domain.outputs != first.outputs:
-            raise DataError(
-                f"the domains of a stream must be of the same kind; {first.name} is {_describe_kind(first)} and "
-                f"{domain.name} is {_describe_kind(domain)}."
-            )
         if channels is not None and len(domain.input_shape) != 3:
             raise DataError(
                 f"`channels={channels}` converts images; domain {domain.name} has inputs of shape {domain.input_shape}."
@@ -201,7 +194,3 @@ def _check_augmentation(stream: EpisodeStream) -> None:
             f"`augmentation` must be None for inputs that are not images; domain {stream.domains[0].name} has inputs "
             f"of shape {shape}."
         )
-
-
-def _describe_kind(domain: Domain) -> str:
-    return "classification" if domain.outputs is None else f"regression with {domain.outputs} outputs"

@@ -3,18 +3,49 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import itertools
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradhomog.errors import ConfigError, GradhomogError, join_errors
-from gradhomog.experiments.episodes import target_variance
+from gradhomog.errors import ConfigError, DataError, GradhomogError, join_errors
 from gradhomog.experiments.episodes.augmentation import augment
 from gradhomog.experiments.episodes.sampler import EpisodeStream
 from gradhomog.experiments.run_file.schema import Config, Episodes
 from gradhomog.learners.domains import Domain, Split, domain, domain_identity
+from gradhomog.learners.results import Evaluation
 from gradhomog.registry import Registry, installed
+
+
+def all_have_variance(domains: Sequence[Domain]) -> bool:
+    """True if every domain has a `target_variance`, because all scores of a table must have the same metric.
+
+    Raises:
+        DataError: a target variance is not a positive number, or belongs to a classification domain.
+    """
+    for each in domains:
+        value = each.target_variance
+        if value is not None and (each.outputs is None or not 0 < value < math.inf):
+            raise DataError(
+                f"domain {each.name}: `target_variance` must be a positive number for regression, or None; "
+                f"got {value!r}{' for classification' if each.outputs is None else ''}."
+            )
+    return all(each.target_variance is not None for each in domains)
+
+
+def normalize_scores(result: Evaluation, domains: Sequence[Domain]) -> Evaluation:
+    """Divide each task's mean squared error by the target variance of its domain; losses are unchanged.
+
+    nmse = mean (y − ŷ)² / σ², with the mean over the query points of a task. A prediction of the mean of the domain's
+    targets for every point scores 1 on average over the domain's tasks.
+    """
+    variances = {domain.name: domain.target_variance or math.nan for domain in domains}
+    scores = [score / variances[name] for score, name in zip(result.scores, result.domains, strict=True)]
+    return dataclasses.replace(result, scores=scores, metric="nmse")
+
 
 # Validation and test tasks are the same for every method and every training seed.
 EVALUATION_SEED = 0
@@ -69,7 +100,7 @@ def streams(config: Config, seed: int) -> Streams:
         native = max(domain.input_shape[0] for domain in everything)
         channels = int(config.network.channels) or native
     outputs = _common_outputs(everything)
-    normalize = target_variance.all_have_variance(everything)
+    normalize = all_have_variance(everything)
     both = [domain for domain, trained_on in zip(test, seen, strict=True) if trained_on]
     unseen = [domain for domain, trained_on in zip(test, seen, strict=True) if not trained_on]
     if both and unseen:

@@ -10,11 +10,9 @@ from typing import Any
 
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.execution import observers
-from gradhomog.experiments.execution.executors import executor as find_executor
-from gradhomog.experiments.execution.executors.base import Executor
-from gradhomog.experiments.execution.interrupts import StopFile
+from gradhomog.experiments.execution.executors.base import Executor, make_executor
 from gradhomog.experiments.execution.methods import make_methods
-from gradhomog.experiments.execution.monitor import Monitor, Progress
+from gradhomog.experiments.execution.monitor import Monitor, Progress, StopFile
 from gradhomog.experiments.execution.worker import Job
 from gradhomog.experiments.report.page import write_report
 from gradhomog.experiments.results import comparison_dir
@@ -62,7 +60,7 @@ def compare(
             in another process.
         progress: called with the records `dry_run`, `plan`, `progress`, `result` and `failed`; for a progress bar.
         jobs: number of runs at the same time; 1: in this process, 0: one per core.
-        executor: where runs are computed, see `executors`. Results do not depend on it.
+        executor: where runs are computed, see `make_executor`. Results do not depend on it.
 
     Raises:
         GradhomogError: names, options, data or folder are invalid, or the dry run of a method fails.
@@ -77,7 +75,7 @@ def _compare(config: Config, out: Path, resume: bool, progress: Progress, jobs: 
     rows = make_methods(config)
     observers.check(config)
     comparison_dir.check_writable(out)
-    run_executor = find_executor(executor, jobs, out)
+    run_executor = make_executor(executor, jobs, out)
     written_plan = make_plan(config)
     if not resume:  # the dry run was done at the first start; a comparison with fewer methods would be another one
         dry_run(config, rows, progress)

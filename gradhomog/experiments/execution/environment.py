@@ -1,4 +1,4 @@
-"""Package versions and machine, which results depend on besides their configuration. Imports none of the packages."""
+"""Package versions, machine and threads, which results depend on besides their configuration. Imports no package."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import importlib.metadata
 import os
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import gradhomog
 
@@ -31,3 +33,16 @@ def machine() -> dict[str, str | int]:
 def report() -> dict[str, object]:
     """Return versions, machine and interpreter, for bug reports."""
     return {"versions": versions(), "machine": machine(), "interpreter": sys.executable}
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Set the number of threads of PyTorch within the context; restore it afterwards."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 
 from gradhomog.errors import ConfigError, GradhomogError, join_errors
-from gradhomog.experiments import problem_lookup
+from gradhomog.experiments import content
 from gradhomog.experiments.results.runs import SINGLE, Method
 from gradhomog.experiments.run_file.schema import Config
 from gradhomog.registry import expression
@@ -26,7 +26,7 @@ def make_methods(config: Config) -> list[Method]:
     for learner in config.learners:
         for text in config.homogenizers:
             if config.problem is not None and text.strip() == SINGLE:
-                if not problem_lookup.find(config.problem["name"]).single_task:
+                if not content.find_problem(config.problem["name"]).single_task:
                     errors.append(f"{SINGLE!r} does not apply to {learner}; remove it.")
                 rows.append(Method(learner, SINGLE, (SINGLE,)))
                 continue

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from gradhomog.experiments.analysis.method_rows import BASELINES, MethodRow
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.paired_comparison import PairedComparison
-from gradhomog.experiments.analysis.power import deviation_factors
+from gradhomog.experiments.analysis.statistics import deviation_factors
 from gradhomog.experiments.analysis.summary import Summary
-from gradhomog.experiments.report.formatting import interval_text, p_text, ratio_text
-from gradhomog.experiments.report.tables import detectable_words
+from gradhomog.experiments.report.tables import detectable_words, interval_text, p_text, ratio_text
 
 
 @dataclass(frozen=True)

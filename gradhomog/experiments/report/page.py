@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import tomli_w
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.summary import Summary, summarize
 from gradhomog.experiments.report import figures
-from gradhomog.experiments.report.html import render_page
-from gradhomog.experiments.report.numbers import number_table
+from gradhomog.experiments.report.figures import SavedFigure
+from gradhomog.experiments.report.findings import baseline_notes, findings, scope
+from gradhomog.experiments.report.tables import baseline_table, candidate_table, number_table, run_table, score_table
 from gradhomog.experiments.results import saliency_maps, trajectory
 from gradhomog.experiments.results.atomic_files import write_bytes
 from gradhomog.experiments.results.checksums import file_digest, write_json
@@ -17,10 +24,177 @@ from gradhomog.experiments.results.comparison_dir import MANIFEST, PLAN, RUN_FIL
 from gradhomog.experiments.results.events import Record
 from gradhomog.experiments.results.records import records as read_records
 
+TITLES = {
+    "scores": "Scores and differences",
+    "domains": "Scores by domain",
+    "validation": "Validation curves",
+    "conflict": "Agreement of task gradients",
+    "stages": "Effect of each homogenizer on the gradients",
+    "weights": "Task weights",
+    "trajectories": "Trajectories",
+    "saliency": "Saliency",
+}
+"""Titles by figure name, in the order of the page."""
+
+
+def captions(summary: Summary) -> dict[str, str]:
+    """The caption of each figure, by name."""
+    units = {row.unit for row in summary.rows} - {"one"}
+    names = {"seeds": "seeds", "tasks": "test tasks"}
+    over = "seeds, or over test tasks for a single seed"
+    if summary.problem or len(units) == 1:
+        over = names[units.pop()] if units else "seeds (here a single seed)"
+    source = "task" if summary.problem else "domain of the test tasks"
+    several = any(len(row.seeds) > 1 for row in summary.rows)
+    band = "bands are the range over seeds" if several else "one seed"
+    tested = "Test score" if summary.held_out else "Score"
+    validated = "Validation score" if summary.held_out else "Score"
+    smooth = f"Running mean over a tenth of training, averaged over seeds; {band}."
+    intervals = "the band is the 95 % confidence interval over seeds" if several else "one seed"
+    return {
+        "scores": f"{tested} of each method: mean and 95 % confidence interval over {over}. Small dots are seeds; the "
+        "dashed line is the plain learner. Right panel: the paired difference to plain with its interval, which is not "
+        "corrected for the number of methods.",
+        "domains": f"The same scores by {source}: mean and 95 % confidence interval over {over}.",
+        "conflict": "Agreement of the task gradients during training, before homogenization: the mean cosine between "
+        f"the gradients of two tasks, and the ratio of the largest to the smallest gradient norm. {smooth}",
+        "stages": "The task gradients before the first homogenizer and after each homogenizer, in the order of the "
+        "pipeline: the mean cosine between the gradients of two tasks, the ratio of the largest to the smallest norm, "
+        "and the mean distance ‖gᵢ − gⱼ‖ divided by the mean norm. A distance of 0 means equal gradients; √2 (dashed) "
+        "means orthogonal gradients of equal norm. A common factor of all gradients does not change these values. "
+        "Methods with dots at validations only: encoder gradients of one batch with and without each homogenizer at "
+        "the same parameters. Other methods: gradients of the training steps, running mean over a tenth of training. "
+        "Averaged over seeds. Gradients that agree do not imply a better network.",
+        "weights": "Weight of each task in the step, for methods that reweight; 1 is the plain mean. Lines: one per "
+        + ("task" if summary.problem else "training domain; for a single domain, one per rank within the step")
+        + ". Running mean over a tenth of training, averaged over seeds.",
+        "validation": f"{validated} during training, averaged over seeds; {intervals}."
+        + (" The network with the best validation score is tested." if summary.held_out else ""),
+        "trajectories": "The path of each method on the mean of both losses, from each start (dots) to the last step "
+        "(crosses). The grey line is the set of Pareto optimal points, where neither loss can decrease without an "
+        "increase of the other.",
+        "saliency": "Query images of the first test tasks, the same for every method, with the tested network of the "
+        "first seed. Saliency (SmoothGrad) is the derivative of the output of the true class w.r.t. the pixels, "
+        "averaged over noisy copies of the image, for the network adapted to the task, without homogenizers: the "
+        "output is most sensitive to bright pixels. Each image is scaled to its own range, so brightness is not "
+        "comparable between images or methods. The number is the probability of the true class. Maps of homogenizers "
+        "(for isi: the probability that an activation is dropped, by layer) are those of the network before "
+        "adaptation, from 0 (dark) to the largest value of the row. A few images are no evidence of better scores.",
+    }
+
+
+def tuning_note(summary: Summary) -> str:
+    """Sentences that describe how the candidates of tuned methods were compared."""
+    if summary.held_out:
+        return (
+            f"Each candidate was trained with seed {summary.candidates[0].seed}; the candidate with the best "
+            "validation score was trained with all seeds. Test scores do not affect the choice."
+        )
+    return (
+        f"The row of a tuned method is its candidate with the best {metric(summary.metric).words} in this report, "
+        "because no validation data are held out: it is the best of several trials."
+    )
+
+
+# Colours of `figures.style` that are replaced by the colour scheme of the page: background, text and axes, grid, guide
+# lines.
+_THEME = {
+    "#ffffff": "var(--ground)",
+    "#000000": "var(--ink)",
+    "#222222": "var(--ink)",
+    "#e6e6e6": "var(--line)",
+    "#888888": "var(--soft)",
+}
+
+
+def inline_svg(text: str, prefix: str, title: str) -> Markup:
+    """An SVG file as an HTML element, with colours of the page's theme and prefixed identifiers.
+
+    The prefix makes identifiers unique on a page with several figures.
+    """
+    svg = text[text.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)  # it refers to external resources
+    # Equal images have equal identifiers, which would be duplicates; nothing refers to them.
+    svg = re.sub(r'(<image\b[^>]*?) id="[^"]*"', r"\1", svg)
+    svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
+    svg = re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}-", svg)
+    svg = re.sub(r"(?<=: )#[0-9a-f]{6}\b", lambda match: _THEME.get(match[0], match[0]), svg)
+    return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1))
+
+
+def render_page(summary: Summary, records: Sequence[Record], saved_figures: Mapping[str, SavedFigure]) -> str:
+    """The page: findings, table, figures, tuning, runs, configuration and versions. All texts are escaped."""
+    start: Record = next((record for record in reversed(records) if record["event"] == "start"), {})
+    subject = f" {'on' if summary.problem else 'of'} {', '.join(summary.learners)}" if summary.rows else ""
+    return (
+        environment()
+        .get_template("report.html")
+        .render(
+            title=f"gradhomog: comparison{subject}",
+            scope=scope(summary),
+            findings=findings(summary),
+            baseline_table=baseline_table(summary),
+            baseline_notes=baseline_notes(summary),
+            score_table=score_table(summary),
+            figures=_figures(summary, saved_figures),
+            candidates=candidate_table(summary) if summary.candidates else None,
+            tuning_note=tuning_note(summary) if summary.candidates else "",
+            runs=run_table(summary, records),
+            failures=summary.failures,
+            facts=_facts(summary, start),
+            version=(start.get("versions") or {}).get("gradhomog"),
+            configuration=tomli_w.dumps(start.get("config") or {}) if start else None,
+            versions={str(k): str(v) for part in ("versions", "machine") for k, v in (start.get(part) or {}).items()},
+        )
+    )
+
+
+def environment() -> Environment:
+    """The template environment of all pages: every text is escaped."""
+    return Environment(
+        loader=PackageLoader("gradhomog.experiments.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def _figures(summary: Summary, saved: Mapping[str, SavedFigure]) -> list[tuple[str, str, Markup, str, Sequence[str]]]:
+    """Name, title, SVG, caption and remarks of each figure."""
+    texts = captions(summary)
+    found = {
+        name: (saved[name].svg.read_text(encoding="utf-8"), saved[name].remarks) for name in TITLES if name in saved
+    }
+    return [
+        (name, TITLES[name], inline_svg(svg, name, TITLES[name]), texts[name], remarks)
+        for name, (svg, remarks) in found.items()
+    ]
+
+
+def _facts(summary: Summary, start: Record) -> dict[str, str]:
+    """Facts about the comparison (learners, methods, domains) by name; unknown facts are omitted."""
+    config = start.get("config") or {}
+    problem_entries = {"tasks": ", ".join(map(str, start.get("tasks") or ())), "data": " ".join(summary.notes)}
+    episode_entries = {
+        "training domains": ", ".join(config.get("domains", {}).get("train", ())),
+        "test domains": ", ".join(summary.domains),
+        "test tasks": f"{summary.tasks}, the same for all runs",
+    }
+    entries = {
+        "problem" if summary.problem else "learner": ", ".join(summary.learners),
+        "methods": ", ".join(dict.fromkeys(row.label for row in summary.rows)),
+        **(problem_entries if summary.problem else episode_entries),
+        "started": str(start.get("time") or ""),
+    }
+    return {name: text for name, text in entries.items() if text}
+
+
 SUMMARY, REPORT = "summary.csv", "report.html"
 
 
-def write_report(folder: str | Path, expected_runs: int | None = None) -> Summary:
+def write_report(folder: str | Path) -> Summary:
     """Write the report of a comparison to its folder and return the summary; the comparison may be unfinished.
 
     `manifest.json`, written last, has the SHA-256 of the report, of `plan.json` and of `run.toml`.
@@ -32,7 +206,7 @@ def write_report(folder: str | Path, expected_runs: int | None = None) -> Summar
     """
     folder = Path(folder)
     records = read_records(folder)
-    summary = summarize(records, expected_runs)
+    summary = summarize(records)
     write_bytes(folder / SUMMARY, number_table(summary).csv().encode())
     try:
         figures.require_matplotlib()
@@ -59,7 +233,6 @@ def _save_figures(folder: Path, records: Sequence[Record], summary: Summary) -> 
         "conflict": figures.conflict(records),
         "stages": figures.stages(records),
         "weights": figures.weights(records),
-        "measured": figures.measurements(records),
         "trajectories": figures.trajectories(trajectory.collect(folder, records)),
         "saliency": figures.saliency(maps),
     }

@@ -1,25 +1,130 @@
-"""The tables of a comparison: scores, differences to the best baseline, candidates of tuned methods."""
+"""The tables of a comparison and the notes below them: scores, differences to the best baseline, candidates, runs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+from gradhomog.errors import in_one_line
 from gradhomog.experiments.analysis.method_rows import MethodRow
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.paired_comparison import PairedComparison
-from gradhomog.experiments.analysis.statistics import Interval
+from gradhomog.experiments.analysis.statistics import Interval, mean_interval
 from gradhomog.experiments.analysis.summary import Summary
-from gradhomog.experiments.report.formatting import (
-    interval_text,
-    number_text,
-    p_text,
-    ratio_text,
-    seeds_text,
-)
-from gradhomog.experiments.report.notes import notes
+from gradhomog.experiments.results.events import Record, numbers
 from gradhomog.experiments.results.runs import PLAIN
 from gradhomog.table import NOTHING, Cell, Column, Table, Value
+
+
+def notes(summary: Summary) -> list[str]:
+    """Lines that explain the intervals, marks and columns of the table, and list missing and failed runs."""
+    lines: list[str] = []
+    units = {row.unit for row in summary.rows}
+    if "seeds" in units:
+        counts = sorted({len(row.seeds) for row in summary.rows if row.unit == "seeds"})
+        test_data = "test data" if summary.tasks == 1 else f"test data, mean over {summary.tasks} tasks"
+        n = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        lines.append(
+            f"±: 95 % confidence interval over seeds (n = {n}, Student t); every run on the same "
+            + (f"{test_data}." if summary.problem else f"{summary.tasks} test tasks.")
+        )
+    if "tasks" in units:
+        mark = "† one seed: " if "seeds" in units else ""
+        lines.append(
+            f"{mark}±: 95 % confidence interval over test tasks (n = {summary.tasks}, Student t); "
+            "it does not include the variation between trainings, because there is one seed."
+        )
+    if "one" in units:
+        lines.append("A method with one run has no interval.")
+    if summary.improvement_baseline:
+        lines.append(
+            f"Δm: relative improvement on {summary.improvement_baseline} in percent, mean over tasks"
+            + (", of the errors 1 - R²" if summary.metric == "r2" else "")
+            + " (Maninis et al. 2019); paired by seed, higher is better."
+        )
+    lines += summary.notes
+    lines += _difference_notes(summary)
+    for row in summary.rows:
+        if row.chosen is not None:
+            score = "validation score" if summary.held_out else f"{metric(summary.metric).words} in this table"
+            count = len(row.tuned_from)
+            lines.append(f"{_row_name(row, summary)}: {row.chosen} was chosen from {count} candidates by {score}.")
+    busy = " while other runs used the machine" if summary.parallel else ""
+    lines.append(f"step time: processor time{busy}; an indication, no benchmark.")
+    lines += [str(homogenizer) for homogenizer in summary.slow_homogenizers]
+    not_finite = [_row_name(row, summary) for row in summary.rows if math.isnan(row.score.mean)]
+    if not_finite:
+        lines.append(f"nan: a score is not finite, so there is no mean ({', '.join(not_finite)}).")
+    if summary.expected_runs is not None and summary.finished_runs < summary.expected_runs:
+        uncounted = "; candidates of tuned methods are not counted" if summary.has_candidate_runs else ""
+        lines.append(f"Partial: {summary.finished_runs} of {summary.expected_runs} runs finished{uncounted}.")
+    lines += [f"Failed: {run}: {in_one_line(message)}" for run, message in summary.failures.items()]
+    return lines
+
+
+def _difference_notes(summary: Summary) -> list[str]:
+    comparisons = [row.to_plain for row in summary.rows if row.to_plain is not None]
+    if not comparisons:
+        others = any(row.label != PLAIN for row in summary.rows)
+        missing = "No differences: they require finished runs of the plain learner and of a method with a common seed."
+        return [missing] if others else []
+    tested = [comparison for comparison in comparisons if comparison.p_value is not None]
+    if not tested:
+        return []
+    over = {comparison.unit for comparison in tested}
+    pairs = (
+        "seed" if over == {"seeds"} else "test task" if over == {"tasks"} else "seed (for a single seed, by test task)"
+    )
+    holm = f", after Holm's correction for {len(tested)} comparisons" if len(tested) > 1 else ""
+    return [f"Differences are paired by {pairs}; *: significant at the 5 % level (t test{holm})."]
+
+
+def _row_name(row: MethodRow, summary: Summary) -> str:
+    several = len({other.learner for other in summary.rows}) > 1
+    return f"{row.learner}, {row.label}" if several else row.label
+
+
+MAX_SEEDS = 10_000
+"""Larger numbers of seeds are written as `> 10000`."""
+
+
+def interval_text(interval: Interval, kind: str, signed: bool = False, mean_only: bool = False) -> str:
+    """An interval as text: `41.23 ± 1.10` or, if `signed`, `+0.85 ± 1.02`; `± n/a` if the half width is NaN."""
+    if math.isnan(interval.mean):
+        return "nan"
+    mean = number_text(interval.mean, kind, signed)
+    if mean_only:
+        return mean
+    return f"{mean} ± {'n/a' if math.isnan(interval.half_width) else number_text(interval.half_width, kind)}"
+
+
+def number_text(value: float, kind: str, signed: bool = False) -> str:
+    """A score as text: fractions in percent with two decimals, other scores with four significant digits."""
+    sign = "+" if signed else ""
+    if math.isnan(value):
+        return "nan"
+    # Adding 0.0 converts −0.00, a small negative number after rounding, to 0.00.
+    return f"{round(100 * value, 2) + 0.0:{sign}.2f}" if metric(kind).percent else f"{value + 0.0:{sign}#.4g}"
+
+
+def p_text(p_value: float | None) -> str:
+    """A p value as text: `0.034`, `< 0.001`."""
+    if p_value is None:
+        return NOTHING
+    return "< 0.001" if p_value < 0.001 else f"{p_value:.3f}"
+
+
+def ratio_text(ratio: float | None) -> str:
+    """A ratio as text: `× 1.20`."""
+    return NOTHING if ratio is None else f"× {ratio:.2f}"
+
+
+def seeds_text(seeds: int | None) -> str:
+    """A number of seeds as text: `42`, `> 10000`."""
+    if seeds is None:
+        return NOTHING
+    return f"> {MAX_SEEDS}" if seeds > MAX_SEEDS else f"{seeds}"
+
 
 DELTA_M = "Δm %"
 
@@ -54,6 +159,34 @@ def candidate_table(summary: Summary) -> Table:
         for candidate in summary.candidates
     ]
     return Table(header, rows, sticky=int(several))
+
+
+def run_table(summary: Summary, records: Iterable[Record]) -> Table:
+    """The runs with a result, in the order of the table and by seed; then the candidates that were not chosen."""
+    places = {(row.learner, row.label): place for place, row in enumerate(summary.rows)}
+    results = {record["run"]: record for record in records if record["event"] == "result"}  # a chosen one is compared
+    kind = metric(summary.metric)
+
+    def place(record: Record) -> tuple[bool, int, int]:
+        return record["role"] != "compare", places.get((record["learner"], record["label"]), 0), record["seed"]
+
+    def score(text: str, value: float) -> Cell:
+        return Cell(text, _none_if_nan(value))
+
+    header = [summary.score_name("test") + kind.unit, *([summary.score_name("validation")] if summary.held_out else [])]
+    rows = []
+    for run, record in sorted(results.items(), key=lambda item: place(item[1])):
+        scores, validation = mean_interval(numbers(record["scores"])), numbers([record.get("validation")])[0]
+        cells = [score(interval_text(scores, summary.metric, mean_only=bool(summary.problem)), scores.mean)]
+        if summary.held_out:
+            cells.append(score(number_text(validation, summary.metric), validation))
+        seconds = record.get("seconds")
+        rows.append([
+            record["learner"], record["homogenizers"], str(record["seed"]), *cells,
+            str(record.get("best_step", NOTHING)), Cell(NOTHING if seconds is None else f"{seconds:.3g} s", seconds),
+            f"runs/{run}",
+        ])  # fmt: skip
+    return Table(["learner", "homogenizers", "seed", *header, "tested step", "training time", "folder"], rows, sticky=1)
 
 
 def _method_table(columns: Sequence[MethodColumn], rows: Iterable[MethodRow], notes: Sequence[str] = ()) -> Table:
@@ -199,3 +332,46 @@ def _seeds_needed(comparison: PairedComparison | None) -> int | None:
 
 def _none_if_nan(value: float) -> float | None:
     return None if math.isnan(value) else value
+
+
+def number_table(summary: Summary) -> Table:
+    """One row per method; accuracies are fractions."""
+    additional = list(dict.fromkeys(name for row in summary.rows for name in row.additional_scores))
+    names = [
+        "learner", "label", "homogenizers", "seeds", "expected_seeds", "metric", "mean", "half_width", "n", "unit",
+        *_comparison_names(""), "baseline", *_comparison_names("baseline_"), "step_seconds", "chosen",
+        *(f"mean[{domain}]" for domain in summary.domains),
+        *(["improvement", "improvement_half_width"] if summary.improvement_baseline else []), *additional,
+    ]  # fmt: skip
+    rows: list[list[Value]] = [
+        [
+            row.learner, row.label, row.homogenizers, len(row.seeds), row.expected_seeds, summary.metric,
+            row.score.mean, row.score.half_width, row.score.n, row.unit, *_comparison_values(row.to_plain),
+            row.to_baseline.reference if row.to_baseline else None, *_comparison_values(row.to_baseline),
+            row.step_seconds, row.chosen,
+            *(row.by_domain[d].mean if d in row.by_domain else None for d in summary.domains),
+            *(_mean_and_half_width(row.improvement) if summary.improvement_baseline else ()),
+            *(row.additional_scores[name].mean if name in row.additional_scores else None for name in additional),
+        ]
+        for row in summary.rows
+    ]  # fmt: skip
+    return Table(names, [[Cell(str(value), value) for value in row] for row in rows])
+
+
+def _comparison_names(prefix: str) -> list[str]:
+    names = ("difference", "difference_half_width", "difference_n", "difference_unit", "p_value", "p_value_holm")
+    return [prefix + name for name in (*names, "verdict", "time_ratio", "seeds_needed")]
+
+
+def _comparison_values(comparison: PairedComparison | None) -> tuple[Value, ...]:
+    if comparison is None:
+        return (None,) * 9
+    difference = comparison.difference
+    return (
+        difference.mean, difference.half_width, difference.n, comparison.unit, comparison.p_value,
+        comparison.adjusted_p_value, comparison.verdict, comparison.time_ratio, comparison.seeds_needed,
+    )  # fmt: skip
+
+
+def _mean_and_half_width(interval: Interval | None) -> tuple[float | None, float | None]:
+    return (interval.mean, interval.half_width) if interval else (None, None)

@@ -13,8 +13,7 @@ from gradhomog.errors import ConfigError, GradhomogError
 from gradhomog.experiments.execution.comparison import compare, make_plan
 from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.execution.monitor import Progress
-from gradhomog.experiments.reproduce.comparisons import Part, Settings, parts
-from gradhomog.experiments.reproduce.data_sources import find_differences
+from gradhomog.experiments.reproduce.comparisons import Part, Settings, find_differences, parts
 from gradhomog.experiments.reproduce.paper_schema import Paper, read_experiment
 from gradhomog.experiments.reproduce.report import FIGURES, REPORT, write_page
 from gradhomog.experiments.reproduce.results import Results, collect

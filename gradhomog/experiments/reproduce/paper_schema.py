@@ -51,7 +51,7 @@ class Protocol:
     """The settings that several columns share.
 
     Attributes:
-        domains: training and test domains of a column, see `data_sources.choose_domains`; "none" for problems.
+        domains: training and test domains of a column, see `comparisons.choose_domains`; "none" for problems.
         settings: run-file keys of all rows, and `groups` those of the rows of a group.
         variables: texts that replace `$name`.
         score, source: the name of the score and the source of the published numbers, for the notes.

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.report import figures
 from gradhomog.experiments.report.figures import style
-from gradhomog.experiments.report.formatting import interval_text, number_text, seeds_text
-from gradhomog.experiments.report.html import environment
-from gradhomog.experiments.report.svg import inline_svg
+from gradhomog.experiments.report.page import environment, inline_svg
+from gradhomog.experiments.report.tables import interval_text, number_text, seeds_text
 from gradhomog.experiments.reproduce.paper_schema import Paper
 from gradhomog.experiments.reproduce.results import Result, Results
 from gradhomog.experiments.results.atomic_files import write_bytes
@@ -149,7 +148,13 @@ def scale_notes(paper: Paper, description: Mapping[str, Any]) -> list[str]:
 def write_page(paper: Paper, results: Results, description: Mapping[str, Any], folder: Path) -> Path:
     """Write `report.html` and, if matplotlib is installed, `figures/table.svg` and `.png`; return the page's path."""
     caption = f"{CAPTION} {paper.caption}"
-    shown = save_figure(lambda: draw(paper, results), folder / FIGURES / "table", "Scores", caption)
+    shown: list[PageFigure] = []
+    try:
+        if (figure := draw(paper, results)) is not None:
+            saved, _ = figures.save(figure, folder / FIGURES / "table")
+            shown.append(("Scores", inline_svg(saved.read_text(encoding="utf-8"), "table", "Scores"), caption))
+    except figures.MissingMatplotlib as error:
+        print(f"{error}", file=sys.stderr)
     protocols = paper.experiments[results.experiment].columns
     has_pictures = any(paper.protocols[name].domains == "transfer" for name in protocols)
     for name in description["parts"]:
@@ -171,18 +176,6 @@ def write_page(paper: Paper, results: Results, description: Mapping[str, Any], f
     )  # fmt: skip
     write_bytes(folder / REPORT, page.encode())
     return folder / REPORT
-
-
-def save_figure(draw: Callable[[], Figure | None], path: Path, title: str, caption: str) -> list[PageFigure]:
-    """Write a figure as SVG and PNG, if matplotlib is installed; return it for a page."""
-    try:
-        if (figure := draw()) is None:
-            return []
-        saved, _ = figures.save(figure, path)
-    except figures.MissingMatplotlib as error:
-        print(f"{error}", file=sys.stderr)
-        return []
-    return [(title, inline_svg(saved.read_text(encoding="utf-8"), path.name, title), caption)]
 
 
 def draw(paper: Paper, results: Results) -> Figure | None:

@@ -34,7 +34,6 @@ class SaliencyMaps:
         saliency: derivative of the true class's output w.r.t. the image, averaged over noise, with the images' shape;
             None if the learner's outputs are not differentiable w.r.t. the inputs.
         maps: `[n, rows, columns]` by homogenizer and map name, see `Homogenizer.maps`.
-        attached: True if a homogenizer changes the encoder's computation during training.
     """
 
     images: Array
@@ -42,7 +41,6 @@ class SaliencyMaps:
     probabilities: Array
     saliency: Array | None = None
     maps: dict[str, Array] = field(default_factory=dict)
-    attached: bool = False
 
     def write(self, folder: Path) -> None:
         """Write the file into a run's folder, atomically."""
@@ -52,7 +50,7 @@ class SaliencyMaps:
             arrays["saliency"] = self.saliency
         with atomic_write(folder / FILE) as temporary, temporary.open("wb") as file:
             np.savez_compressed(
-                file, images=self.images, domains=np.array(self.domains, dtype=np.str_), attached=self.attached,
+                file, images=self.images, domains=np.array(self.domains, dtype=np.str_),
                 probabilities=self.probabilities, map_names=np.array(names, dtype=np.str_), **arrays,
             )  # fmt: skip
 
@@ -68,7 +66,6 @@ class SaliencyMaps:
                 stored.read("probabilities"),
                 stored.read("saliency") if "saliency" in stored.names else None,
                 {str(name): stored.read(f"map{index}") for index, name in enumerate(stored.read("map_names"))},
-                bool(stored.read("attached")),
             )
 
 

@@ -1,4 +1,4 @@
-"""The run file: read from TOML into typed dataclasses, and written as TOML; errors contain the key path."""
+"""The run file: read from TOML into typed dataclasses, shortened, and written as TOML; errors contain the key path."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
 from annotated_types import Ge, Gt, Interval, Le, Lt
 
-from gradhomog.errors import ConfigError, ExpressionError, join_errors
-from gradhomog.experiments import network_lookup, problem_lookup
-from gradhomog.experiments.run_file import first_comparison, suites, toml
-from gradhomog.experiments.run_file.overrides import apply_override
+from gradhomog.errors import ConfigError, ExpressionError, UnknownPluginError, join_errors
+from gradhomog.experiments.content import find_problem, problem_table, unused_keys
+from gradhomog.experiments.run_file import method_lists, toml
+from gradhomog.experiments.run_file.toml import apply_override
 from gradhomog.experiments.run_file.validation import build
 from gradhomog.registry import installed
 from gradhomog.registry.specs import ProblemSpec
@@ -127,7 +127,7 @@ class Config:
     """
 
     learner: str | list[str] = "maml"
-    homogenizers: list[str] = field(default_factory=lambda: suites.suite_pipelines("few_shot"))
+    homogenizers: list[str] = field(default_factory=lambda: method_lists.listed_methods("few_shot"))
     seeds: int | list[Seed] = 3
     threads: Annotated[int, Ge(1), Le(1024)] = 1
     device: str = "cpu"
@@ -156,7 +156,7 @@ class Config:
         """Key paths that are not used with this problem, or without a problem."""
         if self.problem is None:
             return ("problem",)
-        return problem_lookup.unused_keys(problem_lookup.find(self.problem["name"]))
+        return unused_keys(find_problem(self.problem["name"]))
 
     def to_dict(self) -> dict[str, Any]:
         content = dataclasses.asdict(self)
@@ -192,7 +192,7 @@ class Config:
         if self.problem is None:
             return self
         try:
-            return dataclasses.replace(self, homogenizers=suites.with_baselines(self.homogenizers))
+            return dataclasses.replace(self, homogenizers=method_lists.with_baselines(self.homogenizers))
         except ExpressionError as cause:
             raise ConfigError(f"`homogenizers`: {cause}") from cause
 
@@ -229,12 +229,13 @@ def load(
     """Read a run file and apply `--set key.path=value` overrides; omitted keys have defaults.
 
     The defaults are those of `Config`, which suit images; without `domains.train`, `domains.test` and `problem`, they
-    are those of `first_comparison`. `defaults` replaces defaults of other keys and of the options of the problem. If
-    `homogenizers` is the name of a suite, it is replaced by the pipelines of the suite.
+    are those of `method_lists.first_comparison`. `defaults` replaces defaults of other keys and of the options of the
+    problem. If `homogenizers` is the name of a list of methods, the list replaces it.
 
     Raises:
         ConfigError: the file is missing or is not valid TOML, a key is unknown, or a value has the wrong type or is out
-            of range. The message contains the key path, and suggestions for unknown keys.
+            of range. The message contains the key path, and suggestions for unknown keys. UnknownPluginError: a problem
+            or network is unknown, and `path` is None.
     """
     content = {} if path is None else toml.read(Path(path))
     for override in overrides:
@@ -243,15 +244,15 @@ def load(
         content = _with_defaults(content, {"problem": defaults["problem"]})
     try:
         spec = _build_problem(content)
-        other_defaults: Any = spec.defaults if spec else first_comparison.defaults(content)
+        other_defaults: Any = spec.defaults if spec else method_lists.first_comparison(content)
         if callable(other_defaults):
             other_defaults = other_defaults(content["problem"])
         content = _with_defaults(content, _with_defaults(defaults or {}, other_defaults))
-        if isinstance(suite := content.get("homogenizers"), str):
-            content["homogenizers"] = suites.suite_pipelines(suite)
+        if isinstance(name := content.get("homogenizers"), str):
+            content["homogenizers"] = method_lists.listed_methods(name)
         config = build(Config, content, prebuilt=("problem",))
         _check(config, spec)
-    except ConfigError as error:
+    except (ConfigError, UnknownPluginError) as error:
         if path is None:
             raise
         raise ConfigError(f"{path}: {error}") from error
@@ -270,15 +271,15 @@ def _build_problem(content: dict[str, Any]) -> ProblemSpec | None:
     if not isinstance(table, Mapping):
         example = installed().names("problems")[0]
         raise ConfigError(f'`problem` must be a table, such as problem.name = "{example}"; got {table!r}.')
-    spec = problem_lookup.find(table.get("name"))
-    for path in problem_lookup.unused_keys(spec):
+    spec = find_problem(table.get("name"))
+    for path in unused_keys(spec):
         *names, last = path.split(".")
         inner: Any = content
         for name in names:
             inner = inner.get(name, {}) if isinstance(inner, Mapping) else {}
         if isinstance(inner, Mapping) and last in inner:
             raise ConfigError(f"`{path}` is not used with `problem.name` {table['name']!r}. Remove this key.")
-    content["problem"] = problem_lookup.table(spec, table)
+    content["problem"] = problem_table(spec, table)
     return spec
 
 
@@ -306,7 +307,7 @@ def _check(config: Config, problem: ProblemSpec | None) -> None:
             f"got {config.seed_list}."
         )
     if "network" not in config.unused_keys:
-        network_lookup.find(config.network.name)
+        installed().find("networks", config.network.name)
     errors = []
     for path, values in (
         ("learner", config.learners),
@@ -323,3 +324,24 @@ def _check(config: Config, problem: ProblemSpec | None) -> None:
             errors.append(f"`{path}` must not contain duplicates; got {values}.")
     if errors:
         raise ConfigError(join_errors(errors))
+
+
+REDUCTION = 10
+"""Factor by which training steps and test tasks are reduced."""
+
+
+def shorten(config: Config) -> Config:
+    """Return the configuration with its first seed only, one tenth of the training steps and of the test tasks."""
+    train, test = config.train, config.test
+    steps = max(2, train.steps // REDUCTION)
+    return replace(
+        config,
+        seeds=config.seed_list[:1],
+        train=replace(
+            train,
+            steps=steps,
+            validate_every=min(train.validate_every, steps),
+            validation_episodes=max(2, train.validation_episodes // REDUCTION),
+        ),
+        test=replace(test, episodes=max(2, test.episodes // REDUCTION)),
+    )

@@ -87,3 +87,29 @@ def _children(value: object) -> list[Any]:
     if isinstance(value, Mapping):
         return list(value.values())
     return list(value) if isinstance(value, list) else []
+
+
+def apply_override(content: dict[str, Any], text: str) -> None:
+    """Set the value of one `key.path=value` in the content of a run file, in place.
+
+    Raises:
+        ConfigError: the text has another form, or a part of its path is not a table.
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set must be key.path=value; got {text!r}.")
+    try:
+        parsed = parse(f"value = {value}")["value"]
+    except TomlSyntaxError:
+        parsed = value.strip()  # an unquoted word is a string: --set learner=fomaml
+    except ConfigError as error:
+        raise ConfigError(f"--set {key.strip()}: {error}") from error
+    *path, last = key.strip().split(".")
+    if len(path) > MAX_DEPTH:
+        raise ConfigError(f"--set {path[0]}.{path[1]}…: {TOO_DEEP}")
+    table = content
+    for part in path:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"--set {key.strip()}: `{part}` is not a table.")
+    table[last] = parsed

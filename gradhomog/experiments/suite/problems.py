@@ -71,9 +71,9 @@ class SuiteProblem:
     @property
     def spec(self) -> Any:
         """The spec of its multi-task problem; None for episodes."""
-        from gradhomog.experiments import problem_lookup
+        from gradhomog.experiments import content
 
-        return None if self.config.problem is None else problem_lookup.find(self.config.problem["name"])
+        return None if self.config.problem is None else content.find_problem(self.config.problem["name"])
 
     @property
     def digest(self) -> str:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradhomog.experiments.analysis.multiple_testing import holm
-from gradhomog.experiments.analysis.power import SIGNIFICANCE
-from gradhomog.experiments.analysis.statistics import Interval, mean_interval, paired_test
+from gradhomog.experiments.analysis.paired_comparison import holm
+from gradhomog.experiments.analysis.statistics import SIGNIFICANCE, Interval, mean_interval, paired_test
 from gradhomog.experiments.results.runs import PLAIN
 from gradhomog.experiments.suite.problems import SCALES, STATIC, SuiteProblem
 from gradhomog.experiments.suite.results import Results

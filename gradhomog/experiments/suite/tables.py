@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from gradhomog.experiments.analysis.power import SIGNIFICANCE
-from gradhomog.experiments.analysis.statistics import Interval
+from gradhomog.experiments.analysis.statistics import SIGNIFICANCE, Interval
 from gradhomog.experiments.suite.problems import SCALES, SuiteProblem
 from gradhomog.experiments.suite.scores import Comparison, Score, Scores
 from gradhomog.table import NOTHING, Column, Table

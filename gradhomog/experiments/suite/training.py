@@ -13,7 +13,7 @@ import torch
 
 from gradhomog.errors import GradhomogError
 from gradhomog.experiments.analysis.metrics import metric
-from gradhomog.experiments.profiling.memory import peak_bytes
+from gradhomog.experiments.profiling.harness import peak_bytes
 from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.suite.problems import SuiteProblem
 from gradhomog.experiments.training.trainable import Trainable

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from gradhomog.errors import ConfigError, GradhomogError
-from gradhomog.experiments.execution.threads import threads
+from gradhomog.experiments.execution.environment import threads
 from gradhomog.experiments.results.runs import Method, Run
 from gradhomog.experiments.run_file.schema import Config
 from gradhomog.experiments.training import trainer

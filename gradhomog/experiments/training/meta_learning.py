@@ -11,10 +11,9 @@ import torch.distributed as dist
 
 from gradhomog.diagnosis.learner_rows import FIRST_BATCH, independent_numbers, plain_rows
 from gradhomog.errors import ConfigError
-from gradhomog.experiments import network_lookup
+from gradhomog.experiments import content
 from gradhomog.experiments.episodes.sampler import EpisodeStream
-from gradhomog.experiments.episodes.splits import Streams, streams
-from gradhomog.experiments.episodes.target_variance import normalize_scores
+from gradhomog.experiments.episodes.splits import Streams, normalize_scores, streams
 from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import Config
 from gradhomog.experiments.training.saliency import write_saliency_maps
@@ -36,7 +35,7 @@ def make_learner(config: Config, run: Run, source: Streams) -> Learner:
     _, spec = installed().load("learners", selector)
     chosen = {**_default_options(config, source, set(options.option_parameters(spec)), run.learner), **explicit}
     torch.manual_seed(run.seed)
-    encoder, head = network_lookup.build(
+    encoder, head = content.build_network(
         config.network.name, source.input_shape, source.outputs, config.network.width,
         flatten=chosen.get("maps") is not True,
     )  # fmt: skip
@@ -56,7 +55,7 @@ def _default_options(config: Config, source: Streams, accepted: set[str], learne
         "inner_steps": train.inner_steps,
         "inner_lr": train.inner_lr,
         "input_shape": list(source.input_shape),
-        "maps": network_lookup.has_maps(config.network.name),  # outputs are feature maps, not vectors
+        "maps": content.has_maps(config.network.name),  # outputs are feature maps, not vectors
         "classes": source.train.class_count or None,  # number of training classes
     }
     if "classes" in accepted and source.train.outputs is None and values["classes"] is None:

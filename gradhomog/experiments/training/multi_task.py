@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import gradhomog
 from gradhomog.diagnosis.learner_rows import FIRST_BATCH
 from gradhomog.diagnosis.loss_rows import loss_rows
-from gradhomog.experiments import network_lookup
-from gradhomog.experiments.episodes.seeding import generator
+from gradhomog.experiments import content
+from gradhomog.experiments.episodes.sampler import generator
 from gradhomog.experiments.results.runs import SINGLE, Run
 from gradhomog.experiments.run_file.schema import Config
 from gradhomog.experiments.training.trainable import device
@@ -46,7 +46,7 @@ class MultiTask(Problem):
         )
         shape, chosen = tuple(data.train.inputs.shape[1:]), config.network
         torch.manual_seed(run.seed)
-        parts = [network_lookup.build(chosen.name, shape, outputs, chosen.width) for outputs in data.outputs]
+        parts = [content.build_network(chosen.name, shape, outputs, chosen.width) for outputs in data.outputs]
         self.encoders = nn.ModuleList(encoder for encoder, _ in (parts if self.is_single_task else parts[:1]))
         self.heads = nn.ModuleList(head for _, head in parts)
         self.network = nn.ModuleDict({"encoders": self.encoders, "heads": self.heads}).to(self.device)

@@ -62,7 +62,6 @@ def compute_saliency_maps(learner: Learner, tasks: Sequence[Task]) -> SaliencyMa
         np.array(probabilities, dtype=np.float32),
         _array(saliency) if len(saliency) == len(tasks) else None,
         {name: _array(values) for name, values in maps.items()},
-        any(member.homogenizer.overrides("attach") for member in learner.homogenizers.members),
     )
 
 

@@ -1,16 +1,18 @@
-"""Trainer of one run: training with validation, selection of the best states, and test; resumes exactly."""
+"""Trainer of one run: training with validation, the best states, test, and checkpoints, from which it resumes."""
 
 from __future__ import annotations
 
+import copy
 import datetime
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
+from torch import Tensor
 
 from gradhomog.errors import ConfigError
-from gradhomog.experiments import problem_lookup
+from gradhomog.experiments import content
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.execution.environment import machine, versions
 from gradhomog.experiments.profiling.training_time import HomogenizerTimer
@@ -20,12 +22,80 @@ from gradhomog.experiments.results.run_dir import BEST, RunDir
 from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file import pins
 from gradhomog.experiments.run_file.schema import Config, Train
-from gradhomog.experiments.training.best_states import BestState, BestStates
 from gradhomog.experiments.training.meta_learning import MetaLearning
 from gradhomog.experiments.training.multi_task import MultiTask
-from gradhomog.experiments.training.snapshot import Snapshot, restore_snapshot, take_snapshot
 from gradhomog.experiments.training.trainable import Trainable, device
 from gradhomog.problems import MultiTaskData, ProblemRun
+
+
+class Snapshot(TypedDict):
+    """The entries of every checkpoint; `digest` is the hash of the configuration, `done` the number of steps."""
+
+    digest: str
+    done: Count
+    trained: dict[str, Any]
+    outer: dict[str, Any]
+    random: Tensor
+    random_cuda: Tensor | None
+
+
+def take_snapshot(
+    digest: str, done: int, trainable: Trainable, optimizer: torch.optim.Optimizer, device: torch.device
+) -> Snapshot:
+    return {
+        "digest": digest,
+        "done": done,
+        "trained": dict(trainable.state_dict()),
+        "outer": optimizer.state_dict(),
+        # Dropout, for example, draws from the global generators.
+        "random": torch.get_rng_state(),
+        "random_cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+    }
+
+
+def restore_snapshot(
+    state: Mapping[str, Any],
+    trainable: Trainable,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device | None = None,
+) -> int:
+    """Load a snapshot, without the generator of the GPU if there is no `device`; return its number of steps."""
+    trainable.load_state_dict(state["trained"])
+    optimizer.load_state_dict(state["outer"])
+    torch.set_rng_state(state["random"])
+    if device is not None and state["random_cuda"] is not None:
+        torch.cuda.set_rng_state(state["random_cuda"], device)
+    return int(state["done"])
+
+
+class BestState(TypedDict):
+    """The state of a learner, with its validation score and its number of training steps."""
+
+    score: Any  # a float, possibly NaN
+    step: Count
+    state: dict[str, Any]
+
+
+class BestStates:
+    """The states with the best scores, best first. Of equal scores, the earlier state comes first.
+
+    Args:
+        count: maximum number of states, >= 1.
+        better: called as `better(new, old)`; returns True if the score `new` is better than `old`.
+    """
+
+    def __init__(self, count: int, better: Callable[[float, float], bool]) -> None:
+        self.count, self.better = count, better
+        self.states: list[BestState] = []
+
+    def add(self, score: float, step: int, state: Mapping[str, Any]) -> None:
+        """Store a copy of the state if its score is among the best."""
+        scores = [saved["score"] for saved in self.states]
+        rank = next((i for i, other in enumerate(scores) if self.better(score, other)), len(scores))
+        if rank < self.count:
+            self.states.insert(rank, {"score": score, "step": step, "state": copy.deepcopy(dict(state))})
+            del self.states[self.count :]
+
 
 Observe = Callable[[str, Mapping[str, Any]], None]
 
@@ -39,7 +109,7 @@ def make_trainable(config: Config, run: Run) -> Trainable:
     if config.problem is None:
         return MetaLearning(config, run)
     train, network = config.train, config.network
-    made = problem_lookup.make(
+    made = content.make_problem(
         config.problem,
         ProblemRun(
             config.problem["name"], run.homogenizers, train.nonfinite, run.seed, train.steps, device(config.device),
@@ -173,18 +243,18 @@ class Trainer:
         return self.trainable.state_selection == "last" or metric(self.trainable.metric).is_better(new, old)
 
     def _test(self) -> None:
-        best = self.best.first
+        best = self.best.states[0]
         extra: dict[str, Any] = {} if self.config.problem is None else {"problem": self.config.problem["name"]}
-        checksums.write_network(self.folder.path / BEST, best.state)
+        checksums.write_network(self.folder.path / BEST, best["state"])
         if self.config.train.ensemble > 1:
-            checksums.write_network(self.folder.path / "ensemble.pt", {"states": self.best.state_dict()})
-            extra["ensemble"] = [saved.step for saved in self.best.states]
-        self.trainable.load_state_dict(best.state)
-        result = self.trainable.test([saved.state for saved in self.best.states])
+            checksums.write_network(self.folder.path / "ensemble.pt", {"states": self.best.states})
+            extra["ensemble"] = [saved["step"] for saved in self.best.states]
+        self.trainable.load_state_dict(best["state"])
+        result = self.trainable.test([saved["state"] for saved in self.best.states])
         extra |= self.trainable.write_artifacts(self.folder.path)
         record = {
             "event": "result", **self.run.identity, "metric": self.trainable.metric, "scores": result.scores,
-            "losses": result.losses, "domains": result.domains, "validation": best.score, "best_step": best.step,
+            "losses": result.losses, "domains": result.domains, "validation": best["score"], "best_step": best["step"],
             "steps": self.done, "seconds": self.seconds, "step_seconds": self.processor_seconds / self.done,
             "homogenizer_seconds": self.timer.record(), "digest": self.config.digest,
             "fingerprints": self.fingerprints, **extra,
@@ -204,7 +274,7 @@ class Trainer:
             "seconds": self.seconds,
             "processor_seconds": self.processor_seconds,
             "homogenizer_seconds": self.timer.seconds,
-            "best": self.best.state_dict(),
+            "best": self.best.states,
         }
         checksums.write_checkpoint(self.folder.checkpoint, state)
 
@@ -221,5 +291,8 @@ class Trainer:
             self.done = restore_snapshot(state, self.trainable, self.optimizer, self.device)
             self.seconds, self.processor_seconds = state["seconds"], state["processor_seconds"]
             self.timer.seconds = state["homogenizer_seconds"]
-            self.best.load_state_dict(state["best"])
+            self.best.states = [
+                {"score": float(saved["score"]), "step": saved["step"], "state": saved["state"]}
+                for saved in state["best"]
+            ]
             return int(state["events"])

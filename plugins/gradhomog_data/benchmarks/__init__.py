@@ -37,7 +37,7 @@ class FolderBenchmark(Published):
 
     def lists(self, root: Path, folder: Path) -> tuple[dict[str, Any], dict[str, bytes | None]]:
         from gradhomog_data.benchmarks import locate
-        from gradhomog_data.benchmarks.lists import list_files
+        from gradhomog_data.benchmarks.listing import list_files
 
         return list_files(self, locate.list_source(root, self), folder)
 

@@ -16,8 +16,7 @@ from tqdm import tqdm
 
 from gradhomog import BenchmarkCheck, DataError, files
 from gradhomog_data.benchmarks.catalogue import Published
-from gradhomog_data.benchmarks.listing import SPLITS, Listing
-from gradhomog_data.benchmarks.lists import MANIFEST
+from gradhomog_data.benchmarks.listing import MANIFEST, SPLITS, Listing
 from gradhomog_data.benchmarks.locate import advice, find_forms, find_similar, list_published
 from gradhomog_data.domains import _formats
 from gradhomog_data.domains._picture_set import PictureSet

@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from gradhomog import DataError, did_you_mean
-from gradhomog_data.benchmarks import class_folders, tables
+from gradhomog_data.benchmarks import listing
 from gradhomog_data.benchmarks.catalogue import Published
 from gradhomog_data.benchmarks.listing import Listing
 from gradhomog_data.domains import _formats
 
 _LISTS: dict[str, Callable[[Published, Path], Listing]] = {
-    "miniimagenet": class_folders.list_split_folders,
-    "places": class_folders.list_places,
-    "plantae": class_folders.list_plantae,
-    "cars": tables.list_cars,
-    "isic": tables.list_isic,
-    "chestx": tables.list_chestx,
+    "miniimagenet": listing.list_split_folders,
+    "places": listing.list_places,
+    "plantae": listing.list_plantae,
+    "cars": listing.list_cars,
+    "isic": listing.list_isic,
+    "chestx": listing.list_chestx,
 }
 """Readers of published folders; the others have one folder per class."""
 
@@ -117,7 +117,7 @@ def list_published(benchmark: Published, path: Path) -> Listing:
         DataError: a folder or table is missing, damaged or incomplete; the message contains the path and the reason.
     """
     try:
-        return _LISTS.get(benchmark.name, class_folders.list_class_folders)(benchmark, path)
+        return _LISTS.get(benchmark.name, listing.list_class_folders)(benchmark, path)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error}).") from error
 

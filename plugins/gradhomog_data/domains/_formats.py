@@ -8,12 +8,37 @@ from typing import Any, NamedTuple
 
 from gradhomog import DataError
 from gradhomog_data.domains._picture_set import PictureSet
-from gradhomog_data.domains._pictures import require_pillow
-from gradhomog_data.domains._read_csv import read_csv
-from gradhomog_data.domains._read_folder import read_folder, subfolders
-from gradhomog_data.domains._read_json import read_json
+from gradhomog_data.domains._pictures import EXTENSIONS, require_pillow
 from gradhomog_data.domains._read_pickles import picture_readers, read_pickle
-from gradhomog_data.domains._text_files import TEXT_SHARE
+from gradhomog_data.domains._text_files import TEXT_SHARE, read_csv, read_json
+
+
+def read_folder(root: Path, per_class: int | None, max_bytes: int) -> dict[str, list[str]]:
+    """Return the pictures of each class of `root/<class>/*.png`; with an official split, `root` is that of one split.
+
+    Files are in the order of their names, at most `per_class` of each class. Names that begin with a dot, and
+    files without the extension of a picture format, are ignored. There is no limit on bytes, as no file is read.
+
+    Raises:
+        DataError: a class has no pictures; the message contains the path and the reason.
+    """
+    return {folder.name: [str(path) for path in _pictures(folder)[:per_class]] for folder in subfolders(root)}
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """Return the folders in a folder, sorted, without hidden ones."""
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _pictures(folder: Path) -> list[Path]:
+    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    pictures = [path for path in files if path.suffix.lower() in EXTENSIONS]
+    if not pictures:
+        raise DataError(
+            f"{folder}: class {folder.name!r} has no pictures; supported are {', '.join(EXTENSIONS)}; "
+            f"found {', '.join(sorted({path.suffix or path.name for path in files})) or 'no files'}."
+        )
+    return pictures
 
 
 class Format(NamedTuple):

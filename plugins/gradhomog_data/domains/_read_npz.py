@@ -8,8 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gradhomog import DataError, files
-from gradhomog_data.domains._limits import ADVICE, check_memory, check_pixels
-from gradhomog_data.domains._pictures import square_resize
+from gradhomog_data.domains._pictures import ADVICE, check_memory, check_pixels, square_resize
 from gradhomog_data.domains.class_images import ClassImages, check_classes, check_images, check_labels
 
 REQUIRED = ("images", "labels", "class_names")

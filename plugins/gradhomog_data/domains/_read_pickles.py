@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from gradhomog import DataError
 from gradhomog_data._pickle import open_pickle
 from gradhomog_data.domains._cache import load_or_make
-from gradhomog_data.domains._limits import ADVICE, check_pixels
 from gradhomog_data.domains._picture_set import identify_files
-from gradhomog_data.domains._pictures import square_resize
+from gradhomog_data.domains._pictures import ADVICE, check_pixels, square_resize
 
 KEYS = ("image_data", "class_dict")
 

@@ -1,12 +1,16 @@
-"""Read lists of images: text within a size limit, and paths that must exist."""
+"""Read lists of images, JSON and CSV: text within a size limit, and paths that must exist."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import os
+import reprlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from gradhomog import DataError, files
 
@@ -108,3 +112,122 @@ def file_names(folder: str | os.PathLike[str]) -> set[str]:
             return {entry.name for entry in entries if entry.is_file()}
     except (OSError, ValueError):  # ValueError: a NUL, or text that is not valid Unicode
         return set()
+
+
+def read_json(file: Path, per_class: int | None, max_bytes: int) -> dict[str, list[str]]:
+    """Return the paths of the images of each class of a list.
+
+    A list is `{"label_names": [...], "image_names": [...], "image_labels": [...]}`: image i, a path relative to the
+    list or absolute, belongs to class `label_names[image_labels[i]]`. Classes without images in a list are ignored,
+    because the lists of the three splits share their `label_names`. At most the first `per_class` images of a class are
+    read.
+
+    Raises:
+        DataError: the list cannot be read, or an image does not exist; the message contains the path and the reason.
+    """
+    content = _load(file, max_bytes)
+    names, images, labels = (content[key] for key in ("label_names", "image_names", "image_labels"))
+    if len(set(names)) < len(names):
+        twice = next(name for name, count in Counter(names).items() if count > 1)
+        raise DataError(f"{file}: `label_names` must differ from each other; {twice!r} occurs more than once.")
+    if len(images) != len(labels) or not images:
+        raise DataError(
+            f"{file}: `image_names` and `image_labels` must have the same length, at least 1; "
+            f"got {len(images)} and {len(labels)}."
+        )
+    if (low := min(labels)) < 0 or (high := max(labels)) >= len(names):
+        wrong = low if low < 0 else high
+        raise DataError(
+            f"{file}: `image_labels` must be in 0..{len(names) - 1}; got {wrong} at position {labels.index(wrong)}."
+        )
+    groups: dict[str, list[str]] = {}
+    folder = str(file.parent)
+    for image, label in zip(images, labels, strict=True):
+        group = groups.setdefault(names[label], [])
+        if per_class is None or len(group) < per_class:
+            group.append(os.path.join(folder, image))  # an absolute path is kept
+    require_files(file, [image for images in groups.values() for image in images])
+    return groups
+
+
+def _load(file: Path, max_bytes: int) -> dict[str, list[Any]]:
+    text = read_text(file, max_bytes)
+    try:
+        content = json.loads(text)
+    except RecursionError as error:
+        raise DataError(f"{file}: the JSON is nested too deeply; a file list is one object of lists.") from error
+    except (ValueError, MemoryError) as error:
+        raise DataError(f"{file}: is not valid JSON ({error}).") from error
+    for key, kind, word in (
+        ("label_names", str, "text"),
+        ("image_names", str, "text"),
+        ("image_labels", int, "integers"),
+    ):
+        values = content.get(key) if isinstance(content, dict) else None
+        if not isinstance(values, list):
+            raise DataError(f"{file}: needs the key `{key}` with a list; got {type(values).__name__}.")
+        for item in values:
+            if not isinstance(item, kind) or isinstance(item, bool):
+                raise DataError(f"{file}: `{key}` must be a list of {word}; got {reprlib.repr(item)} in it.")
+    return dict(content)
+
+
+COLUMNS = (("filename", "label"), ("image_name", "class_name"))
+"""Names of the columns with file and class: of Ravi and Larochelle's splits, and of the library easyfsl."""
+
+_FOLDERS = ("images/{image}", "images/{label}/{image}", "{label}/{image}", "{image}")
+"""Places of a picture relative to the list, in the order in which they are tried."""
+
+_TRIED = 100
+"""Rows that are tried before the pictures of a list are reported as missing."""
+
+
+def read_csv(file: Path, per_class: int | None, max_bytes: int) -> dict[str, list[str]]:
+    """Return the paths of the images of each class of a table.
+
+    The columns are `filename,label` or `class_name,image_name`; others are ignored. Pictures are in `images/`, in
+    `images/<class>/` or in `<class>/`. At most the first `per_class` images of a class are read.
+
+    Raises:
+        DataError: the table cannot be read, or an image does not exist or occurs twice.
+    """
+    rows, (image_column, label_column) = _rows(file, max_bytes)
+    if not rows:
+        raise DataError(f"{file}: has no rows after its first line; the file may be cut off. Download it again.")
+    pairs = [(row[image_column].strip(), row[label_column].strip()) for row in rows]
+    for number, (image, label) in enumerate(pairs, start=2):
+        if not image or not label:
+            raise DataError(f"{file}: row {number} needs a file and a class; got {image!r} and {label!r}.")
+    template, groups, seen = _template(str(file.parent), pairs), dict[str, list[str]](), set[str]()
+    for image, label in pairs:
+        path = os.path.join(str(file.parent), template.format(image=image, label=label))
+        if path in seen:
+            raise DataError(f"{file}: image {image} occurs more than once. Remove the repeated rows.")
+        seen.add(path)
+        group = groups.setdefault(label, [])
+        if per_class is None or len(group) < per_class:
+            group.append(path)
+    images = [image for group in groups.values() for image in group]
+    require_files(file, images, f"They are searched in {', '.join(_FOLDERS[:3])} beside the list.")
+    return groups
+
+
+def _rows(file: Path, max_bytes: int) -> tuple[list[dict[str, str]], tuple[str, str]]:
+    """Return the rows of a list, and the names of its columns with file and class."""
+    rows = read_table(file, (), max_bytes)
+    for pair in COLUMNS:
+        if not rows or set(pair) <= rows[0].keys():
+            return rows, pair
+    raise DataError(
+        f"{file}: the first line must have the columns {' and '.join(COLUMNS[0])}, or {' and '.join(COLUMNS[1])}; "
+        f"found: {', '.join(rows[0])[:200]}."
+    )
+
+
+def _template(folder: str, rows: Sequence[tuple[str, str]]) -> str:
+    """Return the first of the places in which one of the first pictures exists."""
+    for template in _FOLDERS:
+        for image, label in rows[:_TRIED]:
+            if os.path.isfile(os.path.join(folder, template.format(image=image, label=label))):
+                return template
+    return _FOLDERS[0]

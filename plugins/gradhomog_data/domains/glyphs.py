@@ -22,7 +22,7 @@ from gradhomog_data.domains import _cache
 from gradhomog_data.domains.class_images import ClassImages, split_classes
 
 if TYPE_CHECKING:
-    from gradhomog_data.domains import _fonts
+    from gradhomog_data.domains import _render
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,9 +122,9 @@ def glyphs(
         "correlation": float(correlation), "seed": seed,
     }  # fmt: skip
     require_renderer(f"glyphs:{variant}")
-    from gradhomog_data.domains import _fonts, _render
+    from gradhomog_data.domains import _render
 
-    key = {**options, "renderer": _render.VERSION, "ranges": SCRIPTS[variant].ranges, **_fonts.versions()}
+    key = {**options, "renderer": _render.VERSION, "ranges": SCRIPTS[variant].ranges, **_render.versions()}
 
     def render() -> _cache.Arrays:
         chosen = select(variant)
@@ -171,10 +171,10 @@ def pictures(script: str, classes: int, *, size: int, instances: int, seed: int)
         DataError: matplotlib or Pillow is missing.
     """
     require_renderer(f"glyphs:{script}")
-    from gradhomog_data.domains import _fonts, _render
+    from gradhomog_data.domains import _render
 
     options = {"script": script, "classes": classes, "size": size, "instances": instances, "seed": seed}
-    key = {**options, "renderer": _render.VERSION, "ranges": SCRIPTS[script].ranges, **_fonts.versions()}
+    key = {**options, "renderer": _render.VERSION, "ranges": SCRIPTS[script].ranges, **_render.versions()}
 
     def render() -> _cache.Arrays:
         return _render.render(
@@ -202,13 +202,13 @@ def require_renderer(subject: str) -> None:
             )
 
 
-def select(variant: str) -> list[_fonts.Glyph]:
+def select(variant: str) -> list[_render.Glyph]:
     """Return the characters of a script that are rendered, one for each shape."""
-    from gradhomog_data.domains import _fonts
+    from gradhomog_data.domains import _render
 
     script = SCRIPTS[variant]
-    others = [glyph for name in script.distinct_from for glyph in _fonts.available_glyphs(SCRIPTS[name].ranges)]
-    return _fonts.drop_look_alikes(_fonts.available_glyphs(script.ranges), others)
+    others = [glyph for name in script.distinct_from for glyph in _render.available_glyphs(SCRIPTS[name].ranges)]
+    return _render.drop_look_alikes(_render.available_glyphs(script.ranges), others)
 
 
 @hookimpl

@@ -9,7 +9,7 @@ would overwrite.
 
 from gradhomog import NetworkSpec, hookimpl
 from gradhomog_data.networks.convolutional import conv4, conv6
-from gradhomog_data.networks.dropblock import DropBlock
+from gradhomog_data.networks.layers import DropBlock
 from gradhomog_data.networks.perceptron import mlp
 from gradhomog_data.networks.residual import resnet10, resnet18
 from gradhomog_data.networks.residual12 import resnet12

@@ -9,8 +9,7 @@ from annotated_types import Ge, Interval
 from torch import Tensor, nn
 
 from gradhomog import validated
-from gradhomog_data.networks.dropblock import DropBlock
-from gradhomog_data.networks.layers import convolution, image_shape, shortcut, split_network
+from gradhomog_data.networks.layers import DropBlock, convolution, image_shape, shortcut, split_network
 
 SLOPE = 0.1
 """Slope of LeakyReLU below 0, as in the code of Lee et al. 2019."""

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradhomog import ProblemRun, ProblemSpec, hookimpl
-from gradhomog_data.problems.pinn.equation import PDE, Pinn, PinnOptions, specification
-from gradhomog_data.problems.pinn.points import uniform
+from gradhomog_data.problems.pinn.equation import PDE, Pinn, PinnOptions, specification, uniform
 
 WAVES = (1, 4)
 """Half-waves of the solution per unit of each coordinate."""

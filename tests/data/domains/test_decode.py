@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from gradhomog import DataError
-from gradhomog_data.domains import _decode, images
-from gradhomog_data.domains._decode import decode
+from gradhomog_data.domains import _picture_set, images
+from gradhomog_data.domains._picture_set import decode
 
 SIZE = 4
 COUNT = 300
@@ -45,7 +45,7 @@ def assert_right(array, count=COUNT):
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(_decode, "_BLOCK_BYTES", 20 * SIZE * SIZE * 3)
+    monkeypatch.setattr(_picture_set, "_BLOCK_BYTES", 20 * SIZE * SIZE * 3)
 
 
 def files(cache):
@@ -65,7 +65,7 @@ def test_pictures_are_decoded_once_and_then_mapped(cache):
 
 
 def test_few_pictures_are_decoded_in_memory(cache):
-    array = Source().open(count=_decode.CACHED_FROM - 1)
+    array = Source().open(count=_picture_set.CACHED_FROM - 1)
     assert array.flags.owndata
     assert not cache.exists()
 
@@ -76,7 +76,7 @@ def test_other_pictures_sizes_or_versions_are_decoded_again(monkeypatch):
         source = Source()
         source.open(**options)
         assert source.decoded
-    monkeypatch.setattr(_decode, "_pillow_version", lambda: "0")
+    monkeypatch.setattr(_picture_set, "_pillow_version", lambda: "0")
     source = Source()
     source.open()
     assert source.decoded
@@ -110,7 +110,7 @@ def test_every_changed_byte_of_cached_pictures_is_detected(cache):
     content = path.read_bytes()
     for changed in (content[: len(content) // 2].ljust(len(content), b"\0"), content[:5000] + b"\7" + content[5001:]):
         path.write_bytes(changed)
-        with pytest.warns(_decode.DamagedCacheWarning, match=path.name):
+        with pytest.warns(_picture_set.DamagedCacheWarning, match=path.name):
             assert_right(Source().open())
 
 
@@ -119,7 +119,7 @@ def test_a_damaged_cache_file_is_decoded_again(cache, damage):
     Source().open()
     (path,) = cache.glob("*.npy")
     path.write_bytes(path.read_bytes()[:-10] if damage is None else damage)
-    with pytest.warns(_decode.DamagedCacheWarning, match=path.name):
+    with pytest.warns(_picture_set.DamagedCacheWarning, match=path.name):
         assert_right(Source().open())
     assert_right(Source(stop=0).open())
 
@@ -146,12 +146,12 @@ def test_an_unreadable_picture_raises_and_the_finished_blocks_are_kept():
 def test_without_a_cache_pictures_are_decoded_into_memory_up_to_the_limit(cache, monkeypatch, reason):
     if reason == "full":
         usage = shutil.disk_usage("/")
-        monkeypatch.setattr(_decode.shutil, "disk_usage", lambda path: usage._replace(free=2**20))
+        monkeypatch.setattr(_picture_set.shutil, "disk_usage", lambda path: usage._replace(free=2**20))
     elif reason == "file":
         cache.parent.mkdir(parents=True)
         cache.write_text("a file in the place of the folder")
     else:
-        monkeypatch.setattr(_decode, "cache_folder", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+        monkeypatch.setattr(_picture_set, "cache_folder", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
     assert_right(Source().open())
     with pytest.raises(DataError, match=r"kept in memory\. They cannot be cached on disk either \(.*\)\. Use fewer"):
         Source().open(max_bytes=100)
@@ -161,7 +161,7 @@ def test_a_disk_that_becomes_full_leaves_no_file(cache, monkeypatch):
     def fail(handle):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(_decode.os, "fsync", fail)
+    monkeypatch.setattr(_picture_set.os, "fsync", fail)
     assert_right(Source().open())
     assert files(cache) == []
 
@@ -194,7 +194,7 @@ def write_set(folder, count=COUNT):
 def test_a_domain_of_many_pictures_has_the_tasks_of_one_in_memory(tmp_path, monkeypatch):
     write_set(tmp_path / "set")
     mapped = images.images(str(tmp_path / "set"), size=SIZE, max_bytes=1000)  # far less than the pictures take
-    monkeypatch.setattr(_decode, "CACHED_FROM", 10**6)
+    monkeypatch.setattr(_picture_set, "CACHED_FROM", 10**6)
     held = images.images(str(tmp_path / "set"), size=SIZE)
     assert not mapped._images.flags.owndata
     assert held._images.flags.owndata

@@ -10,7 +10,7 @@ import torch
 import gradhomog
 from gradhomog import DataError, OptionError
 from gradhomog.experiments.episodes.sampler import EpisodeStream
-from gradhomog_data.domains import _textures, glyphs
+from gradhomog_data.domains import _render, glyphs
 
 SMALL = {"size": 16, "instances": 6}  # tifinagh: few classes, two faces
 
@@ -131,10 +131,10 @@ def test_the_background_cue_helps_in_training_and_is_useless_in_test():
 @pytest.mark.parametrize("correlation", [0.0, 0.3, 1.0])
 def test_a_picture_has_its_class_texture_with_the_given_probability(correlation):
     own = np.repeat(np.arange(10), 2000)
-    chosen = _textures.assign(np.random.default_rng(0), own, correlation=correlation)
-    expected = correlation + (1 - correlation) / len(_textures.BANK)
+    chosen = _render.assign(np.random.default_rng(0), own, correlation=correlation)
+    expected = correlation + (1 - correlation) / len(_render.BANK)
     assert abs((chosen == own).mean() - expected) < 0.01
-    assert set(chosen[own == 0]) == ({0} if correlation == 1 else set(range(len(_textures.BANK))))
+    assert set(chosen[own == 0]) == ({0} if correlation == 1 else set(range(len(_render.BANK))))
 
 
 def test_the_glyphs_do_not_change_with_background_or_correlation():

@@ -5,7 +5,7 @@ import torch
 from torch.func import functional_call, vmap
 
 import gradhomog_data.networks
-from gradhomog.experiments import network_lookup
+from gradhomog.experiments import content
 from tests.data.networks.names import IMAGES, NETWORKS
 
 
@@ -13,7 +13,7 @@ def _small(name, *, shape=(1, 16, 16), width=2, **options):
     torch.manual_seed(0)
     if name == "mlp":
         shape = (4,)
-    encoder, head = network_lookup.build(name, shape, 3, width, **options)
+    encoder, head = content.build_network(name, shape, 3, width, **options)
     return encoder.double(), head.double(), torch.randn(6, *shape, dtype=torch.float64)
 
 
@@ -73,7 +73,7 @@ def test_without_flatten_the_encoder_returns_maps_and_the_network_is_the_same_fu
     [("conv4", 84, 5), ("conv6", 84, 5), ("resnet10", 224, 7), ("resnet18", 84, 3), ("resnet12", 84, 5)],
 )
 def test_maps_have_the_published_sides(name, size, side):
-    encoder, _ = network_lookup.build(name, (3, size, size), 5, 2, flatten=False)
+    encoder, _ = content.build_network(name, (3, size, size), 5, 2, flatten=False)
     assert encoder(torch.zeros(2, 3, size, size)).shape[2:] == (side, side)
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 import gradhomog_data.networks
-from gradhomog.experiments import network_lookup
+from gradhomog.experiments import content
 from tests.data.networks.names import IMAGES
 
 
@@ -23,14 +23,14 @@ from tests.data.networks.names import IMAGES
     ],
 )
 def test_encoders_have_the_published_number_of_parameters(name, count):
-    encoder, _ = network_lookup.build(name, (3, 84, 84), 5, 64)
+    encoder, _ = content.build_network(name, (3, 84, 84), 5, 64)
     assert _count(encoder) == count
 
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_convolutions_start_normal_with_the_published_variance_and_norms_at_one_and_zero(name):
     torch.manual_seed(0)
-    encoder, _ = network_lookup.build(name, (3, 32, 32), 5, 32)
+    encoder, _ = content.build_network(name, (3, 32, 32), 5, 32)
     for module in encoder.modules():
         if isinstance(module, nn.Conv2d):
             weight = module.weight.detach().double()
@@ -65,7 +65,7 @@ def test_the_names_of_parameters_are_those_of_checkpoints():
 @pytest.mark.parametrize(("name", "blocks"), [("resnet10", 1), ("resnet18", 2), ("resnet12", 1)])
 def test_residual_networks_compute_the_published_formula(name, blocks, training):
     torch.manual_seed(0)
-    encoder, _ = network_lookup.build(name, (3, 40, 40), 5, 4)
+    encoder, _ = content.build_network(name, (3, 40, 40), 5, 4)
     encoder.double().train(training)
     for module in encoder.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -113,7 +113,7 @@ def test_residual_networks_compute_the_published_formula(name, blocks, training)
 
 
 def test_mlp_with_forty_units_has_the_parameters_of_the_sinusoid_network():
-    encoder, head = network_lookup.build("mlp", (1,), 1, 40)
+    encoder, head = content.build_network("mlp", (1,), 1, 40)
     assert head(encoder(torch.zeros(7, 1))).shape == (7, 1)
     assert _count(encoder) + _count(head) == 1761
 

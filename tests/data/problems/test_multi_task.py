@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from gradhomog.experiments import network_lookup
+from gradhomog.experiments import content
 from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.training.multi_task import batch_indices
@@ -32,7 +32,7 @@ def loop(config, shared, steps=4):
     """The textbook loop: shared parameters minimize the mean of the losses, and each head minimizes its loss."""
     train = data_of(config).train
     torch.manual_seed(0)
-    parts = [network_lookup.build("conv4", (1, 16, 16), 3, config.network.width) for _ in range(2)]
+    parts = [content.build_network("conv4", (1, 16, 16), 3, config.network.width) for _ in range(2)]
     encoders = [parts[0][0]] * 2 if shared else [encoder for encoder, _ in parts]
     heads = [head for _, head in parts]
     body = list(encoders[0].parameters()) if shared else [p for encoder in encoders for p in encoder.parameters()]

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gradhomog import ConfigError
-from gradhomog.experiments.analysis.improvement import improvement, improvement_baseline
+from gradhomog.experiments.analysis.method_rows import improvement, improvement_baseline
 from gradhomog.experiments.analysis.metrics import METRICS, metric
 
 scores = st.floats(0.01, 0.99)

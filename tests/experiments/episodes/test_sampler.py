@@ -141,8 +141,6 @@ def test_grey_becomes_rgb_by_repetition_and_rgb_grey_by_luminance():
 
 
 INCOMPATIBLE = {
-    "none": ([], {}, "needs at least one domain; got none"),
-    "kinds": ([DOMAINS[0], functions("line")], {}, "of the same kind; a is classification and functions:line is regr"),
     "sizes": (
         [DOMAINS[0], numbered("b", size=5)],
         {},
@@ -180,13 +178,6 @@ def test_incompatible_domains_raise_at_construction(domains, change, message):
 def test_numbers_out_of_range_raise(change, message):
     with pytest.raises(OptionError, match=message):
         stream(**change)
-
-
-def test_negative_indices_raise():
-    with pytest.raises(OptionError, match="`index` must be >= 0; got -1"):
-        stream().task(-1)
-    with pytest.raises(OptionError, match="`index` must be >= 0; got -2"):
-        stream().batch(-2)
 
 
 @given(seed=seeds, index=st.integers(0, 10**6), split=st.sampled_from(["train", "val", "test", "all"]))

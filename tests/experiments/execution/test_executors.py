@@ -6,9 +6,10 @@ from unittest import mock
 
 import pytest
 
-from gradhomog import ConfigError
+from gradhomog import ConfigError, PluginRunError
+from gradhomog.errors import GradhomogError
 from gradhomog.experiments.execution.comparison import compare
-from gradhomog.experiments.execution.executors import executor
+from gradhomog.experiments.execution.executors.base import make_executor
 from gradhomog.experiments.results.records import records
 from gradhomog.experiments.run_file.schema import load
 from tests.experiments.conftest import SMALL
@@ -48,23 +49,54 @@ def test_results_of_every_executor_equal_those_of_one_process(serial, tmp_path, 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("locla", r"--executor must be one of local, dask, ray, slurm, ranks; got 'locla'\. Did you mean 'local'\?"),
-        ("local(address=1)", r"--executor local has no option 'address'; it has: none"),
-        ('dask(adress="tcp://x")', r"--executor dask has no option 'adress'; it has: address"),
+        ("locla", r"unknown executor 'locla'\. Did you mean 'local'\? Installed: dask, local, ranks, ray, slurm\."),
+        ("pcgrad", r"unknown executor 'pcgrad'\. It is the name of a homogenizer\."),
+        ("local(address=1)", r"local has no option 'address'\. Its options: none"),
+        ('dask(adress="tcp://x")', r"dask has no option 'adress'\. Did you mean 'address'\? Its options: address=none"),
     ],
 )
 def test_unknown_executors_and_options_are_rejected(tmp_path, text, words):
-    with pytest.raises(ConfigError, match=words):
-        executor(text, 1, tmp_path)
+    with pytest.raises(GradhomogError, match=words):
+        make_executor(text, 1, tmp_path)
 
 
 def test_ranks_are_started_by_torchrun(tmp_path, monkeypatch):
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     with pytest.raises(ConfigError, match="--executor ranks must be started by torchrun"):
-        executor("ranks", 1, tmp_path)
+        make_executor("ranks", 1, tmp_path)
 
 
 def test_the_error_of_a_missing_package_names_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(ConfigError, match=r"needs the package 'ray'\. Install it with: pip install 'gradhomog\[ray\]'"):
-        executor("ray", 1, tmp_path)
+        make_executor("ray", 1, tmp_path)
+
+
+def test_an_executor_of_another_distribution_is_named_like_the_others(tmp_path, gradhomog_install):
+    source = """
+from gradhomog import ExecutorSpec, hookimpl
+from gradhomog.experiments import Executor
+
+class Reversed(Executor):
+    def __init__(self, *, jobs, folder, log: str):
+        self.jobs, self.path = 1, folder.parent / log
+    def __call__(self, jobs):
+        for job in reversed(jobs):
+            with self.path.open("a") as file:
+                file.write(job.run.homogenizers + "\\n")
+            yield job()
+
+@hookimpl
+def gradhomog_executor():
+    return ExecutorSpec(%s, "the last run first")
+"""
+    good = gradhomog_install("turned-executor", source % "Reversed", kind="executors")
+    overrides = [*SMALL, 'homogenizers=["none", "pcgrad"]', "seeds=1"]
+    outcome = compare(load(None, overrides), tmp_path / "out", executor=f'{good}(log="order")')
+    assert not outcome.failures
+    assert (tmp_path / "order").read_text().split() == ["pcgrad", "none"]
+    with pytest.raises(GradhomogError, match="requires the option 'log'"):
+        make_executor(good, 1, tmp_path)
+    wrong = gradhomog_install("wrong-executor", source % "lambda jobs, folder: print", kind="executors")
+    with pytest.raises(PluginRunError, match=r"must return a gradhomog\.experiments\.Executor; got builtin_function"):
+        make_executor(wrong, 1, tmp_path)

@@ -15,7 +15,7 @@ from gradhomog.experiments.execution.comparison import compare
 from gradhomog.experiments.results.columns import load as load_results
 from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
-from gradhomog_data.domains._decode import CACHED_FROM
+from gradhomog_data.domains._picture_set import CACHED_FROM
 from tests.experiments.run_helpers import interrupted_after
 
 CLASSES, SIZE = 12, 16

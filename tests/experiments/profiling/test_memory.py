@@ -2,7 +2,7 @@
 
 import torch
 
-from gradhomog.experiments.profiling import memory
+from gradhomog.experiments.profiling import harness
 
 
 def test_peak_memory_counts_what_is_live_at_one_time():
@@ -15,16 +15,16 @@ def test_peak_memory_counts_what_is_live_at_one_time():
         three = torch.empty(48 * kilobyte, dtype=torch.uint8)
         return two, three
 
-    assert memory.peak_bytes(workload) == 96 * kilobyte
-    assert memory.peak_bytes(lambda: None) == 0
+    assert harness.peak_bytes(workload) == 96 * kilobyte
+    assert harness.peak_bytes(lambda: None) == 0
 
 
 def test_peak_memory_counts_the_backward_pass_too():
     x = torch.ones(1000, requires_grad=True)
-    forward = memory.peak_bytes(lambda: (x * 2).exp().exp().sum())
-    assert memory.peak_bytes(lambda: (x * 2).exp().exp().sum().backward()) >= forward + x.nbytes
+    forward = harness.peak_bytes(lambda: (x * 2).exp().exp().sum())
+    assert harness.peak_bytes(lambda: (x * 2).exp().exp().sum().backward()) >= forward + x.nbytes
 
 
 def test_tensor_bytes_counts_all_tensors():
     state = {"a": torch.zeros(3), "b": [torch.zeros(2, dtype=torch.float64), {"c": 5}], "d": "text"}
-    assert memory.tensor_bytes(state) == 12 + 16
+    assert harness.tensor_bytes(state) == 12 + 16

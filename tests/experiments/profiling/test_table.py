@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gradhomog.experiments.profiling import table
-from gradhomog.experiments.profiling.quantiles import Quantiles
+from gradhomog.experiments.profiling.table import Quantiles
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,6 @@ for (const table of document.querySelectorAll("table.sortable")) {
     clicks.push({title: header.textContent, before, up, down});
   });
 }
-for (const run of document.querySelectorAll("details")) run.open = true;
 const sticky = document.querySelector("#scores ~ .scroll");
 sticky.scrollLeft = 10000;
 const found = {

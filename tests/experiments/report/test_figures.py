@@ -14,8 +14,13 @@ from gradhomog.errors import GradhomogError
 from gradhomog.experiments.analysis.summary import summarize
 from gradhomog.experiments.report import figures
 from gradhomog.experiments.report.figures import style
-from gradhomog.experiments.report.figures.agreement import mean_cosine, norm_ratio
-from gradhomog.experiments.report.figures.curves import average, average_with_interval, running_mean
+from gradhomog.experiments.report.figures.curves import (
+    average,
+    average_with_interval,
+    mean_cosine,
+    norm_ratio,
+    running_mean,
+)
 from gradhomog.experiments.report.page import write_report
 from tests.experiments.run_helpers import write_comparison
 from tests.experiments.synthetic_records import METHODS, comparison, result, start
@@ -29,7 +34,6 @@ def draw(records):
         "conflict": figures.conflict(records),
         "stages": figures.stages(records),
         "weights": figures.weights(records),
-        "measured": figures.measurements(records),
         "validation": figures.validation(records, summary),
     }
 

@@ -16,7 +16,7 @@ from tests.experiments.report.test_page import report
 from tests.experiments.synthetic_records import comparison
 
 
-def look(seed=0, channels=1, maps=(), attached=False, **more):
+def look(seed=0, channels=1, maps=(), **more):
     same, own = np.random.default_rng(0), np.random.default_rng(seed)
     shape = (3, channels, 8, 8)
     found = {
@@ -25,7 +25,6 @@ def look(seed=0, channels=1, maps=(), attached=False, **more):
         "probabilities": own.uniform(size=3).astype(np.float32),
         "saliency": own.normal(size=shape).astype(np.float32),
         "maps": {name: own.uniform(size=(3, 4, 4)).astype(np.float32) for name in maps},
-        "attached": attached,
     }
     return SaliencyMaps(**(found | more))
 
@@ -44,21 +43,6 @@ def test_all_methods_are_drawn_up_to_the_maximum():
     shown = labels(figures.saliency(found))
     assert shown == ["image", "saliency: plain", *(f"saliency: m{number}" for number in range(MAX_METHODS - 1))]
     assert figures.saliency_omissions(found, list(found)) == []
-
-
-def test_plain_and_methods_that_act_in_the_encoder_have_priority():
-    found = of_methods(MAX_METHODS + 1)
-    last = ("maml", f"m{MAX_METHODS}")
-    found[last] = look(9, maps=["isi: 0", "isi: 4"])
-    found["maml", "hooked"] = look(10, attached=True)
-    found["maml", "plain"] = look()
-    shown = labels(figures.saliency(found))[1:]
-    drawn = [*(f"m{number}" for number in range(MAX_METHODS - 3)), last[1], "hooked", "plain"]
-    assert shown[:MAX_METHODS] == [f"saliency: {name}" for name in drawn]
-    assert [text.split(" 0 to ")[0] for text in shown[MAX_METHODS:]] == ["map of isi: 0", "map of isi: 4"]
-    omitted = ", ".join(f"m{number}" for number in range(MAX_METHODS - 3, MAX_METHODS))
-    text = f"Without saliency: {omitted} (the figure has rows for {MAX_METHODS} methods)."
-    assert figures.saliency_omissions(found, list(found)) == [text]
 
 
 def test_every_omitted_method_is_listed_with_the_reason():

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from gradhomog.experiments.report import figures
-from gradhomog.experiments.report.figures.agreement import relative_distance
+from gradhomog.experiments.report.figures.curves import relative_distance
 from gradhomog.experiments.report.figures.stages import method_stages
 from tests.experiments.synthetic_records import METHODS, comparison, stage
 
@@ -90,7 +90,7 @@ def test_there_is_one_row_of_panels_for_each_of_ten_methods():
     assert len(figure.axes) == 3 * 10
 
 
-def test_logs_of_older_versions_have_neither_figure():
+def test_logs_of_older_versions_have_no_stages():
     records = comparison(["plain", "pcgrad", PIPELINE], seeds=1, steps=3)
     old = [
         {key: value for key, value in record.items() if key not in ("stages", "measured")}
@@ -98,41 +98,4 @@ def test_logs_of_older_versions_have_neither_figure():
         if record["event"] != "probe"
     ]
     assert figures.stages(old) is None
-    assert figures.measurements(old) is None
     assert figures.conflict(old) is not None
-
-
-def test_before_and_after_share_a_panel_and_tasks_make_a_band():
-    figure = figures.measurements(comparison(["plain", "isi", PIPELINE], seeds=2, steps=12))
-    panels = {axes.get_title(loc="left"): axes for axes in figure.axes if axes.get_visible()}
-    assert list(panels) == [
-        "isi: drop rate", "isi: drop rate (0)", "isi: drop rate (4)", "rotate: angle",
-        "rotate: feature cosine\n(before: dashed)",
-    ]  # fmt: skip
-    both = panels["rotate: feature cosine\n(before: dashed)"].lines
-    assert [line.get_linestyle() for line in both] == ["--", "-"]
-    assert both[0].get_ydata() == pytest.approx(0.1)
-    assert len(panels["isi: drop rate"].lines) == 2  # of both methods that have the module
-    [angle], [band] = panels["rotate: angle"].lines, panels["rotate: angle"].collections
-    assert angle.get_ydata()[3] == pytest.approx(0.01 * 15 * 2.5)
-    heights = band.get_paths()[0].vertices[:, 1]
-    assert (heights.min(), heights.max()) == pytest.approx((0.01 * 1, 0.01 * 55 * 4))
-
-
-def test_a_before_without_an_after_has_its_panel():
-    records = comparison(["m"], seeds=1, steps=3)
-    for record in records:
-        if record["event"] == "step":
-            record["measured"] = {"m": {"x_before": 1.0, "y_after": 2.0}}
-    titles = [axes.get_title(loc="left") for axes in figures.measurements(records).axes if axes.get_visible()]
-    assert titles == ["m: x before", "m: y after"]
-
-
-def test_only_the_first_quantities_are_drawn_and_the_others_counted():
-    records = comparison(["m"], seeds=1, steps=2)
-    for record in records:
-        if record["event"] == "step":
-            record["measured"] = {"m": {f"quantity {number}": 1.0 for number in range(15)}}
-    figure = figures.measurements(records)
-    assert sum(axes.get_visible() for axes in figure.axes) == 12
-    assert figure.get_supxlabel() == "3 more quantities are in events.jsonl"

@@ -10,9 +10,18 @@ import torch
 
 from gradhomog.diagnosis.learner_rows import FIRST_BATCH
 from gradhomog.errors import ConfigError, DataError
-from gradhomog.experiments.reproduce import conflict_report
-from gradhomog.experiments.reproduce.domain_conflict import DomainConflict
-from gradhomog.experiments.reproduce.measure_conflict import RESULTS, measure_conflict, measure_rows, measured_stream
+from gradhomog.experiments.reproduce.measure_conflict import (
+    RESULTS,
+    UNRESOLVED,
+    DomainConflict,
+    domain_table,
+    measure_conflict,
+    measure_rows,
+    measured_stream,
+    pair_table,
+    render,
+    stage_table,
+)
 from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.training.meta_learning import MetaLearning
@@ -161,36 +170,15 @@ def test_too_few_batches_domains_or_tasks_and_rows_that_are_not_finite_raise(fun
 
 def test_the_text_has_a_line_for_every_stage_domain_and_pair(functions, tmp_path):
     points = measure_conflict(with_pipeline(functions, "static + pcgrad"), [0, 1], 4, tmp_path)
-    text = conflict_report.render(points)
-    stages = conflict_report.stage_table(points).rows
+    text = render(points)
+    stages = stage_table(points).rows
     assert [row[:2] for row in stages[:3]] == [["0", "plain"], ["", "+ static"], ["", "+ pcgrad"]]
     assert len(stages) == 6
-    assert len(conflict_report.domain_table(points[1]).rows) == 3
-    assert [row[0] for row in conflict_report.pair_table(points[1]).rows] == [
+    assert len(domain_table(points[1]).rows) == 3
+    assert [row[0] for row in pair_table(points[1]).rows] == [
         "functions:sinusoid, functions:line", "functions:sinusoid, functions:step", "functions:line, functions:step",
     ]  # fmt: skip
-    assert conflict_report.UNRESOLVED in text
+    assert UNRESOLVED in text
     assert "nan" not in text
     for point in points:
         same(DomainConflict.from_record(point.record()), point)
-
-
-def test_the_figure_has_a_dot_per_resolved_pair_and_counts_the_others(functions, tmp_path):
-    pytest.importorskip("matplotlib")
-    from gradhomog.experiments.report.figures.domains import MAX_POINTS, domain_conflict
-
-    points = measure_conflict(with_pipeline(functions, "pcgrad"), [0, 1], 4, tmp_path)
-    figure = domain_conflict(points)
-    assert len(figure.axes) == 4
-    for left, point in zip(figure.axes[::2], points, strict=True):
-        ends = point.stages[0], point.stages[-1]
-        resolved = [int(stage.expected.cosines.value.triu(1).nan_to_num().count_nonzero()) for stage in ends]
-        drawn = [len(container.lines[0].get_xdata()) for container in left.containers]
-        assert drawn == resolved
-        missing = [3 - count for count in resolved]
-        texts = [text.get_text() for text in left.texts]
-        assert texts == ([f"unresolved: {missing[0]} and {missing[1]} of 3 pairs"] if any(missing) else [])
-    norms = torch.stack([stage.single.norms.high for point in points for stage in point.stages])
-    assert all(right.get_ylim()[0] == 0 and right.get_ylim()[1] > norms.max() for right in figure.axes[1::2])
-    assert len(domain_conflict(points * 5).axes) == 2 * MAX_POINTS
-    assert domain_conflict([]) is None

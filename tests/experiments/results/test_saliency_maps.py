@@ -6,7 +6,7 @@ from gradhomog.experiments.results.saliency_maps import FILE, SaliencyMaps, coll
 from tests.experiments.synthetic_records import comparison, result, start
 
 
-def example_maps(seed=0, channels=1, maps=(), attached=False, **more):
+def example_maps(seed=0, channels=1, maps=(), **more):
     shared, seeded = np.random.default_rng(0), np.random.default_rng(seed)
     shape = (3, channels, 8, 8)
     fields = {
@@ -15,17 +15,16 @@ def example_maps(seed=0, channels=1, maps=(), attached=False, **more):
         "probabilities": seeded.uniform(size=3).astype(np.float32),
         "saliency": seeded.normal(size=shape).astype(np.float32),
         "maps": {name: seeded.uniform(size=(3, 4, 4)).astype(np.float32) for name in maps},
-        "attached": attached,
     }
     return SaliencyMaps(**(fields | more))
 
 
 def test_saliency_maps_round_trip(tmp_path):
-    for written in (example_maps(maps=("a: b/c", "../é"), attached=True), example_maps(saliency=None)):
+    for written in (example_maps(maps=("a: b/c", "../é")), example_maps(saliency=None)):
         written.write(tmp_path)
         read = SaliencyMaps.read(tmp_path)
         assert list(tmp_path.iterdir()) == [tmp_path / FILE]
-        assert (read.domains, read.attached) == (written.domains, written.attached)
+        assert read.domains == written.domains
         assert list(read.maps) == list(written.maps)
         for name in written.maps:
             assert (read.maps[name] == written.maps[name]).all()

@@ -4,8 +4,7 @@ import pytest
 
 from gradhomog.cli import main
 from gradhomog.experiments import load as results
-from gradhomog.experiments.run_file.quick import shorten
-from gradhomog.experiments.run_file.schema import load
+from gradhomog.experiments.run_file.schema import load, shorten
 from tests.experiments.conftest import SMALL
 
 

@@ -147,7 +147,6 @@ def test_saliency_is_of_the_first_query_of_each_task():
     assert result.domains == ("a", "b")
     assert (result.images == torch.stack([each.query_x[0] for each in tasks]).numpy()).all()
     assert result.saliency.shape == result.images.shape
-    assert result.attached
     first, second = result.maps.items()  # maps that are not spatial are omitted
     assert first[0] == "HomogenizerWithMaps: layer 1"
     assert second[0] == "HomogenizerWithMaps#2: layer 1"

@@ -8,8 +8,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from gradhomog import ConfigError, DataError
-from gradhomog.experiments.episodes.splits import streams
-from gradhomog.experiments.episodes.target_variance import normalize_scores
+from gradhomog.experiments.episodes.splits import normalize_scores, streams
 from gradhomog.experiments.results import checksums, events
 from gradhomog.experiments.results.run_dir import RunDir
 from gradhomog.experiments.results.runs import Run

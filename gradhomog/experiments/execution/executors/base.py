@@ -1,12 +1,18 @@
-"""The base class of executors."""
+"""The base class of executors, and executors by name.
+
+An executor is called with jobs and yields one outcome per job, in any order. Results do not depend on the executor:
+a run is a function of its configuration and writes only its own folder.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Self
 
 from gradhomog.experiments.execution.worker import Job, Outcome
+from gradhomog.registry import expression, installed
 
 
 class Executor(ABC):
@@ -31,3 +37,22 @@ class Executor(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def make_executor(text: str, jobs: int, folder: Path) -> Executor:
+    """Return an executor from its text, such as `"local"`, `'dask(address="tcp://head:8786")'` or
+    `'slurm(slurm_partition="cpu", timeout_min=60)'`.
+
+    Args:
+        text: the name of a plugin of the group `gradhomog.executors`, with its options.
+        jobs: number of runs at the same time; 0: one per core, or as many as the cluster accepts.
+        folder: folder of the comparison; all machines share it.
+
+    Raises:
+        UnknownPluginError, OptionError: the name or an option is unknown. ExpressionError: the text does not parse.
+        ConfigError: a package is missing.
+    """
+    name, options = expression.parse_one(text)
+    info, _, made = installed().make("executors", name, options, jobs=jobs, folder=folder)
+    executor: Executor = info.checked(made, Executor, home="gradhomog.experiments")
+    return executor

@@ -11,6 +11,8 @@ from joblib import Parallel, cpu_count, delayed, parallel_config
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.execution.executors.base import Executor
 from gradhomog.experiments.execution.worker import Job, Outcome
+from gradhomog.registry.hooks import hookimpl
+from gradhomog.registry.specs import ExecutorSpec
 
 
 class Dask(Executor):
@@ -106,3 +108,12 @@ def _import_package(module: str, extra: str) -> Any:
         raise ConfigError(
             f"--executor {extra} needs the package {module!r}. Install it with: pip install 'gradhomog[{extra}]'"
         ) from cause
+
+
+@hookimpl
+def gradhomog_executor(name: str) -> ExecutorSpec:
+    """Describe the executors `dask` and `ray`."""
+    return {
+        "dask": ExecutorSpec(Dask, "the workers of a Dask cluster"),
+        "ray": ExecutorSpec(Ray, "the workers of a Ray cluster"),
+    }[name]

@@ -19,6 +19,8 @@ from gradhomog.experiments.execution.executors.base import Executor
 from gradhomog.experiments.execution.parent_watch import end_with_parent
 from gradhomog.experiments.execution.worker import Job, Outcome
 from gradhomog.experiments.results.comparison_dir import run_dir
+from gradhomog.registry.hooks import hookimpl
+from gradhomog.registry.specs import ExecutorSpec
 
 
 class Local(Executor):
@@ -99,3 +101,9 @@ def _signals_blocked_in_children() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@hookimpl
+def gradhomog_executor() -> ExecutorSpec:
+    """Describe the executor."""
+    return ExecutorSpec(Local, "processes of this machine")

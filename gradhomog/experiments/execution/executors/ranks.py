@@ -14,15 +14,22 @@ import torch
 import torch.distributed as dist
 
 from gradhomog.errors import ConfigError
+from gradhomog.experiments.execution.environment import threads
 from gradhomog.experiments.execution.executors.base import Executor
-from gradhomog.experiments.execution.threads import threads
 from gradhomog.experiments.execution.worker import Job, Outcome
 from gradhomog.experiments.results import checksums
 from gradhomog.experiments.results.comparison_dir import run_dir
 from gradhomog.experiments.run_file import pins
 from gradhomog.experiments.run_file.schema import Config
-from gradhomog.experiments.training.snapshot import Snapshot, restore_snapshot
-from gradhomog.experiments.training.trainer import learning_rate, make_optimizer, make_trainable
+from gradhomog.experiments.training.trainer import (
+    Snapshot,
+    learning_rate,
+    make_optimizer,
+    make_trainable,
+    restore_snapshot,
+)
+from gradhomog.registry.hooks import hookimpl
+from gradhomog.registry.specs import ExecutorSpec
 
 
 class TorchrunRanks(Executor):
@@ -103,3 +110,9 @@ def _process_group(device: str) -> Any:
         yield
     finally:
         dist.destroy_process_group()
+
+
+@hookimpl
+def gradhomog_executor() -> ExecutorSpec:
+    """Describe the executor."""
+    return ExecutorSpec(TorchrunRanks, "the ranks that torchrun has started, one run at a time on all of them")

@@ -10,6 +10,8 @@ from typing import Any
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.execution.executors.base import Executor
 from gradhomog.experiments.execution.worker import Job, Outcome
+from gradhomog.registry.hooks import hookimpl
+from gradhomog.registry.specs import ExecutorSpec
 
 
 class Slurm(Executor):
@@ -61,3 +63,9 @@ def _outcome(job: Job, submitted: Any) -> Outcome:
         outcome: Outcome = submitted.result()
         return outcome
     return Outcome(job.run, "failed", f"the job {submitted.job_id} of run {job.run.id} ended: {error}")
+
+
+@hookimpl
+def gradhomog_executor() -> ExecutorSpec:
+    """Describe the executor."""
+    return ExecutorSpec(Slurm, "one job of Slurm per run, by submitit", other_options=True)

@@ -3,35 +3,17 @@
 Matplotlib (the extra `plot`) is imported when the first figure is drawn. Its global state is not changed.
 """
 
-from gradhomog.experiments.report.figures.measurements import measurements
-from gradhomog.experiments.report.figures.saliency import saliency, saliency_omissions
-from gradhomog.experiments.report.figures.scores import domain_scores, scores
-from gradhomog.experiments.report.figures.stages import stages
-from gradhomog.experiments.report.figures.style import (
-    MissingMatplotlib,
-    SavedFigure,
-    require_matplotlib,
-    save,
-    svg_text,
-)
-from gradhomog.experiments.report.figures.training import conflict, one_run, validation, weights
-from gradhomog.experiments.report.figures.trajectories import trajectories
-
-__all__ = [
-    "MissingMatplotlib",
-    "SavedFigure",
-    "conflict",
-    "domain_scores",
-    "measurements",
-    "one_run",
-    "require_matplotlib",
-    "saliency",
-    "saliency_omissions",
-    "save",
-    "scores",
-    "stages",
-    "svg_text",
-    "trajectories",
-    "validation",
-    "weights",
-]
+from gradhomog.experiments.report.figures.saliency import saliency as saliency
+from gradhomog.experiments.report.figures.saliency import saliency_omissions as saliency_omissions
+from gradhomog.experiments.report.figures.scores import domain_scores as domain_scores
+from gradhomog.experiments.report.figures.scores import scores as scores
+from gradhomog.experiments.report.figures.stages import stages as stages
+from gradhomog.experiments.report.figures.style import MissingMatplotlib as MissingMatplotlib
+from gradhomog.experiments.report.figures.style import SavedFigure as SavedFigure
+from gradhomog.experiments.report.figures.style import require_matplotlib as require_matplotlib
+from gradhomog.experiments.report.figures.style import save as save
+from gradhomog.experiments.report.figures.style import svg_text as svg_text
+from gradhomog.experiments.report.figures.training import conflict as conflict
+from gradhomog.experiments.report.figures.training import validation as validation
+from gradhomog.experiments.report.figures.training import weights as weights
+from gradhomog.experiments.report.figures.trajectories import trajectories as trajectories

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradhomog.experiments.report.figures import style
-from gradhomog.experiments.results.runs import PLAIN
 from gradhomog.experiments.results.saliency_maps import SaliencyMaps
 
 if TYPE_CHECKING:
@@ -99,13 +98,8 @@ def _with_same_images(looks: Mapping[tuple[str, str], SaliencyMaps]) -> dict[tup
 
 
 def _drawn_methods(looks: Mapping[tuple[str, str], SaliencyMaps]) -> list[tuple[str, str]]:
-    """The methods with a row of saliency, at most `MAX_METHODS`, in the order of the table.
-
-    Plain has priority, then methods that act on the encoder, because their saliency may differ most.
-    """
-    with_saliency = [pair for pair, look in looks.items() if look.saliency is not None]
-    ranked = sorted(with_saliency, key=lambda pair: (pair[1] != PLAIN, not (looks[pair].maps or looks[pair].attached)))
-    return [pair for pair in with_saliency if pair in ranked[:MAX_METHODS]]
+    """The first methods with saliency in the order of the table, at most `MAX_METHODS`; plain is the first of them."""
+    return [pair for pair, look in looks.items() if look.saliency is not None][:MAX_METHODS]
 
 
 def brightness(image: NDArray[Any]) -> Picture:

@@ -7,10 +7,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gradhomog.experiments.report.figures import lines, style
-from gradhomog.experiments.report.figures.agreement import mean_cosine, norm_ratio, relative_distance
-from gradhomog.experiments.report.figures.curves import average
-from gradhomog.experiments.report.figures.runs import curve, runs_of
+from gradhomog.experiments.report.figures import style
+from gradhomog.experiments.report.figures.curves import (
+    REFERENCE_WIDTH,
+    average,
+    curve,
+    draw_curve,
+    mean_cosine,
+    norm_ratio,
+    ratio_axis,
+    relative_distance,
+    runs_of,
+    step_axis,
+)
 from gradhomog.experiments.results.events import Record
 from gradhomog.experiments.results.runs import PLAIN
 
@@ -64,7 +73,7 @@ def stages(records: Iterable[Record]) -> Figure | None:
             left.set_ylabel("cosine")
             middle.set_ylabel("norm ratio")
             right.set_ylabel("distance")
-            lines.ratio_axis(middle)
+            ratio_axis(middle)
             title = f"{method.label} ({method.learner})" if several else method.label
             # Not part of the layout: a long title may extend over the panels to its right.
             left.set_title(" ")
@@ -72,7 +81,7 @@ def stages(records: Iterable[Record]) -> Figure | None:
             left.annotate(title, (0, 1), (0, 5), fontsize=9, **place)
             right.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), handlelength=1.6, fontsize=8)
         for panel in axes[-1]:
-            lines.step_axis(panel)
+            step_axis(panel)
     return figure
 
 
@@ -121,6 +130,6 @@ class _StageLine:
 
         averaged = average([curve(run, stage_value, smooth=not probed) for run in self.method.runs])
         last = len(self.method.names) - 1
-        width = min(1.2 + 0.4 * (last - self.index), 2.2) if self.index else lines.REFERENCE_WIDTH
+        width = min(1.2 + 0.4 * (last - self.index), 2.2) if self.index else REFERENCE_WIDTH
         name = style.wrap_label(f"after {self.method.names[self.index]}", 20) if self.index else "before"
-        lines.draw(panel, averaged, *self.color_and_dashes, name, width=width, dots=probed, transform=transform)
+        draw_curve(panel, averaged, *self.color_and_dashes, name, width=width, dots=probed, transform=transform)

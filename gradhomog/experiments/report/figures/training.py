@@ -9,10 +9,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gradhomog.experiments.analysis import metrics
-from gradhomog.experiments.report.figures import lines, style
-from gradhomog.experiments.report.figures.agreement import mean_cosine, norm_ratio
-from gradhomog.experiments.report.figures.curves import average, average_with_interval, finite_mean
-from gradhomog.experiments.report.figures.runs import Runs, curve, runs_of
+from gradhomog.experiments.report.figures import style
+from gradhomog.experiments.report.figures.curves import (
+    REFERENCE_WIDTH,
+    Runs,
+    average,
+    average_with_interval,
+    curve,
+    draw_curve,
+    mean_cosine,
+    norm_ratio,
+    ratio_axis,
+    runs_of,
+    step_axis,
+)
 from gradhomog.experiments.results.events import Record, numbers
 from gradhomog.experiments.results.runs import PLAIN
 
@@ -44,11 +54,11 @@ def conflict(records: Iterable[Record]) -> Figure | None:
             left.axhline(0, **style.GUIDE_LINE)
             left.set_ylabel("mean cosine\nbetween task gradients")
             right.set_ylabel("gradient norm,\nlargest / smallest task")
-            lines.ratio_axis(right)
+            ratio_axis(right)
             if len(learners) > 1:
                 left.set_title(learner)
         for panel in axes[-1]:
-            lines.step_axis(panel)
+            step_axis(panel)
         style.add_legend(figure, [panel for row in axes for panel in row])
     return figure
 
@@ -71,10 +81,10 @@ def weights(records: Iterable[Record]) -> Figure | None:
         for panel, ((learner, label), group) in zip(panels, runs.items(), strict=True):
             panel.axhline(1, **style.GUIDE_LINE)
             for name, color, dashes, value in weight_lines:
-                lines.draw(panel, average([curve(run, value) for run in group]), color, dashes, name)
+                draw_curve(panel, average([curve(run, value) for run in group]), color, dashes, name)
             panel.set_title(style.wrap_label(f"{label} ({learner})" if several else label, 30))
         for panel in lowest:
-            lines.step_axis(panel)
+            step_axis(panel)
         for panel in leftmost:
             panel.set_ylabel("task weight")
         style.add_legend(figure, panels)
@@ -92,33 +102,12 @@ def validation(records: Iterable[Record], summary: Summary) -> Figure | None:
         figure, panels, _, leftmost = style.make_panel_list(len(learners), 3, 2.2, 2.2, sharey=True)
         for learner, panel in zip(learners, panels, strict=True):
             _draw_lines(panel, runs, learner, lambda r: factor * numbers([r["score"]])[0], smooth=False)
-            lines.step_axis(panel)
+            step_axis(panel)
             if len(learners) > 1:
                 panel.set_title(style.wrap_label(learner))
         for panel in leftmost:
             panel.set_ylabel(style.wrap_label(style.score_axis_label(summary, "validation")))
         style.add_legend(figure, panels)
-    return figure
-
-
-def one_run(steps: Sequence[Record], validations: Sequence[Record], summary: Summary) -> Figure | None:
-    """Training loss, mean over tasks, and validation score of one run; None if it has neither."""
-    factor = metrics.metric(summary.metric).factor
-    losses = curve(steps, lambda record: finite_mean(numbers(record["losses"])))
-    scores = curve(validations, lambda record: factor * numbers([record["score"]])[0], smooth=False)
-    drawn = {
-        "training loss, mean over tasks": average([losses]),
-        style.score_axis_label(summary, "validation"): average([scores]),
-    }
-    drawn = {title: line for title, line in drawn.items() if any(map(math.isfinite, line.middle))}
-    if not drawn:
-        return None
-    with style.figure_style():
-        figure, panels, _, _ = style.make_panel_list(len(drawn), 2, 1.5, 2.2)
-        for panel, (title, line) in zip(panels, drawn.items(), strict=True):
-            lines.draw(panel, line, style.PALETTE[0], "-", title)
-            lines.step_axis(panel)
-            panel.set_title(title)
     return figure
 
 
@@ -139,9 +128,9 @@ def _draw_lines(
         if owner == learner:
             curves = [curve(run, value, smooth) for run in group]
             averaged = average(curves) if smooth else average_with_interval(curves)
-            lines.draw(
+            draw_curve(
                 panel, averaged, *colors[label], style.wrap_label(label), band=len(group) > 1, dots=not smooth,
-                width=lines.REFERENCE_WIDTH if label == PLAIN else 1.3, transform=transform,
+                width=REFERENCE_WIDTH if label == PLAIN else 1.3, transform=transform,
             )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.integrate import quad
 
-from gradhomog_data.problems.pinn.cole_hopf import burgers_solution
+from gradhomog_data.problems.burgers import burgers_solution
 
 VISCOSITY = 0.01 / np.pi
 

@@ -5,8 +5,7 @@ import itertools
 import pytest
 import torch
 
-from gradhomog_data.problems.pinn.derivatives import value_and_derivatives
-from gradhomog_data.problems.pinn.network import TanhNetwork
+from gradhomog_data.problems.pinn.equation import TanhNetwork, value_and_derivatives
 
 
 def make_layers(sizes, dtype):

@@ -9,8 +9,7 @@ import torch
 from gradhomog_data.problems.burgers import VISCOSITY, Burgers
 from gradhomog_data.problems.helmholtz import Helmholtz
 from gradhomog_data.problems.klein_gordon import KleinGordon
-from gradhomog_data.problems.pinn.equation import CONDITIONS, PDE
-from gradhomog_data.problems.pinn.points import latin_hypercube, make_grid, uniform
+from gradhomog_data.problems.pinn.equation import CONDITIONS, PDE, latin_hypercube, make_grid, uniform
 from tests.data.problems.conftest import problem_run
 
 EQUATIONS = {"helmholtz": Helmholtz, "burgers": Burgers, "klein_gordon": KleinGordon}

@@ -12,7 +12,7 @@ from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.training.dry_run import dry_run
 from gradhomog.experiments.training.trainer import learning_rate, make_optimizer, make_trainable
-from gradhomog_data.problems.pinn.lowest_loss import LowestLoss
+from gradhomog_data.problems.pinn.equation import LowestLoss
 from tests.experiments.run_helpers import trainer
 
 NAMES = ("helmholtz", "burgers", "klein_gordon")

@@ -1,19 +1,22 @@
-"""Multi-task problems by name, as in `problem.name` of a run file: their table, and what a run trains."""
+"""Problems and networks by name, as in `problem.name` and `network.name` of a run file."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from gradhomog.errors import ConfigError, UnknownPluginError, did_you_mean
+from gradhomog.errors import ConfigError
 from gradhomog.experiments.run_file.validation import build
 from gradhomog.registry import installed
 from gradhomog.registry.options import option_parameters
 from gradhomog.registry.specs import ProblemSpec
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from gradhomog.problems import MultiTaskData, Problem, ProblemRun
+
 
 EPISODIC = (
     "learner", "domains", "episodes", "test", "network.channels", "train.inner", "train.inner_steps", "train.inner_lr",
@@ -22,20 +25,16 @@ EPISODIC = (
 """Keys of a run file that concern episodes, which multi-task problems do not have."""
 
 
-def find(name: Any) -> ProblemSpec:
+def find_problem(name: Any) -> ProblemSpec:
     """Return the problem of a name.
 
     Raises:
-        ConfigError: the name is missing or unknown. PluginError: the plugin cannot be used.
+        ConfigError: the name is missing. PluginError: it is unknown, or the plugin cannot be used.
     """
-    names = installed().names("problems")
     if name is None:
-        raise ConfigError(f"`problem.name` is missing; it must be one of {', '.join(names)}.")
-    try:
-        return cast(ProblemSpec, installed().load("problems", str(name))[1])
-    except UnknownPluginError as cause:
-        hint = did_you_mean(name, names)
-        raise ConfigError(f"`problem.name` must be one of {', '.join(names)}; got {name!r}.{hint}") from cause
+        names = ", ".join(installed().names("problems"))
+        raise ConfigError(f"`problem.name` is missing. Installed problems: {names}.")
+    return cast(ProblemSpec, installed().load("problems", str(name))[1])
 
 
 def unused_keys(spec: ProblemSpec) -> tuple[str, ...]:
@@ -43,7 +42,7 @@ def unused_keys(spec: ProblemSpec) -> tuple[str, ...]:
     return (*EPISODIC, *spec.unused_keys)
 
 
-def table(spec: ProblemSpec, content: Mapping[str, Any]) -> dict[str, Any]:
+def problem_table(spec: ProblemSpec, content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the table `[problem]` of a run file with the defaults of its options.
 
     Raises:
@@ -63,20 +62,48 @@ def _as_lists(value: Any) -> Any:
     return [_as_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def make(table: Mapping[str, Any], run: ProblemRun) -> Problem | MultiTaskData:
+def make_problem(table: Mapping[str, Any], run: ProblemRun) -> Problem | MultiTaskData:
     """Return the problem of a table, or its data.
 
     Raises:
         GradhomogError: options or data are invalid, or the plugin raises or returns another type.
     """
-    from gradhomog.errors import PluginRunError
     from gradhomog.problems import MultiTaskData, Problem
 
     options = {name: value for name, value in table.items() if name != "name"}
     info, _, made = installed().make("problems", table["name"], options, run)
-    if not isinstance(made, Problem | MultiTaskData):
-        raise PluginRunError(
-            f"the factory of {info} must return a gradhomog.Problem or gradhomog.MultiTaskData; got "
-            f"{type(made).__name__}. {info.advice}"
-        )
+    checked: Problem | MultiTaskData = info.checked(made, Problem, MultiTaskData)
+    return checked
+
+
+def has_maps(name: str) -> bool:
+    """True if the encoder of a network can end with feature maps instead of vectors."""
+    spec: Any = installed().load("networks", name)[1]
+    return bool(spec.maps)
+
+
+def build_network(
+    name: str, input_shape: Sequence[int], outputs: int, width: int, *, flatten: bool = True
+) -> tuple[nn.Module, nn.Module]:
+    """Return the encoder and head of a network, initialized from PyTorch's global generator.
+
+    Args:
+        name: a plugin of the group `gradhomog.networks`.
+        input_shape: shape of one input: (channels, height, width) for images.
+        outputs: classes or targets, >= 1.
+        width: filters of the first block, or hidden units, >= 1.
+        flatten: False makes the encoder return its last feature map, `[n, maps, h, w]`.
+
+    Raises:
+        GradhomogError: the name is unknown, or the network does not support inputs of this shape.
+
+    >>> encoder, head = build_network("conv4", (3, 84, 84), outputs=5, width=64)
+    >>> head
+    Linear(in_features=1600, out_features=5, bias=True)
+    """
+    if not flatten and not has_maps(name):
+        raise ConfigError(f"`network.name` {name} has no feature maps for `flatten=False`; use a network for images.")
+    made: tuple[nn.Module, nn.Module] = installed().make(
+        "networks", name, {}, tuple(input_shape), outputs, width, flatten=flatten
+    )[2]
     return made

@@ -1,9 +1,14 @@
-"""Suites (named lists of methods, such as `homogenizers = "ablation"`) and the baselines of each comparison."""
+"""Lists of methods by name, such as `homogenizers = "ablation"`, and the baselines of each comparison.
+
+The settings of `first_comparison` were chosen by measurement, so that methods differ by more than their intervals, and
+verified on other seeds. docs/results/first-comparison.md lists the settings that were tried.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gradhomog.errors import ConfigError, did_you_mean
 from gradhomog.experiments.results.runs import SINGLE
@@ -27,7 +32,7 @@ def pinn_static(conditions: int = 1) -> str:
 
 PINN_STATIC = pinn_static()
 
-SUITES: dict[str, tuple[str, ...]] = {
+METHOD_LISTS: dict[str, tuple[str, ...]] = {
     # Default of a comparison that names no domains, on families of functions; see `first_comparison`.
     "default": ("none", TUNED_STATIC, "pcgrad", "scale_invariant", EQUAL_NORMS),
     # Default of a run file that names domains.
@@ -66,21 +71,23 @@ SUITES: dict[str, tuple[str, ...]] = {
 }
 
 
-def suite_pipelines(name: str) -> list[str]:
-    """The pipelines of a suite.
+def listed_methods(name: str) -> list[str]:
+    """The pipelines of a list.
 
-    >>> suite_pipelines("ablation")[:2]
+    >>> listed_methods("ablation")[:2]
     ['none', 'static(weights=[0.1, 0.5, 0.3, 0.4])']
 
     Raises:
-        ConfigError: no suite has this name; the message explains how to write a single pipeline.
+        ConfigError: no list has this name; the message explains how to write a single pipeline.
     """
-    if name not in SUITES:
+    if name not in METHOD_LISTS:
         # `json.dumps` escapes quotes within a pipeline as TOML requires.
         pipeline = json.dumps(name, ensure_ascii=False)
-        hint = did_you_mean(name, SUITES) or f" Write a single pipeline as a list: homogenizers = [{pipeline}]."
-        raise ConfigError(f"`homogenizers`: unknown suite {name!r}; available: {', '.join(SUITES)}.{hint}")
-    return list(SUITES[name])
+        hint = did_you_mean(name, METHOD_LISTS) or f" Write a single pipeline as a list: homogenizers = [{pipeline}]."
+        raise ConfigError(
+            f"`homogenizers`: unknown list of methods {name!r}; available: {', '.join(METHOD_LISTS)}.{hint}"
+        )
+    return list(METHOD_LISTS[name])
 
 
 def with_baselines(texts: Sequence[str]) -> list[str]:
@@ -107,3 +114,24 @@ def with_baselines(texts: Sequence[str]) -> list[str]:
 
 def _is_static(alternatives: Sequence[Sequence[expression.Member]]) -> bool:
     return all(len(members) == 1 and members[0][0].rpartition(":")[2] == "static" for members in alternatives)
+
+
+FAMILIES = ("line", "quadratic", "step", "exponential")
+"""Families of `functions` that the network learns in these few steps; it does not learn sinusoids and bumps."""
+
+
+def first_comparison(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults for keys that a run file omits; an empty dict if the run file names domains or a problem."""
+    domains_table = content.get("domains", {})
+    if "problem" in content or not isinstance(domains_table, Mapping) or {"train", "test"} & set(domains_table):
+        return {}
+    domains = [f"functions:{family}" for family in FAMILIES]
+    return {
+        "homogenizers": listed_methods("default"),
+        "seeds": 4,
+        "domains": {"train": domains, "test": list(domains)},
+        "episodes": {"shots": 10, "queries": 10, "tasks": len(domains)},  # a task of each family in every batch
+        "network": {"name": "mlp", "width": 40},
+        "train": {"steps": 150, "inner_lr": 0.01, "inner_steps": 5, "validate_every": 75},
+        "test": {"episodes": 120},
+    }

@@ -1,0 +1,9 @@
+"""The public names, each once; `__init__.py` imports them from here at their first use."""
+
+from .execution.comparison import ComparisonResult as ComparisonResult
+from .execution.comparison import compare as compare
+from .execution.executors.base import Executor as Executor
+from .execution.worker import Job as Job
+from .execution.worker import Outcome as Outcome
+from .results.columns import Results as Results
+from .results.columns import load as load
