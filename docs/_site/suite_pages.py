@@ -25,7 +25,7 @@ def pages(source: Path) -> dict[str, str]:
     )
     leaderboard = [
         "# Leaderboard of the suite", "", "`gradhomog suite` prints this table; `gradhomog suite my_method` adds your "
-        "row. [What it says](../suite.md).", "", *_table(tables.leaderboard(found)),
+        "row. [Reading](../suite.md).", "", *_table(tables.leaderboard(found)),
         "![Median regret over processor time, and over the factor of one loss.](regret.svg)", "", "## Problems", "",
         *(f"- [{problem.name}]({problem.name}.md): {problem.question}" for problem in scores.problems), "",
         "```{toctree}", ":hidden:", "", *(problem.name for problem in scores.problems), "```", "",

@@ -7,7 +7,7 @@ with --rerun, are computed on the same seeds and data, and kept in a folder, whe
   gradhomog suite my_method 'pcgrad + my_clip'        with your rows: about a quarter of an hour each on two cores
   gradhomog suite my_method --quick                 a few problems, about a minute
   gradhomog suite --problem klein_gordon            one problem
-  gradhomog suite pcgrad --rerun                    compute stored rows again, and say whether they agree
+  gradhomog suite pcgrad --rerun                    compute stored rows again, and compare them
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether rows that were computed again agree with the stored rows."""
+"""Agreement of rows that were computed again with the stored rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fixed problems of the suite, from `problems.toml`, and the runs that its protocol asks of a method on each."""
+"""The fixed problems of the suite, from `problems.toml`, and the runs of a method on each."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SuiteProblem:
 
     Attributes:
         name: its name in tables.
-        question: what it asks.
+        question: its task, in a sentence.
         scaled_task: the task whose loss is multiplied.
         steps: training steps of a run.
         rates: the learning rates, from which validation selects one for each row.

@@ -30,7 +30,7 @@ def built_in_methods() -> list[str]:
 
 
 def method_names(texts: Sequence[str]) -> list[str]:
-    """The names of rows that a user asks for.
+    """The names of the rows of these pipelines.
 
     Raises:
         GradhomogError: a text is not a pipeline.

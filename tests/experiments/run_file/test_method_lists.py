@@ -1,4 +1,4 @@
-"""Lists of methods: every expression parses, expressions of installed plugins give pipelines, and run files can name one."""
+"""Lists of methods: every expression parses, those of installed plugins give pipelines, and run files can name one."""
 
 import json
 

@@ -161,7 +161,7 @@ def cycles_through_images(self, good, random, count):  # so that all are drawn e
     return np.arange(self.drawn, self.drawn + count) % INSTANCES
 
 
-def restarted(self, good, split, random, **numbers):  # from the seed of the generator, whatever its state
+def restarted(self, good, split, random, **numbers):  # from the seed of the generator, in any state
     return good(split, np.random.Generator(np.random.PCG64(random.bit_generator.seed_seq)), **numbers)
 
 
