@@ -4,7 +4,7 @@ Results of all built-in methods are stored with the package; rows of other metho
 with --rerun, are computed on the same seeds and data, and kept in a folder, where an interrupted command continues.
 
   gradhomog suite                                   the stored table
-  gradhomog suite my_method 'pcgrad + my_clip'        with your rows: about a quarter of an hour each on two cores
+  gradhomog suite my_method 'pcgrad + my_clip'      with your rows, each some minutes on two cores
   gradhomog suite my_method --quick                 a few problems, about a minute
   gradhomog suite --problem klein_gordon            one problem
   gradhomog suite pcgrad --rerun                    compute stored rows again, and compare them
@@ -27,7 +27,9 @@ def add(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     command.set_defaults(run=run)
-    command.add_argument("methods", nargs="*", metavar="METHOD", help="a pipeline; by default all built-in methods")
+    command.add_argument(
+        "methods", nargs="*", metavar="METHOD", help="a pipeline; with --rerun by default all built-in methods"
+    )
     command.add_argument(
         "--problem", action="append", default=[], metavar="NAME", dest="problems", help="only this one; may be repeated"
     )
@@ -49,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from gradhomog.experiments.suite.scores import Scores
 
     problems = chosen_problems(args.problems, args.quick)
-    methods = method_names(args.methods) or built_in_methods()
+    methods = method_names(args.methods) or (built_in_methods() if args.rerun else [])
     stored, computed = stored_results(), read_results(args.out)
     known = computed if args.rerun else stored.with_rows(computed)
     missing = [
