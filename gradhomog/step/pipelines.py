@@ -377,8 +377,8 @@ class Pipeline:
                 raise (find_overflow(member, rows) or error) from error.__cause__
             rows = rows.mix(result.value) if member.stage == "mix" else result.value
             outcomes.append(StageOutcome(member, view, result, rows))
-            if member.homogenizer.weights_losses:
-                step = step.with_weighted_losses(result.value)
+            if member.homogenizer.weights_losses and self.requirements.statistics & {"losses", "kernel_traces"}:
+                step = _with_weighted_losses(step, result.value)
         return rows, outcomes
 
     def _view(self, step: Step, member: Member, rows: Jacobian) -> Step:
@@ -483,6 +483,15 @@ class Pipeline:
     def _saved_members(self) -> dict[str, Member]:
         """Return the members by their names in a saved state."""
         return {f"{index}:{member.selector}": member for index, member in enumerate(self.members)}
+
+
+def _with_weighted_losses(step: Step, weights: Tensor) -> Step:
+    """Return the step with losses and traces of kernels times weights `[tasks]`, which all are on the CPU."""
+    losses, traces = step._losses, step._kernel_traces
+    return replace(
+        step, _losses=None if losses is None else losses * weights,
+        _kernel_traces=None if traces is None else lambda *draws: weights * traces(*draws),
+    )  # fmt: skip
 
 
 def _into_range(step: Step) -> tuple[Step, float]:

@@ -218,14 +218,6 @@ class Step:
             _needs=needs,
         )  # fmt: skip
 
-    def with_weighted_losses(self, weights: Tensor) -> Step:
-        """Return this step with the losses and the traces of their kernels times `weights` `[tasks]`; not the rows."""
-        losses, traces = self._losses, self._kernel_traces
-        return replace(
-            self, _losses=None if losses is None else losses * weights.to(losses.device),
-            _kernel_traces=None if traces is None else lambda *draws: weights * traces(*draws),
-        )  # fmt: skip
-
     def with_aux(self, aux: Any) -> Step:
         """Return this step with the `aux` that the homogenizer's `mix` or `rows` returned."""
         return self if aux is None else replace(self, aux=aux)

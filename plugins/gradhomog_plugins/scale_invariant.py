@@ -34,7 +34,7 @@ class ScaleInvariant(Homogenizer):
     Source: Navon et al. 2022, "Multi-Task Learning as a Bargaining Game", arXiv 2202.01017, the baseline SI.
 
     Deviations: (1) The mean of the weights is one by default. (2) Reference code: SamsungLabs/MTL uses log(1 + L),
-    which is not invariant to scale; nash-mtl allows weights in the sum: use `static(weights=[...])` before it.
+    which is not invariant to scale; nash-mtl allows weights in the sum: use `static(weights=[...])` after it.
 
     >>> import torch, gradhomog
     >>> gradhomog.pipeline("scale_invariant(scale='paper')").combine(torch.eye(2), losses=[0.5, 2.0])

@@ -23,9 +23,9 @@ def test_in_the_mean_scale_it_is_the_geometric_mean(losses):
     torch.testing.assert_close(weights("scale_invariant", losses), weights("geometric_mean", losses))
 
 
-def test_weights_before_it_are_weights_in_the_sum_of_logarithms():
+def test_weights_after_it_are_weights_in_the_sum_of_logarithms():
     theta, losses_of = quadratics(tasks=3)
     rows, losses = rows_and_losses(losses_of, theta)
-    pipe = gradhomog.pipeline("static(weights=[0.6, 1.5, 0.9]) + scale_invariant(scale='paper')")
+    pipe = gradhomog.pipeline("scale_invariant(scale='paper') + static(weights=[0.6, 1.5, 0.9])")
     expected = gradient_of(lambda values: (torch.tensor([0.6, 1.5, 0.9]) * values.log()).sum(), losses_of, theta)
     torch.testing.assert_close(pipe.combine(rows, losses), expected, rtol=1e-6, atol=1e-9)

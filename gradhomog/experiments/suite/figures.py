@@ -21,6 +21,9 @@ from gradhomog.experiments.suite.problems import SCALES
 from gradhomog.experiments.suite.scores import Scores
 from gradhomog.experiments.suite.training import CHECKPOINTS
 
+LARGEST = 150
+"""The largest regret in the figure, in percent."""
+
 
 def draw(scores: Scores, methods: Sequence[str], path: Path) -> None:
     """Write an SVG: the median regret over problems of some methods, over time and over scales of a loss.
@@ -29,18 +32,18 @@ def draw(scores: Scores, methods: Sequence[str], path: Path) -> None:
     """
     with figure_style():
         figure, [[over_time, over_scale]] = make_panels(1, 2, 3.0)
+        scales = sorted(SCALES)
         for number, method in enumerate([PLAIN, *methods]):
             color = PLAIN_COLOR if method == PLAIN else PALETTE[number % len(PALETTE)]
             style: dict[str, Any] = {"color": color, "linestyle": DASHES[number % len(DASHES)], "label": method}
             over_time.plot(*_over_time(scores, method), **style)
-            scales = sorted(SCALES)
             over_scale.plot(scales, [100 * _median(scores, method, scale) for scale in scales], marker="o", **style)
-        over_time.set(
-            xlabel="processor time / that of the plain mean", ylabel="regret, %", yscale="symlog", xlim=(0, 2)
-        )
-        over_scale.set(xlabel="factor of one loss", xscale="log", yscale="symlog")
+        over_time.set(xlabel="processor time / that of the plain mean", ylabel="regret, %", xlim=(0, 2))
+        over_scale.set(xlabel="factor of one loss", xscale="log", xticks=scales, xticklabels=[f"{x:g}" for x in scales])
+        over_scale.minorticks_off()
         for axes in (over_time, over_scale):
             axes.axhline(0, **GUIDE_LINE)
+            axes.set_ylim(top=LARGEST)
         figure.legend(*over_scale.get_legend_handles_labels(), loc="outside lower center", ncols=4)
         figure.savefig(path, metadata={"Date": None})
 

@@ -65,10 +65,10 @@ class SuiteRun:
         return self.errors[max(reached - 1, 0)]
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            key: [_stored(item) for item in value] if isinstance(value, tuple) else _stored(value)
-            for key, value in dataclasses.asdict(self).items()
-        }
+        content = dataclasses.asdict(self)
+        for name in ("validation", "errors"):
+            content[name] = [_stored(value) for value in content[name]]
+        return content | {"seconds": _stored(self.seconds)}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> SuiteRun:
@@ -120,8 +120,6 @@ def _error(trainable: Trainable, evaluation: Evaluation, problem: SuiteProblem) 
     return max(error, problem.tolerance) if math.isfinite(error) else math.inf
 
 
-def _stored(value: Any) -> Any:
+def _stored(value: float) -> float | None:
     """A number with the digits that are stored; None for infinity, which JSON does not have."""
-    if not isinstance(value, float):
-        return value
     return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
