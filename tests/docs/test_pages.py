@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gradhomog.experiments.run_file.schema import Config, load
+from gradhomog.experiments.suite.problems import problems
 from tests.docs import pages
 
 ROOT = Path(__file__).parents[2]
@@ -16,6 +17,7 @@ DOCS = ROOT / "docs"
 GENERATED = {  # by the site
     *(DOCS / "methods" / f"{name}.md" for name in [*pages.built_in("homogenizers"), "_list", "_traits", "_gallery"]),
     *(DOCS / "reference" / f"{name}.md" for name in ("python", "learners", "domains", "observers", "checks")),
+    *(DOCS / "results" / "suite" / f"{name}.md" for name in ["leaderboard", *problems()]),
 }
 PAGES = [
     ROOT / "README.md",
