@@ -217,21 +217,21 @@ def test_a_step_calls_few_functions(text: str, calls: int, files: int) -> None:
 BUDGETS = {
     "gradhomog": 681,
     "gradhomog/autograd": 2220,
-    "gradhomog/cli": 1190,
+    "gradhomog/cli": 1205,
     "gradhomog/diagnosis": 1230,
-    "gradhomog/experiments": 7130,
+    "gradhomog/experiments": 7170,
     "gradhomog/learners": 771,
     "gradhomog/ranks": 499,
     "gradhomog/registry": 826,
     "gradhomog/rows": 580,
     "gradhomog/scaffold": 182,
     "gradhomog/solvers": 442,
-    "gradhomog/step": 1193,
+    "gradhomog/step": 1195,
     "gradhomog/testing": 3150,
     "plugins": 4430,
     "plugins/gradhomog_data": 3630,
     "adapters": 3920,
-    "tests": 34600,
+    "tests": 34620,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from gradhomog.experiments.suite import figures, tables
@@ -11,7 +12,7 @@ from gradhomog.experiments.suite.scores import Scores
 from gradhomog.table import Table
 
 DRAWN = 5
-"""Number of methods in the figure: the most robust ones, beside the plain mean."""
+"""Number of methods in the figure: the first ones of the table, beside the plain mean."""
 
 
 def pages(source: Path) -> dict[str, str]:
@@ -21,7 +22,7 @@ def pages(source: Path) -> dict[str, str]:
     folder = source / "results" / "suite"
     folder.mkdir(parents=True, exist_ok=True)
     figures.draw(
-        scores, [score.method for score in found if score.robustness == score.robustness][:DRAWN], folder / "regret.svg"
+        scores, [score.method for score in found if not math.isnan(score.misscaled)][:DRAWN], folder / "regret.svg"
     )
     leaderboard = [
         "# Leaderboard of the suite", "", "`gradhomog suite` prints this table; `gradhomog suite my_method` adds your "

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gradhomog.cli._output import add_json, print_json
+from gradhomog.cli._run_command import integer_parser
 
 
 def add(commands: Any) -> None:
@@ -35,7 +36,9 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--quick", action="store_true", help="only the problems of the quick suite")
     command.add_argument("--rerun", action="store_true", help="compute stored rows again, and compare them")
-    command.add_argument("--jobs", type=int, default=-1, metavar="N", help="processes (default: one per core)")
+    command.add_argument(
+        "--jobs", type=integer_parser(0), default=0, metavar="N", help="processes (default: one per core)"
+    )
     command.add_argument("--out", type=Path, default=Path("runs/suite"), metavar="DIR", help="folder of computed rows")
     add_json(command)
 
@@ -43,17 +46,27 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
+    from gradhomog.experiments.results.events import json_compatible
+    from gradhomog.experiments.results.runs import PLAIN
     from gradhomog.experiments.suite import tables
     from gradhomog.experiments.suite.agreement import agreement
-    from gradhomog.experiments.suite.problems import chosen_problems
+    from gradhomog.experiments.suite.problems import STATIC, chosen_problems
     from gradhomog.experiments.suite.results import append_row, read_results, stored_results
     from gradhomog.experiments.suite.rows import built_in_methods, compute_rows, method_names
     from gradhomog.experiments.suite.scores import Scores
+    from gradhomog.experiments.suite.training import processor
 
-    problems = chosen_problems(args.problems, args.quick)
+    problems, stored = chosen_problems(args.problems, args.quick), stored_results()
     methods = method_names(args.methods) or (built_in_methods() if args.rerun else [])
-    stored, computed = stored_results(), read_results(args.out)
-    known = computed if args.rerun else stored.with_rows(computed)
+    if not (args.problems or args.rerun):  # of other problems, baselines would have to be computed as well
+        problems = [problem for problem in problems if (problem.name, STATIC) in stored]
+    if methods and not args.rerun:
+        methods = list(dict.fromkeys([PLAIN, STATIC, *methods]))
+    known = read_results(args.out).current()
+    if not args.rerun:
+        known = stored.with_rows(known)
+        # Rounding differs between processors: the plain mean, to which times and errors are relative, is computed here.
+        known = known.without(lambda runs: runs[0].method == PLAIN and runs[0].processor != processor())
     missing = [
         (problem, method)
         for problem in problems
@@ -68,16 +81,22 @@ def run(args: argparse.Namespace) -> int:
             bar.update()
 
         compute_rows(missing, args.jobs, finished)
-    results = stored.with_rows(read_results(args.out))
-    scores = Scores(results, problems)
+    computed = read_results(args.out).current()
+    scores = Scores(stored.with_rows(computed), problems)
     found = scores.scores()
+    shown = {problem.name: tables.problem_table(scores, problem) for problem in scores.problems if args.problems}
+    agreeing = agreement(stored, computed) if args.rerun else None
     if args.json:
-        print_json({"scores": [dataclasses.asdict(score) for score in found]})
+        compared = {problem.name: scores.comparisons(problem) for problem in scores.problems}
+        content = {
+            "scores": [dataclasses.asdict(score) for score in found],
+            "problems": {name: [dataclasses.asdict(row) for row in rows] for name, rows in compared.items()},
+            "agreement": agreeing and agreeing.texts,
+        }
+        print_json(json_compatible(content))
         return 0
-    tabled = [tables.problem_table(scores, problem) for problem in scores.problems] if args.problems else []
-    for table in tabled or [tables.leaderboard(found)]:
+    for table in shown.values() if shown else [tables.leaderboard(found)]:
         print(table.text())
-    if args.rerun:
-        print()
-        print(agreement(stored, read_results(args.out)).text())
+    if agreeing is not None:
+        print(f"\n{agreeing.text()}")
     return 0

@@ -377,6 +377,8 @@ class Pipeline:
                 raise (find_overflow(member, rows) or error) from error.__cause__
             rows = rows.mix(result.value) if member.stage == "mix" else result.value
             outcomes.append(StageOutcome(member, view, result, rows))
+            if member.homogenizer.weights_losses and member.stage == "mix" and result.value.dim() > 1:
+                raise member.invalid("mix", "weights `[tasks]`, because `weights_losses` is True", result.value)
             if member.homogenizer.weights_losses and self.requirements.statistics & {"losses", "kernel_traces"}:
                 step = _with_weighted_losses(step, result.value)
         return rows, outcomes

@@ -18,21 +18,21 @@ def agreement(stored: Results, computed: Results) -> Table:
         if row not in stored:
             continue
         count = counts.setdefault(row[1], [0, 0, 0])
-        for scale in {run.scale for run in runs}:
-            old, new = _errors(stored.rows[row], scale), _errors(runs, scale)
+        for factor in {run.factor for run in runs}:
+            old, new = _errors(stored.rows[row], factor), _errors(runs, factor)
             count[0] += 1
             count[1] += old == new
             count[2] += old == new or _within(old, new)
     rows = [[method, *map(str, count)] for method, count in counts.items()]
     notes = (
-        "A cell is a problem and a scale of the loss. Within: the new mean test error is in the 95 % interval of the "
-        "stored one. Other processors round otherwise, and a few thousand steps amplify it.",
+        "A cell is a problem and a factor of the loss. Within: the new mean test error is in the 95 % interval of the "
+        "stored one. Other processors round differently, and hundreds of steps amplify it.",
     )
     return Table(["method", "cells", "equal", "within"], rows, notes, empty="No stored row was computed again.")
 
 
-def _errors(runs: Sequence[SuiteRun], scale: float) -> list[float]:
-    return [run.error for run in sorted(runs, key=lambda run: run.seed) if run.scale == scale]
+def _errors(runs: Sequence[SuiteRun], factor: float) -> list[float]:
+    return [run.error for run in sorted(runs, key=lambda run: run.seed) if run.factor == factor]
 
 
 def _within(old: Sequence[float], new: Sequence[float]) -> bool:

@@ -1,4 +1,4 @@
-"""Figures of the suite: the regret over processor time, and the error over the scale of a loss."""
+"""Figures of the suite: the regret over processor time, and over the factor of a loss."""
 
 from __future__ import annotations
 
@@ -17,40 +17,43 @@ from gradhomog.experiments.report.figures.style import (
     make_panels,
 )
 from gradhomog.experiments.results.runs import PLAIN
-from gradhomog.experiments.suite.problems import SCALES
+from gradhomog.experiments.suite.problems import CHECKPOINTS, FACTORS
 from gradhomog.experiments.suite.scores import Scores
-from gradhomog.experiments.suite.training import CHECKPOINTS
 
 LARGEST = 150
 """The largest regret in the figure, in percent."""
 
 
 def draw(scores: Scores, methods: Sequence[str], path: Path) -> None:
-    """Write an SVG: the median regret over problems of some methods, over time and over scales of a loss.
+    """Write an SVG: the median regret over problems of some methods, over time and over factors of a loss.
 
     The plain mean is drawn too; 0 is the best of 13 static weights after all steps.
     """
     with figure_style():
-        figure, [[over_time, over_scale]] = make_panels(1, 2, 3.0)
-        scales = sorted(SCALES)
+        figure, [[over_time, over_factor]] = make_panels(1, 2, 3.0)
+        factors = sorted(FACTORS)
         for number, method in enumerate([PLAIN, *methods]):
             color = PLAIN_COLOR if method == PLAIN else PALETTE[number % len(PALETTE)]
             style: dict[str, Any] = {"color": color, "linestyle": DASHES[number % len(DASHES)], "label": method}
             over_time.plot(*_over_time(scores, method), **style)
-            over_scale.plot(scales, [100 * _median(scores, method, scale) for scale in scales], marker="o", **style)
+            over_factor.plot(
+                factors, [100 * _median(scores, method, factor) for factor in factors], marker="o", **style
+            )
         over_time.set(xlabel="processor time / that of the plain mean", ylabel="regret, %", xlim=(0, 2))
-        over_scale.set(xlabel="factor of one loss", xscale="log", xticks=scales, xticklabels=[f"{x:g}" for x in scales])
-        over_scale.minorticks_off()
-        for axes in (over_time, over_scale):
+        over_factor.set(
+            xlabel="factor of one loss", xscale="log", xticks=factors, xticklabels=[f"{x:g}" for x in factors]
+        )
+        over_factor.minorticks_off()
+        for axes in (over_time, over_factor):
             axes.axhline(0, **GUIDE_LINE)
             axes.set_ylim(top=LARGEST)
-        figure.legend(*over_scale.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+        figure.legend(*over_factor.get_legend_handles_labels(), loc="outside lower center", ncols=4)
         figure.savefig(path, metadata={"Date": None})
 
 
 def _over_time(scores: Scores, method: str) -> tuple[list[float], list[float]]:
     """Time over that of the plain mean, and the median regret in percent, at each checkpoint."""
-    ratio = float(np.median([scores.time(problem, method) for problem in scores.problems]))
+    ratio = float(np.exp(np.mean([np.log(scores.time(problem, method)) for problem in scores.problems])))
     regrets = [
         float(np.median([
             np.mean([run.errors[index] for run in scores.runs(problem, method)])
@@ -62,6 +65,6 @@ def _over_time(scores: Scores, method: str) -> tuple[list[float], list[float]]:
     return [ratio * share for share in CHECKPOINTS], [100 * regret for regret in regrets]
 
 
-def _median(scores: Scores, method: str, scale: float) -> float:
-    regrets = [scores.regret(problem, method, scale) for problem in scores.problems]
+def _median(scores: Scores, method: str, factor: float) -> float:
+    regrets = [scores.regret(problem, method, factor) for problem in scores.problems]
     return float(np.median([regret.mean for regret in regrets if regret is not None]))

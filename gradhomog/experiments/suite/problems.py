@@ -4,25 +4,39 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
+import inspect
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
+import torch
+
+import gradhomog
 from gradhomog.errors import ConfigError, did_you_mean
+from gradhomog.experiments.execution.misscale import FACTORS as WRONG
 from gradhomog.experiments.execution.misscale import misscaled, takes_misscaled_losses
 from gradhomog.experiments.results.runs import PLAIN, SINGLE
 from gradhomog.experiments.run_file.schema import Config, load
+from gradhomog.step.pipelines import pipeline
 
 STATIC = "static"
-"""The row of tuned static weights: its scales are the grid of weights of the scaled task."""
+"""The row of tuned static weights: its factors are the grid of weights of the scaled task."""
 
-SCALES = (1.0, 0.01, 100.0)
-"""Factors of the loss of the scaled task; 1, the given losses, is first."""
+GIVEN = 1.0
+"""The factor of the given losses."""
+
+FACTORS = (GIVEN, *WRONG)
+"""Factors of the loss of the scaled task."""
 
 GRID = tuple(10 ** (power / 2) for power in range(-6, 7))
 """The 13 static weights of the scaled task; the others have weight 1."""
+
+CHECKPOINTS = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
+"""Shares of the steps after which a run is validated."""
 
 SEEDS = (0, 1, 2, 3, 4)
 """Seeds of all rows; the first selects the learning rate, by validation."""
@@ -75,26 +89,39 @@ class SuiteProblem:
 
         return None if self.config.problem is None else content.find_problem(self.config.problem["name"])
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
-        """A hash of the settings that determine the results of a run with a given pipeline."""
+        """A hash of all settings that determine the runs of a row."""
         config = dataclasses.replace(self.config, homogenizers=["none"], seeds=len(self.seeds))
-        return config.digest
+        settings = [config.digest, self.scaled_task, *self.rates, self.best, self.tolerance, FACTORS, GRID, CHECKPOINTS]
+        return hashlib.sha256(repr(settings).encode()).hexdigest()[:12]
 
-    def pipeline(self, method: str, scale: float) -> str:
-        """The pipeline of a row whose scaled task has `scale` times its loss."""
+    def pipeline(self, method: str, factor: float) -> str:
+        """The pipeline of a row whose scaled task has `factor` times its loss."""
         text = "none" if method in (PLAIN, STATIC) else method
-        return text if scale == SCALES[0] else misscaled(text, self.scaled_task, scale)
+        return text if factor == GIVEN else misscaled(text, self.scaled_task, factor)
 
-    def scales(self, method: str) -> tuple[float, ...]:
-        """The scales at which the protocol computes a row; for some methods the given losses only."""
+    def code(self, method: str) -> str:
+        """A hash of the source files of a method's homogenizers, and of the versions of gradhomog and PyTorch."""
+        return _hash_sources("none" if method == SINGLE else self.pipeline(method, GIVEN))
+
+    def factors(self, method: str) -> tuple[float, ...]:
+        """The factors with which a row is computed; for some methods that of the given losses only."""
         if method == STATIC:
             return GRID
-        return SCALES if method == PLAIN or takes_misscaled_losses(method) else SCALES[:1]
+        return FACTORS if method == PLAIN or takes_misscaled_losses(method) else (GIVEN,)
 
     def applies(self, method: str) -> bool:
         """True if the row exists for this problem."""
         return method != SINGLE or (self.spec is not None and self.spec.single_task)
+
+
+@functools.cache
+def _hash_sources(text: str) -> str:
+    digest = hashlib.sha256(f"{gradhomog.__version__} {torch.__version__}".encode())
+    for homogenizer in pipeline(text):
+        digest.update(Path(inspect.getfile(type(homogenizer))).read_bytes())
+    return digest.hexdigest()[:12]
 
 
 @functools.cache
@@ -109,11 +136,15 @@ def chosen_problems(names: list[str], quick: bool) -> list[SuiteProblem]:
     """The problems of these names, or all; only those of the quick suite with `quick`.
 
     Raises:
-        ConfigError: a name is unknown.
+        ConfigError: a name is unknown, or none of the problems is quick.
     """
     known = problems()
     for name in names:
         if name not in known:
             raise ConfigError(f"unknown problem {name!r}; known: {', '.join(known)}.{did_you_mean(name, known)}")
     named = [known[name] for name in names] or list(known.values())
-    return [problem for problem in named if problem.quick or not quick]
+    chosen = [problem for problem in named if problem.quick or not quick]
+    if not chosen:
+        known_quick = ", ".join(problem.name for problem in known.values() if problem.quick)
+        raise ConfigError(f"`--quick` has only the problems {known_quick}; got {', '.join(names)}. Remove `--quick`.")
+    return chosen

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 from pathlib import Path
+
+from filelock import FileLock
 
 from gradhomog.errors import DataError
 from gradhomog.experiments.suite.problems import problems
@@ -32,6 +34,15 @@ class Results:
         """These rows, with rows of `others` in place of those of the same problem and method."""
         return Results((self.rows | others.rows).values())
 
+    def without(self, condition: Callable[[Sequence[SuiteRun]], bool]) -> Results:
+        """These rows but those for which a condition is true."""
+        return Results(runs for runs in self.rows.values() if not condition(runs))
+
+    def current(self) -> Results:
+        """Those rows that were computed with the present source of their homogenizers, and the present versions."""
+        known = problems()
+        return self.without(lambda runs: runs[0].code != known[runs[0].problem].code(runs[0].method))
+
 
 def stored_results() -> Results:
     """The rows that the package contains."""
@@ -56,7 +67,7 @@ def append_row(folder: Path, runs: Sequence[SuiteRun]) -> None:
     """Add the runs of a row to the file of a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     line = json.dumps([run.to_json() for run in runs]) + "\n"
-    with (folder / FILE).open("r+b" if (folder / FILE).exists() else "w+b") as file:
+    with FileLock(folder / f"{FILE}.lock"), (folder / FILE).open("r+b" if (folder / FILE).exists() else "w+b") as file:
         content = file.read()
         file.seek(content.rfind(b"\n") + 1)  # after the last whole line
         file.write(line.encode())

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from gradhomog.experiments.results.runs import PLAIN, SINGLE
-from gradhomog.experiments.suite.problems import SCALES, STATIC, SuiteProblem
+from gradhomog.experiments.suite.problems import GIVEN, STATIC, SuiteProblem
 from gradhomog.experiments.suite.training import SuiteRun, train
 from gradhomog.registry import installed
 from gradhomog.step.pipelines import pipeline
@@ -18,6 +18,9 @@ BASELINES = (PLAIN, STATIC, SINGLE)
 EQUAL_NORMS = 'reweight(beta=0, solver="fixed_point")'
 """The module of the RotoGBML paper with equal norms for all rows."""
 
+LOGARITHMS = 'scale_invariant(scale="paper")'
+"""The sum of the logarithms of the losses: Adam reads the length of its gradient, which other scales change."""
+
 OTHER_CATALOGUES = ("torchjd",)
 """Homogenizers that call another library."""
 
@@ -26,7 +29,7 @@ def built_in_methods() -> list[str]:
     """The baselines, and every installed homogenizer of gradhomog that acts on losses, norms, Gramians or rows."""
     own = [info.name for info in installed().list("homogenizers") if info.distribution == "gradhomog"]
     chosen = [name for name in own if name not in (STATIC, *OTHER_CATALOGUES) and _acts_on_rows(name)]
-    return [*BASELINES, *chosen, EQUAL_NORMS]
+    return [*BASELINES, *chosen, EQUAL_NORMS, LOGARITHMS]
 
 
 def method_names(texts: Sequence[str]) -> list[str]:
@@ -49,30 +52,30 @@ def _acts_on_rows(name: str) -> bool:
 
 
 def compute_row(problem: SuiteProblem, method: str) -> list[SuiteRun]:
-    """Train a method at every scale and seed, with the learning rate of the lowest validation error.
+    """Train a method with every factor and seed, with the learning rate of the lowest validation error.
 
     The rate is selected with the first seed at the given losses; for static weights, with each weight of the grid.
     """
     runs: list[SuiteRun] = []
     rate = math.nan
-    for scale in problem.scales(method):
+    for factor in problem.factors(method):
         done: dict[int, SuiteRun] = {}
-        if method == STATIC or scale == SCALES[0]:
+        if method == STATIC or factor == GIVEN:
             first = problem.seeds[0]
-            trials = [train(problem, method, first, rate, scale) for rate in problem.rates]
+            trials = [train(problem, method, first, rate, factor) for rate in problem.rates]
             best = min(trials, key=lambda trial: trial.validation[-1])
             rate, done = best.rate, {first: best}
-        runs += [done.get(seed) or train(problem, method, seed, rate, scale) for seed in problem.seeds]
+        runs += [done.get(seed) or train(problem, method, seed, rate, factor) for seed in problem.seeds]
     return runs
 
 
 def compute_rows(
     rows: Sequence[tuple[SuiteProblem, str]], jobs: int, finished: Callable[[list[SuiteRun]], None]
 ) -> None:
-    """Compute rows in `jobs` processes, -1: one per core; `finished` receives each in the order in which they end."""
+    """Compute rows in `jobs` processes, 0: one per core; `finished` receives each in the order in which they end."""
     from joblib import Parallel, delayed
 
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # otherwise the profiler warns once in each process
-    parallel = Parallel(n_jobs=jobs, return_as="generator_unordered", pre_dispatch="all")
+    parallel = Parallel(n_jobs=jobs or -1, return_as="generator_unordered", pre_dispatch="all")
     for runs in parallel(delayed(compute_row)(problem, method) for problem, method in rows):
         finished(runs)

@@ -13,7 +13,7 @@ import numpy as np
 from gradhomog.experiments.analysis.paired_comparison import holm
 from gradhomog.experiments.analysis.statistics import SIGNIFICANCE, Interval, mean_interval, paired_test
 from gradhomog.experiments.results.runs import PLAIN
-from gradhomog.experiments.suite.problems import SCALES, STATIC, SuiteProblem
+from gradhomog.experiments.suite.problems import FACTORS, GIVEN, STATIC, SuiteProblem
 from gradhomog.experiments.suite.results import Results
 from gradhomog.experiments.suite.training import SuiteRun
 
@@ -28,9 +28,10 @@ class Score:
     Attributes:
         problems: their number.
         regret, worst_regret: median and largest regret at the given losses.
-        robustness, worst_robustness: median and largest regret over problems and scales; NaN without misscaled rows.
+        misscaled, worst_misscaled: median and largest, over the problems, of its largest regret over the factors of the
+            scaled loss; NaN for methods without misscaled rows.
         better, worse: number of problems where its error at the given losses is lower and higher than that of the plain
-            mean, by paired t tests after Holm's correction.
+            mean, by paired t tests after Holm's correction; where a run failed, it is worse.
         rank: mean rank at the given losses among the methods of all problems, with its bootstrap interval.
         time: geometric mean of the ratio of its time to that of the plain mean.
         memory: median of the ratio of the peak memory of a step to that of the plain mean.
@@ -42,8 +43,8 @@ class Score:
     problems: int
     regret: float
     worst_regret: float
-    robustness: float
-    worst_robustness: float
+    misscaled: float
+    worst_misscaled: float
     better: int
     worse: int
     rank: tuple[float, float, float]
@@ -77,16 +78,16 @@ class Scores:
     def __init__(self, results: Results, problems: Sequence[SuiteProblem]) -> None:
         self.problems = [problem for problem in problems if {PLAIN, STATIC} <= set(_methods(results, problem))]
         self._runs = {
-            (problem.name, method): _by_scale(results.rows[problem.name, method])
+            (problem.name, method): _by_factor(results.rows[problem.name, method])
             for problem in self.problems
             for method in _methods(results, problem)
         }
 
-    def runs(self, problem: SuiteProblem, method: str, scale: float = SCALES[0]) -> list[SuiteRun]:
+    def runs(self, problem: SuiteProblem, method: str, factor: float = GIVEN) -> list[SuiteRun]:
         """The runs of a cell in the order of their seeds; none if the protocol has none."""
         if method == STATIC:
-            return self.best_static(problem) if scale == SCALES[0] else []
-        return self._runs.get((problem.name, method), {}).get(scale, [])
+            return self.best_static(problem) if factor == GIVEN else []
+        return self._runs.get((problem.name, method), {}).get(factor, [])
 
     @functools.cache  # noqa: B019, an object is made once per command
     def best_static(self, problem: SuiteProblem) -> list[SuiteRun]:
@@ -97,9 +98,9 @@ class Scores:
     def methods(self, problem: SuiteProblem) -> list[str]:
         return [method for name, method in self._runs if name == problem.name]
 
-    def regret(self, problem: SuiteProblem, method: str, scale: float = SCALES[0]) -> Interval | None:
+    def regret(self, problem: SuiteProblem, method: str, factor: float = GIVEN) -> Interval | None:
         """The regret of a cell with its interval over seeds; None without runs."""
-        runs = self.runs(problem, method, scale)
+        runs = self.runs(problem, method, factor)
         return self._regret(problem, [run.error for run in runs]) if runs else None
 
     def _regret(self, problem: SuiteProblem, errors: Sequence[float]) -> Interval:
@@ -109,68 +110,74 @@ class Scores:
         return _finite_interval(values)
 
     def scores(self) -> list[Score]:
-        """The score of each method, those of the lowest median regret over problems and scales first."""
+        """The score of each method: static weights first, then by the median regret with misscaled losses."""
         methods = list(dict.fromkeys(method for _, method in self._runs))
         ranks = self._ranks(methods)
         verdicts = [self.comparisons(problem) for problem in self.problems]
         found = []
         for method in methods:
             problems = [problem for problem in self.problems if (problem.name, method) in self._runs]
-            cells = [self.regret(problem, method, scale) for problem in problems for scale in SCALES]
-            given = [cell.mean for cell in cells[:: len(SCALES)] if cell is not None]
-            known = [math.nan if cell is None else cell.mean for cell in cells]  # NaN: without the rows of a scale
-            tests = [row for rows in verdicts for row in rows if row.method == method and row.p_value < SIGNIFICANCE]
-            signs = [np.sign(row.difference.mean) for row in tests]
-            ratios = [self.time(problem, method) for problem in problems]
-            failures = [
-                run.failure for problem in problems for scale in SCALES for run in self.runs(problem, method, scale)
-            ]
+            given = [self._mean_regret(problem, method, GIVEN) for problem in problems]
+            largest = [np.max([self._mean_regret(problem, method, f) for f in FACTORS]) for problem in problems]
+            rows = [row for rows in verdicts for row in rows if row.method == method]
+            signs = [np.sign(row.difference.mean) for row in rows if row.p_value < SIGNIFICANCE]
+            failed = [math.isinf(regret) for regret in given]
+            failures = [run.failure for problem in problems for f in FACTORS for run in self.runs(problem, method, f)]
             found.append(
                 Score(
                     method,
                     len(problems),
                     regret=float(np.median(given)),
                     worst_regret=max(given),
-                    robustness=float(np.median(known)),
-                    worst_robustness=float(np.max(known)),
+                    misscaled=float(np.median(largest)),
+                    worst_misscaled=float(np.max(largest)),
                     better=signs.count(-1),
-                    worse=signs.count(1),
+                    worse=signs.count(1) + sum(failed),
                     rank=ranks.get(method, (math.nan,) * 3),
-                    time=float(np.exp(np.mean(np.log(ratios)))),
+                    time=float(np.exp(np.mean(np.log([self.time(problem, method) for problem in problems])))),
                     memory=float(np.median([self.memory(problem, method) for problem in problems])),
-                    at_plain_time=float(np.median([self._at_plain_time(problem, method) for problem in problems])),
+                    at_plain_time=float(
+                        np.median([self._regret_at_plain_time(problem, method) for problem in problems])
+                    ),
                     failures=sum(map(bool, failures)),
                 )
             )
         return sorted(found, key=_order)
 
+    def _mean_regret(self, problem: SuiteProblem, method: str, factor: float) -> float:
+        found = self.regret(problem, method, factor)
+        return math.nan if found is None else found.mean
+
     def time(self, problem: SuiteProblem, method: str) -> float:
-        """The mean time of a run at the given losses over that of the plain mean."""
-        own, plain = (sum(run.seconds for run in self.runs(problem, name)) for name in (method, PLAIN))
-        return own / plain if own else math.nan
+        """The mean time of a complete run at the given losses over that of the plain mean; NaN if all runs failed."""
+        own, plain = ([run.seconds for run in self.runs(problem, name) if not run.failure] for name in (method, PLAIN))
+        return (sum(own) / len(own)) / (sum(plain) / len(plain)) if own and plain else math.nan
 
     def memory(self, problem: SuiteProblem, method: str) -> float:
         """The peak memory of a step over that of the plain mean."""
         own, plain = (self.runs(problem, name)[0].memory for name in (method, PLAIN))
         return own / plain if own else math.nan
 
-    def _at_plain_time(self, problem: SuiteProblem, method: str) -> float:
-        plain = self.runs(problem, PLAIN)
-        seconds = sum(run.seconds for run in plain) / len(plain)
-        return self._regret(problem, [run.error_at(seconds) for run in self.runs(problem, method)]).mean
+    def _regret_at_plain_time(self, problem: SuiteProblem, method: str) -> float:
+        share = 1 / self.time(problem, method)
+        return self._regret(problem, [run.error_after(share) for run in self.runs(problem, method)]).mean
 
     def comparisons(self, problem: SuiteProblem) -> list[Comparison]:
-        """All methods of a problem, those with the lowest error first; p values are Holm's, NaN with one seed."""
+        """All methods of a problem, those with the lowest error first.
+
+        p values are Holm's; NaN with one seed, and 1 with a failed run, which is no difference by chance.
+        """
         rows = []
         for method in self.methods(problem):
             errors = [run.error for run in self.runs(problem, method)]
             plain = [run.error for run in self.runs(problem, PLAIN)]
             test = paired_test(errors, plain)
-            regrets = {scale: regret for scale in SCALES if (regret := self.regret(problem, method, scale))}
+            regrets = {factor: regret for factor in FACTORS if (regret := self.regret(problem, method, factor))}
             error = _finite_interval(errors)
+            p_value = 1.0 if math.isinf(error.mean) and len(errors) > 1 else test.p_value
             rows.append(
                 Comparison(
-                    method, error, test.difference, test.p_value, regrets, self.time(problem, method),
+                    method, error, test.difference, p_value, regrets, self.time(problem, method),
                     self.memory(problem, method),
                 )
             )  # fmt: skip
@@ -201,9 +208,9 @@ class Scores:
 
 
 def _order(score: Score) -> tuple[bool, float, float]:
-    """Static weights first, then by robustness; methods without misscaled rows last."""
-    known = not math.isnan(score.robustness)
-    return score.method != STATIC, score.robustness if known else math.inf, score.regret
+    """Static weights first; methods without misscaled rows last."""
+    known = not math.isnan(score.misscaled)
+    return score.method != STATIC, score.misscaled if known else math.inf, score.regret
 
 
 def _finite_interval(values: Sequence[float]) -> Interval:
@@ -215,8 +222,8 @@ def _methods(results: Results, problem: SuiteProblem) -> list[str]:
     return [method for name, method in results.rows if name == problem.name]
 
 
-def _by_scale(runs: Sequence[SuiteRun]) -> dict[float, list[SuiteRun]]:
+def _by_factor(runs: Sequence[SuiteRun]) -> dict[float, list[SuiteRun]]:
     cells: dict[float, list[SuiteRun]] = {}
     for run in sorted(runs, key=lambda run: run.seed):
-        cells.setdefault(run.scale, []).append(run)
+        cells.setdefault(run.factor, []).append(run)
     return cells

@@ -6,16 +6,16 @@ import math
 from collections.abc import Sequence
 
 from gradhomog.experiments.analysis.statistics import SIGNIFICANCE, Interval
-from gradhomog.experiments.suite.problems import SCALES, SuiteProblem
+from gradhomog.experiments.suite.problems import FACTORS, GIVEN, SuiteProblem
 from gradhomog.experiments.suite.scores import Comparison, Score, Scores
 from gradhomog.table import NOTHING, Column, Table
 
 NOTES = (
-    "regret: error relative to that of the best of 13 static weights, in percent; 0 is as good as tuned weights.",
-    "Median and worst over the problems at the given losses; robustness: also with one loss times 0.01 and times 100.",
+    "regret: error relative to that of the best of 13 weights of one task, in percent; 0 is as good. Median and worst",
+    "over the problems, at the given losses. wrong weights: the largest of three regrets of a problem: at the given",
+    "losses, and with the loss of that task times 0.01 and 100. at plain's time: after the time of the plain mean.",
     "+ −: problems with a lower and a higher error than the plain mean (paired t tests, Holm in each problem, 0.05).",
     "rank: mean over problems at the given losses, 95 % bootstrap interval. time, memory: of a step, × plain mean.",
-    "at plain's time: median regret after the processor time that the plain mean takes for all its steps.",
 )
 
 
@@ -26,13 +26,13 @@ def leaderboard(scores: Sequence[Score]) -> Table:
             Column("method", lambda row: row.method, lambda row: row.method),
             Column("regret %", lambda row: percent(row.regret), lambda row: row.regret),
             Column("worst", lambda row: percent(row.worst_regret), lambda row: row.worst_regret),
-            Column("robustness %", lambda row: percent(row.robustness), lambda row: row.robustness),
-            Column("worst", lambda row: percent(row.worst_robustness), lambda row: row.worst_robustness),
+            Column("wrong weights %", lambda row: percent(row.misscaled), lambda row: row.misscaled),
+            Column("worst", lambda row: percent(row.worst_misscaled), lambda row: row.worst_misscaled),
             Column("at plain's time", lambda row: percent(row.at_plain_time), lambda row: row.at_plain_time),
             Column("+ −", lambda row: f"{row.better} {row.worse}", lambda row: row.better - row.worse),
             Column("rank", _rank, lambda row: row.rank[0]),
-            Column("time", lambda row: f"{row.time:.2f}", lambda row: row.time),
-            Column("memory", lambda row: f"{row.memory:.2f}", lambda row: row.memory),
+            Column("time", lambda row: _ratio(row.time), lambda row: row.time),
+            Column("memory", lambda row: _ratio(row.memory), lambda row: row.memory),
             Column("problems", _count, lambda row: row.problems),
         ],
         scores,
@@ -48,22 +48,23 @@ def problem_table(scores: Scores, problem: SuiteProblem) -> Table:
         Column("error", lambda row: interval(row.error), lambda row: row.error.mean),
         Column("difference to plain", _difference, lambda row: row.difference.mean),
     ]
-    for scale in sorted(SCALES):
+    for factor in sorted(FACTORS):
         columns.append(
             Column(
-                "regret %" if scale == 1 else f"× {scale:g}",
-                lambda row, scale=scale: interval(row.regrets.get(scale), 100),  # type: ignore[misc]
-                lambda row, scale=scale: row.regrets[scale].mean if scale in row.regrets else None,  # type: ignore[misc]
+                "regret %" if factor == GIVEN else f"× {factor:g}",
+                lambda row, factor=factor: interval(row.regrets.get(factor), 100),  # type: ignore[misc]
+                lambda row, factor=factor: row.regrets[factor].mean if factor in row.regrets else None,  # type: ignore[misc]
             )
         )
     columns += [
-        Column("time", lambda row: f"{row.time:.2f}", lambda row: row.time),
-        Column("memory", lambda row: f"{row.memory:.2f}", lambda row: row.memory),
+        Column("time", lambda row: _ratio(row.time), lambda row: row.time),
+        Column("memory", lambda row: _ratio(row.memory), lambda row: row.memory),
     ]
-    best = scores.best_static(problem)[0].scale
+    best = scores.best_static(problem)[0].factor
+    seeds = "1 seed" if len(problem.seeds) == 1 else f"{len(problem.seeds)} seeds"
+    rates = ", ".join(f"{rate:g}" for rate in problem.rates)
     notes = (
-        f"{problem.question} {problem.steps} steps, {len(problem.seeds)} seeds; learning rate by validation from "
-        f"{', '.join(f'{rate:g}' for rate in problem.rates)}.",
+        f"{problem.question} {problem.steps} steps, {seeds}; learning rate by validation from {rates}.",
         f"Best static weight of `{problem.scaled_task}`: {best:.3g}, of 13 from 0.001 to 1000. "
         "*: differs from the plain mean (Holm, 0.05).",
     )
@@ -85,6 +86,10 @@ def interval(value: Interval | None, factor: float = 1.0) -> str:
         return "failed"
     half = f" ± {factor * value.half_width:.2g}" if math.isfinite(value.half_width) else ""
     return (f"{factor * value.mean:+.0f}" if factor != 1 else f"{value.mean:.3g}") + half
+
+
+def _ratio(value: float) -> str:
+    return NOTHING if math.isnan(value) else f"{value:.2f}"
 
 
 def _difference(row: Comparison) -> str:

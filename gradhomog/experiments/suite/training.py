@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import platform
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from gradhomog.errors import GradhomogError
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.profiling.harness import peak_bytes
 from gradhomog.experiments.results.runs import Run
-from gradhomog.experiments.suite.problems import SuiteProblem
+from gradhomog.experiments.suite.problems import CHECKPOINTS, SuiteProblem
 from gradhomog.experiments.training.trainable import Trainable
 from gradhomog.experiments.training.trainer import make_optimizer, make_trainable
 from gradhomog.learners.results import Evaluation
-
-CHECKPOINTS = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
-"""Shares of the steps after which a run is validated."""
 
 DIGITS = 5
 """Significant digits of stored numbers."""
@@ -32,19 +31,21 @@ class SuiteRun:
     """The record of one training.
 
     Attributes:
-        problem, method, scale, seed: the cell of the table; `scale` as in `SuiteProblem.pipeline`.
+        problem, method, factor, seed: the cell of the table; `factor` as in `SuiteProblem.pipeline`.
         rate: learning rate.
         validation: the lowest validation error up to each checkpoint.
         errors: the test error of the state with that validation error.
         seconds: processor time of the training steps.
         memory: peak bytes that a step allocates.
         digest: that of the problem's settings.
+        code: a hash of the source of the method's homogenizers, and of versions.
+        processor: see `processor`.
         failure: the error that ended the training; errors from then on are infinite.
     """
 
     problem: str
     method: str
-    scale: float
+    factor: float
     seed: int
     rate: float
     validation: tuple[float, ...]
@@ -52,6 +53,8 @@ class SuiteRun:
     seconds: float
     memory: int
     digest: str
+    code: str
+    processor: str
     failure: str = ""
 
     @property
@@ -59,10 +62,9 @@ class SuiteRun:
         """The test error at the end."""
         return self.errors[-1]
 
-    def error_at(self, seconds: float) -> float:
-        """The test error after this processor time: that of the last checkpoint before it, or of the first."""
-        reached = sum(share * self.seconds <= seconds for share in CHECKPOINTS)
-        return self.errors[max(reached - 1, 0)]
+    def error_after(self, share: float) -> float:
+        """The test error after a share of the steps, interpolated between checkpoints; at least that of the first."""
+        return float(np.interp(share, CHECKPOINTS, self.errors)) if math.isfinite(self.errors[-1]) else math.inf
 
     def to_json(self) -> dict[str, Any]:
         content = dataclasses.asdict(self)
@@ -79,19 +81,23 @@ class SuiteRun:
         return cls(**values)
 
 
-def train(problem: SuiteProblem, method: str, seed: int, rate: float, scale: float) -> SuiteRun:
-    """Train and test one method with one seed, learning rate and scale of the loss."""
+def train(problem: SuiteProblem, method: str, seed: int, rate: float, factor: float) -> SuiteRun:
+    """Train and test one method with one seed, learning rate and factor of the loss.
+
+    Raises:
+        GradhomogError: the method or the problem cannot be made. An error in a step ends the run, and is recorded.
+    """
     torch.set_num_threads(1)
     config = problem.config
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, outer_lr=rate))
-    run = Run(config.learners[0], problem.pipeline(method, scale), seed)
+    run = Run(config.learners[0], problem.pipeline(method, factor), seed)
     config = config.for_run(run.learner, run.homogenizers, seed)
     marks = {max(1, round(share * problem.steps)) for share in CHECKPOINTS}
     seconds, memory, failure = 0.0, 0, ""
     validation, errors = [math.inf], [math.inf]
+    trainable = make_trainable(config, run)
+    optimizer = make_optimizer(config, trainable)
     try:
-        trainable = make_trainable(config, run)
-        optimizer = make_optimizer(config, trainable)
         for index in range(problem.steps):
             if index == problem.steps // 2 and seed == problem.seeds[0]:  # states of methods exist by then
                 memory = peak_bytes(lambda: trainable.step(problem.steps // 2, optimizer, inspect=False))
@@ -108,9 +114,14 @@ def train(problem: SuiteProblem, method: str, seed: int, rate: float, scale: flo
         failure = str(error)
     missing = [math.inf] * (len(CHECKPOINTS) + 1 - len(errors))
     return SuiteRun(
-        problem.name, method, scale, seed, rate, (*validation[1:], *missing), (*errors[1:], *missing), seconds,
-        memory, problem.digest, failure,
+        problem.name, method, factor, seed, rate, (*validation[1:], *missing), (*errors[1:], *missing), seconds,
+        memory, problem.digest, problem.code(method), processor(), failure,
     )  # fmt: skip
+
+
+def processor() -> str:
+    """The processor and its instruction set, on which rounding depends."""
+    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def _error(trainable: Trainable, evaluation: Evaluation, problem: SuiteProblem) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 
 import pytest
@@ -11,13 +12,14 @@ from scipy.stats import ttest_rel
 from gradhomog import DataError
 from gradhomog.cli import main
 from gradhomog.experiments.results.runs import Run
+from gradhomog.experiments.suite import problems as suite_problems
 from gradhomog.experiments.suite import results as stored
 from gradhomog.experiments.suite.agreement import agreement
-from gradhomog.experiments.suite.problems import GRID, SCALES, STATIC, SuiteProblem, problems
+from gradhomog.experiments.suite.problems import CHECKPOINTS, FACTORS, GRID, STATIC, SuiteProblem, problems
 from gradhomog.experiments.suite.results import FILE, Results, append_row, read_results
 from gradhomog.experiments.suite.rows import compute_row
 from gradhomog.experiments.suite.scores import Scores
-from gradhomog.experiments.suite.training import CHECKPOINTS, SuiteRun, train
+from gradhomog.experiments.suite.training import SuiteRun, train
 from gradhomog.experiments.training.trainer import make_trainable
 
 SMALL = SuiteProblem(
@@ -38,23 +40,23 @@ NOTHING = """
 """
 
 
-def run(method, seed, error, *, problem="synthetic", scale=1.0, validation=None, seconds=8.0, failure=""):
+def run(method, seed, error, *, factor=1.0, validation=None, seconds=8.0, failure=""):
     errors = (*(error * (2 - share) for share in CHECKPOINTS[:-1]), error)
     known = (error if validation is None else validation,) * len(CHECKPOINTS)
-    return SuiteRun(problem, method, scale, seed, 0.1, known, errors, seconds, 100, "digest", failure)
+    return SuiteRun("synthetic", method, factor, seed, 0.1, known, errors, seconds, 100, "", "", "", failure)
 
 
 @pytest.fixture
 def scores():
     """Two seeds of five methods; static weights of 10 have the lowest validation error, not the lowest test error."""
     problem = SuiteProblem("synthetic", "?", "a", 8, [0.1], {})
-    static = [run(STATIC, seed, 1.0 if w == 10 else 0.5, scale=w, validation=1.0 if w == 10 else 2) for w in GRID
+    static = [run(STATIC, seed, 1.0 if w == 10 else 0.5, factor=w, validation=1.0 if w == 10 else 2) for w in GRID
               for seed in (0, 1)]  # fmt: skip
     rows = [
         static,
-        [run("plain", seed, 1.0 + seed, scale=scale) for scale in SCALES for seed in (0, 1)],
-        [run("twice", seed, 2.0 * scale, scale=scale, seconds=16.0) for scale in SCALES for seed in (0, 1)],
-        [run("broken", seed, math.inf, scale=scale, failure="NaN") for scale in SCALES for seed in (0, 1)],
+        [run("plain", seed, 1.0 + seed, factor=factor) for factor in FACTORS for seed in (0, 1)],
+        [run("twice", seed, 2.0 * factor, factor=factor, seconds=16.0) for factor in FACTORS for seed in (0, 1)],
+        [run("broken", seed, math.inf, factor=factor, failure="NaN") for factor in FACTORS for seed in (0, 1)],
         [run("tracked", seed, 1.5) for seed in (0, 1)],
     ]
     return Scores(Results(rows), [problem])
@@ -63,10 +65,11 @@ def scores():
 def test_scores_are_those_computed_by_hand(scores):
     found = {score.method: score for score in scores.scores()}
     assert (found["plain"].regret, found["plain"].time, found["plain"].memory) == (0.5, 1, 1)
-    assert (found["twice"].regret, found["twice"].worst_robustness, found["twice"].robustness) == (1, 199, 1)
+    assert (found["twice"].regret, found["twice"].misscaled, found["twice"].worst_misscaled) == (1, 199, 199)
     assert (found["twice"].time, found["twice"].at_plain_time) == (2, 2 * 1.5 - 1)  # half of its steps
-    assert (found["broken"].regret, found["broken"].failures, found["broken"].worse) == (math.inf, 6, 0)
-    assert math.isnan(found["tracked"].robustness)
+    assert found["plain"].at_plain_time == found["plain"].regret
+    assert (found["broken"].regret, found["broken"].failures, found["broken"].worse) == (math.inf, 6, 1)
+    assert math.isnan(found["tracked"].misscaled)
     assert [found[name].rank[0] for name in (STATIC, "plain", "tracked", "twice", "broken")] == [1, 2.5, 2.5, 4, 5]
     assert next(iter(found)) == STATIC
     (problem,) = scores.problems
@@ -78,9 +81,9 @@ def test_p_values_are_holms_of_paired_t_tests(scores):
     (problem,) = scores.problems
     rows = {row.method: row for row in scores.comparisons(problem)}
     one = ttest_rel([2, 2], [1, 2]).pvalue
-    assert rows["twice"].p_value == pytest.approx(min(1, 3 * one))
+    assert rows["twice"].p_value == pytest.approx(min(1, 4 * one))
     assert math.isnan(rows["plain"].p_value)
-    assert math.isnan(rows["broken"].p_value)
+    assert rows["broken"].p_value == 1
 
 
 def test_a_plugin_that_does_nothing_has_the_row_of_the_plain_mean_and_a_renamed_mgda_that_of_mgda(gradhomog_install):
@@ -88,10 +91,10 @@ def test_a_plugin_that_does_nothing_has_the_row_of_the_plain_mean_and_a_renamed_
     gradhomog_install("renamed", "", plugin="renamed", target="gradhomog_plugins.mgda")
     rows = {method: compute_row(SMALL, method) for method in ("plain", "nothing", "mgda", "renamed")}
     results = {
-        method: [(one.scale, one.rate, one.validation, one.errors) for one in runs] for method, runs in rows.items()
+        method: [(one.factor, one.rate, one.validation, one.errors) for one in runs] for method, runs in rows.items()
     }
     assert results["nothing"] == results["plain"] != results["mgda"] == results["renamed"]
-    assert [one.scale for one in rows["plain"]] == [*SCALES]  # one seed: nothing is random
+    assert [one.factor for one in rows["plain"]] == [*FACTORS]  # one seed: nothing is random
 
 
 def test_the_plain_mean_of_misscaled_losses_is_that_of_static_weights():
@@ -99,7 +102,7 @@ def test_the_plain_mean_of_misscaled_losses_is_that_of_static_weights():
 
 
 def test_the_rate_has_the_lowest_validation_error():
-    (chosen,) = (one for one in compute_row(SMALL, "pcgrad") if one.scale == SCALES[0])
+    (chosen,) = (one for one in compute_row(SMALL, "pcgrad") if one.factor == FACTORS[0])
     trials = [train(SMALL, "pcgrad", 0, rate, 1.0) for rate in SMALL.rates]
     assert chosen.validation[-1] == min(one.validation[-1] for one in trials)
 
@@ -147,15 +150,43 @@ def test_the_scaled_task_of_a_problem_exists(problem):
     assert problem.question.endswith(".")
 
 
-def test_stored_rows_have_every_seed_and_scale():
+def test_stored_rows_have_every_seed_and_factor():
     known = problems()
     for (name, method), runs in stored.stored_results().rows.items():
-        cells = {(scale, seed) for scale in known[name].scales(method) for seed in known[name].seeds}
-        assert sorted((one.scale, one.seed) for one in runs) == sorted(cells), (name, method)
+        cells = {(factor, seed) for factor in known[name].factors(method) for seed in known[name].seeds}
+        assert sorted((one.factor, one.seed) for one in runs) == sorted(cells), (name, method)
+
+
+@pytest.fixture
+def small_suite(monkeypatch):
+    """The suite with one problem and no stored results."""
+    monkeypatch.setattr("gradhomog.experiments.suite.problems.problems", lambda: {"small": SMALL})
+    monkeypatch.setattr(stored, "problems", lambda: {"small": SMALL})
+    monkeypatch.setattr(stored, "stored_results", Results)
+
+
+def test_the_command_prints_a_row_among_the_baselines_and_keeps_it(small_suite, gradhomog_install, tmp_path, capsys):
+    gradhomog_install("nothing", NOTHING)
+    command = ["suite", "nothing", "--problem", "small", "--jobs", "1", "--out", str(tmp_path)]
+    assert main(command) == 0
+    first = capsys.readouterr().out
+    assert {line.split()[0] for line in first.splitlines()[2:5]} == {"plain", "static", "nothing"}
+    written = (tmp_path / FILE).read_bytes()
+    assert main([*command, "--json"]) == 0
+    assert {row["method"] for row in json.loads(capsys.readouterr().out)["problems"]["small"]} == {
+        "plain", "static", "nothing",
+    }  # fmt: skip
+    assert (tmp_path / FILE).read_bytes() == written
+    gradhomog_install("nothing", NOTHING.replace("torch.ones(", "0.5 * torch.ones("))  # its source changes
+    suite_problems._hash_sources.cache_clear()  # as in a new process
+    assert main(command) == 0
+    assert len((tmp_path / FILE).read_bytes()) > len(written)
 
 
 def test_an_unknown_problem_and_an_invalid_method_are_named(capsys):
     assert main(["suite", "--problem", "functons"]) == 2
     assert "unknown problem 'functons'; known: functions" in capsys.readouterr().err
+    assert main(["suite", "--problem", "burgers", "--quick"]) == 2
+    assert "`--quick` has only the problems functions," in capsys.readouterr().err
     assert main(["suite", "pcgard"]) == 2
     assert "Did you mean 'pcgrad'?" in capsys.readouterr().err
