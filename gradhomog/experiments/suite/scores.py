@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -33,8 +34,8 @@ class Score:
         better, worse: number of problems where its error at the given losses is lower and higher than that of the plain
             mean, by paired t tests after Holm's correction; where a run failed, it is worse.
         rank: mean rank at the given losses among the methods of all problems, with its bootstrap interval.
-        time: geometric mean of the ratio of its time to that of the plain mean.
-        memory: median of the ratio of the peak memory of a step to that of the plain mean.
+        time: geometric mean of the ratio of its time to that of the plain mean, over problems where a run ended.
+        memory: median of the ratio of the peak memory of a step to that of the plain mean, over the same problems.
         at_plain_time: median regret after the processor time of the plain mean.
         failures: number of runs that ended with an error.
     """
@@ -134,8 +135,8 @@ class Scores:
                     better=signs.count(-1),
                     worse=signs.count(1) + sum(failed),
                     rank=ranks.get(method, (math.nan,) * 3),
-                    time=float(np.exp(np.mean(np.log([self.time(problem, method) for problem in problems])))),
-                    memory=float(np.median([self.memory(problem, method) for problem in problems])),
+                    time=math.exp(_summary(np.mean, [math.log(self.time(problem, method)) for problem in problems])),
+                    memory=_summary(np.median, [self.memory(problem, method) for problem in problems]),
                     at_plain_time=float(
                         np.median([self._regret_at_plain_time(problem, method) for problem in problems])
                     ),
@@ -211,6 +212,12 @@ def _order(score: Score) -> tuple[bool, float, float]:
     """Static weights first; methods without misscaled rows last."""
     known = not math.isnan(score.misscaled)
     return score.method != STATIC, score.misscaled if known else math.inf, score.regret
+
+
+def _summary(function: Callable[[list[float]], Any], values: Sequence[float]) -> float:
+    """The mean or median of the known values; NaN without any."""
+    known = [value for value in values if not math.isnan(value)]
+    return float(function(known)) if known else math.nan
 
 
 def _finite_interval(values: Sequence[float]) -> Interval:
