@@ -219,7 +219,7 @@ BUDGETS = {
     "gradhomog/autograd": 2220,
     "gradhomog/cli": 1205,
     "gradhomog/diagnosis": 1230,
-    "gradhomog/experiments": 7170,
+    "gradhomog/experiments": 7172,
     "gradhomog/learners": 771,
     "gradhomog/ranks": 499,
     "gradhomog/registry": 826,
