@@ -5,8 +5,8 @@ with --rerun, are computed on the same seeds and data, and kept in a folder, whe
 
   gradhomog suite                                   the stored table
   gradhomog suite my_method 'pcgrad + my_clip'      with your rows, each some minutes on two cores
-  gradhomog suite my_method --quick                 a few problems, about a minute
-  gradhomog suite --problem klein_gordon            one problem
+  gradhomog suite my_method --quick                 three problems, half a minute
+  gradhomog suite --problem policy                  one problem
   gradhomog suite pcgrad --rerun                    compute stored rows again, and compare them
 """
 
@@ -46,6 +46,7 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
+    from gradhomog.errors import ConfigError
     from gradhomog.experiments.results.events import json_compatible
     from gradhomog.experiments.results.runs import PLAIN
     from gradhomog.experiments.suite import tables
@@ -67,6 +68,9 @@ def run(args: argparse.Namespace) -> int:
         known = stored.with_rows(known)
         # Rounding differs between processors: the plain mean, to which times and errors are relative, is computed here.
         known = known.without(lambda runs: runs[0].method == PLAIN and runs[0].processor != processor())
+    unknown = [problem.name for problem in problems if not methods and (problem.name, STATIC) not in known]
+    if unknown:
+        raise ConfigError(f"no rows of {', '.join(unknown)} are stored. Name a method, or compute all rows by --rerun.")
     missing = [
         (problem, method)
         for problem in problems

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 
 from gradhomog.experiments.analysis.statistics import mean_interval
-from gradhomog.experiments.suite.results import Results
-from gradhomog.experiments.suite.training import SuiteRun
+from gradhomog.experiments.suite.results import Results, by_factor
 from gradhomog.table import Table
 
 
@@ -18,8 +17,9 @@ def agreement(stored: Results, computed: Results) -> Table:
         if row not in stored:
             continue
         count = counts.setdefault(row[1], [0, 0, 0])
-        for factor in {run.factor for run in runs}:
-            old, new = _errors(stored.rows[row], factor), _errors(runs, factor)
+        before = by_factor(stored.rows[row])
+        for factor, repeated in by_factor(runs).items():
+            old, new = ([run.error for run in cell] for cell in (before[factor], repeated))
             count[0] += 1
             count[1] += old == new
             count[2] += old == new or _within(old, new)
@@ -29,10 +29,6 @@ def agreement(stored: Results, computed: Results) -> Table:
         "stored one. Other processors round differently, and hundreds of steps amplify it.",
     )
     return Table(["method", "cells", "equal", "within"], rows, notes, empty="No stored row was computed again.")
-
-
-def _errors(runs: Sequence[SuiteRun], factor: float) -> list[float]:
-    return [run.error for run in sorted(runs, key=lambda run: run.seed) if run.factor == factor]
 
 
 def _within(old: Sequence[float], new: Sequence[float]) -> bool:

@@ -8,20 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from gradhomog.experiments.report.figures.style import (
-    DASHES,
-    GUIDE_LINE,
-    PALETTE,
-    PLAIN_COLOR,
-    figure_style,
-    make_panels,
-)
+from gradhomog.experiments.report.figures.style import GUIDE_LINE, colors, figure_style, make_panels, svg_text
 from gradhomog.experiments.results.runs import PLAIN
 from gradhomog.experiments.suite.problems import CHECKPOINTS, FACTORS
 from gradhomog.experiments.suite.scores import Scores
 
-LARGEST = 150
-"""The largest regret in the figure, in percent."""
+LARGEST = 100
+"""The largest regret over time in the figure, in percent."""
 
 
 def draw(scores: Scores, methods: Sequence[str], path: Path) -> None:
@@ -32,9 +25,8 @@ def draw(scores: Scores, methods: Sequence[str], path: Path) -> None:
     with figure_style():
         figure, [[over_time, over_factor]] = make_panels(1, 2, 3.0)
         factors = sorted(FACTORS)
-        for number, method in enumerate([PLAIN, *methods]):
-            color = PLAIN_COLOR if method == PLAIN else PALETTE[number % len(PALETTE)]
-            style: dict[str, Any] = {"color": color, "linestyle": DASHES[number % len(DASHES)], "label": method}
+        for method, (color, dashes) in colors([PLAIN, *methods]).items():
+            style: dict[str, Any] = {"color": color, "linestyle": dashes, "label": method}
             over_time.plot(*_over_time(scores, method), **style)
             over_factor.plot(
                 factors, [100 * _median(scores, method, factor) for factor in factors], marker="o", **style
@@ -44,16 +36,15 @@ def draw(scores: Scores, methods: Sequence[str], path: Path) -> None:
             xlabel="factor of one loss", xscale="log", xticks=factors, xticklabels=[f"{x:g}" for x in factors]
         )
         over_factor.minorticks_off()
+        over_time.set_ylim(top=LARGEST)  # the first checkpoints are not of interest
         for axes in (over_time, over_factor):
             axes.axhline(0, **GUIDE_LINE)
-            axes.set_ylim(top=LARGEST)
         figure.legend(*over_factor.get_legend_handles_labels(), loc="outside lower center", ncols=4)
-        figure.savefig(path, metadata={"Date": None})
+    path.write_text(svg_text(figure), encoding="utf-8")
 
 
 def _over_time(scores: Scores, method: str) -> tuple[list[float], list[float]]:
     """Time over that of the plain mean, and the median regret in percent, at each checkpoint."""
-    ratio = float(np.exp(np.mean([np.log(scores.time(problem, method)) for problem in scores.problems])))
     regrets = [
         float(np.median([
             np.mean([run.errors[index] for run in scores.runs(problem, method)])
@@ -62,7 +53,7 @@ def _over_time(scores: Scores, method: str) -> tuple[list[float], list[float]]:
         ]))
         for index in range(len(CHECKPOINTS))
     ]  # fmt: skip
-    return [ratio * share for share in CHECKPOINTS], [100 * regret for regret in regrets]
+    return [scores.mean_time(method) * share for share in CHECKPOINTS], [100 * regret for regret in regrets]
 
 
 def _median(scores: Scores, method: str, factor: float) -> float:

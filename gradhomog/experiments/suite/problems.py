@@ -17,6 +17,7 @@ import torch
 
 import gradhomog
 from gradhomog.errors import ConfigError, did_you_mean
+from gradhomog.experiments import content
 from gradhomog.experiments.execution.misscale import FACTORS as WRONG
 from gradhomog.experiments.execution.misscale import misscaled, takes_misscaled_losses
 from gradhomog.experiments.results.runs import PLAIN, SINGLE
@@ -54,7 +55,6 @@ class SuiteProblem:
         rates: the learning rates, from which validation selects one for each row.
         best: the best score, from which errors are measured; by default that of the metric, 1 or 0.
         tolerance: the error that is good enough: smaller errors count as this one.
-        control: True if nothing should gain.
         quick: True if it is part of the quick suite.
         settings: the run file, without methods and seeds.
     """
@@ -67,7 +67,6 @@ class SuiteProblem:
     settings: Mapping[str, Any]
     best: float | None = None
     tolerance: float = 0.0
-    control: bool = False
     quick: bool = False
 
     @functools.cached_property
@@ -85,8 +84,6 @@ class SuiteProblem:
     @property
     def spec(self) -> Any:
         """The spec of its multi-task problem; None for episodes."""
-        from gradhomog.experiments import content
-
         return None if self.config.problem is None else content.find_problem(self.config.problem["name"])
 
     @functools.cached_property
@@ -128,8 +125,8 @@ def _hash_sources(text: str) -> str:
 def problems() -> dict[str, SuiteProblem]:
     """The problems by name, in the order of the tables."""
     text = resources.files("gradhomog.experiments.suite").joinpath("problems.toml").read_text(encoding="utf-8")
-    content: dict[str, Any] = tomllib.loads(text)
-    return {name: SuiteProblem(name, **entries) for name, entries in content.items()}
+    tables: dict[str, Any] = tomllib.loads(text)
+    return {name: SuiteProblem(name, **entries) for name, entries in tables.items()}
 
 
 def chosen_problems(names: list[str], quick: bool) -> list[SuiteProblem]:

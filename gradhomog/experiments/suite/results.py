@@ -1,4 +1,4 @@
-"""The runs that are stored with the package, and those of a folder: lines of JSON, one per run."""
+"""The runs that are stored with the package, and those of a folder: lines of JSON, one for the runs of a row."""
 
 from __future__ import annotations
 
@@ -44,6 +44,14 @@ class Results:
         return self.without(lambda runs: runs[0].code != known[runs[0].problem].code(runs[0].method))
 
 
+def by_factor(runs: Sequence[SuiteRun]) -> dict[float, list[SuiteRun]]:
+    """The runs of a row by the factor of the loss, in the order of their seeds."""
+    cells: dict[float, list[SuiteRun]] = {}
+    for run in sorted(runs, key=lambda run: run.seed):
+        cells.setdefault(run.factor, []).append(run)
+    return cells
+
+
 def stored_results() -> Results:
     """The rows that the package contains."""
     file = resources.files("gradhomog.experiments.suite").joinpath(f"{FILE}.gz")
@@ -54,7 +62,8 @@ def read_results(folder: Path) -> Results:
     """The rows of a folder; none if it has no file.
 
     Raises:
-        DataError: a line is not a run. A last line without its end, of an interrupted process, is left out.
+        DataError: a line does not contain the runs of a row. An unfinished last line, of an interrupted process, is not
+            read.
     """
     path = folder / FILE
     if not path.exists():

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from gradhomog.experiments.results.runs import PLAIN, SINGLE
+from gradhomog.experiments.run_file.method_lists import EQUAL_NORMS
 from gradhomog.experiments.suite.problems import GIVEN, STATIC, SuiteProblem
 from gradhomog.experiments.suite.training import SuiteRun, train
 from gradhomog.registry import installed
@@ -14,9 +15,6 @@ from gradhomog.step.pipelines import pipeline
 
 BASELINES = (PLAIN, STATIC, SINGLE)
 """The rows in every table: the plain mean, tuned static weights, and each task alone where it exists."""
-
-EQUAL_NORMS = 'reweight(beta=0, solver="fixed_point")'
-"""The module of the RotoGBML paper with equal norms for all rows."""
 
 LOGARITHMS = 'scale_invariant(scale="paper")'
 """The sum of the logarithms of the losses: Adam reads the length of its gradient, which other scales change."""

@@ -15,7 +15,7 @@ from gradhomog.experiments.analysis.paired_comparison import holm
 from gradhomog.experiments.analysis.statistics import SIGNIFICANCE, Interval, mean_interval, paired_test
 from gradhomog.experiments.results.runs import PLAIN
 from gradhomog.experiments.suite.problems import FACTORS, GIVEN, STATIC, SuiteProblem
-from gradhomog.experiments.suite.results import Results
+from gradhomog.experiments.suite.results import Results, by_factor
 from gradhomog.experiments.suite.training import SuiteRun
 
 RESAMPLES = 1000
@@ -79,7 +79,7 @@ class Scores:
     def __init__(self, results: Results, problems: Sequence[SuiteProblem]) -> None:
         self.problems = [problem for problem in problems if {PLAIN, STATIC} <= set(_methods(results, problem))]
         self._runs = {
-            (problem.name, method): _by_factor(results.rows[problem.name, method])
+            (problem.name, method): by_factor(results.rows[problem.name, method])
             for problem in self.problems
             for method in _methods(results, problem)
         }
@@ -135,7 +135,7 @@ class Scores:
                     better=signs.count(-1),
                     worse=signs.count(1) + sum(failed),
                     rank=ranks.get(method, (math.nan,) * 3),
-                    time=math.exp(_summary(np.mean, [math.log(self.time(problem, method)) for problem in problems])),
+                    time=self.mean_time(method),
                     memory=_summary(np.median, [self.memory(problem, method) for problem in problems]),
                     at_plain_time=float(
                         np.median([self._regret_at_plain_time(problem, method) for problem in problems])
@@ -148,6 +148,11 @@ class Scores:
     def _mean_regret(self, problem: SuiteProblem, method: str, factor: float) -> float:
         found = self.regret(problem, method, factor)
         return math.nan if found is None else found.mean
+
+    def mean_time(self, method: str) -> float:
+        """The geometric mean of its times relative to the plain mean, over the problems where a run was complete."""
+        problems = [problem for problem in self.problems if (problem.name, method) in self._runs]
+        return math.exp(_summary(np.mean, [math.log(self.time(problem, method)) for problem in problems]))
 
     def time(self, problem: SuiteProblem, method: str) -> float:
         """The mean time of a complete run at the given losses over that of the plain mean; NaN if all runs failed."""
@@ -227,10 +232,3 @@ def _finite_interval(values: Sequence[float]) -> Interval:
 
 def _methods(results: Results, problem: SuiteProblem) -> list[str]:
     return [method for name, method in results.rows if name == problem.name]
-
-
-def _by_factor(runs: Sequence[SuiteRun]) -> dict[float, list[SuiteRun]]:
-    cells: dict[float, list[SuiteRun]] = {}
-    for run in sorted(runs, key=lambda run: run.seed):
-        cells.setdefault(run.factor, []).append(run)
-    return cells

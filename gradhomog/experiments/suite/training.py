@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import platform
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import torch
 
 from gradhomog.errors import GradhomogError
 from gradhomog.experiments.analysis.metrics import metric
+from gradhomog.experiments.execution.environment import machine, threads
 from gradhomog.experiments.profiling.harness import peak_bytes
 from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.suite.problems import CHECKPOINTS, SuiteProblem
@@ -81,13 +81,13 @@ class SuiteRun:
         return cls(**values)
 
 
+@threads(1)
 def train(problem: SuiteProblem, method: str, seed: int, rate: float, factor: float) -> SuiteRun:
     """Train and test one method with one seed, learning rate and factor of the loss.
 
     Raises:
         GradhomogError: the method or the problem cannot be made. An error in a step ends the run, and is recorded.
     """
-    torch.set_num_threads(1)
     config = problem.config
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, outer_lr=rate))
     run = Run(config.learners[0], problem.pipeline(method, factor), seed)
@@ -121,7 +121,7 @@ def train(problem: SuiteProblem, method: str, seed: int, rate: float, factor: fl
 
 def processor() -> str:
     """The processor and its instruction set, on which rounding depends."""
-    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    return f"{machine()['processor']} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def _error(trainable: Trainable, evaluation: Evaluation, problem: SuiteProblem) -> float:
