@@ -219,7 +219,7 @@ BUDGETS = {
     "gradhomog/autograd": 2220,
     "gradhomog/cli": 1209,
     "gradhomog/diagnosis": 1230,
-    "gradhomog/experiments": 7163,
+    "gradhomog/experiments": 7174,
     "gradhomog/learners": 771,
     "gradhomog/ranks": 499,
     "gradhomog/registry": 826,

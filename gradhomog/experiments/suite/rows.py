@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import partial
 
 from gradhomog.experiments.results.runs import PLAIN, SINGLE
 from gradhomog.experiments.run_file.method_lists import EQUAL_NORMS
@@ -71,9 +73,12 @@ def compute_rows(
     rows: Sequence[tuple[SuiteProblem, str]], jobs: int, finished: Callable[[list[SuiteRun]], None]
 ) -> None:
     """Compute rows in `jobs` processes, 0: one per core; `finished` receives each in the order in which they end."""
-    from joblib import Parallel, delayed
+    from joblib import cpu_count
+
+    from gradhomog.experiments.execution.executors.local import Processes
 
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # otherwise the profiler warns once in each process
-    parallel = Parallel(n_jobs=jobs or -1, return_as="generator_unordered", pre_dispatch="all")
-    for runs in parallel(delayed(compute_row)(problem, method) for problem, method in rows):
-        finished(runs)
+    calls = [partial(compute_row, problem, method) for problem, method in rows]
+    with closing(Processes()) as processes:
+        for runs in (call() for call in calls) if jobs == 1 else processes.run(calls, jobs or cpu_count()):
+            finished(runs)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from joblib import cpu_count
 from joblib.externals.loky import get_reusable_executor
@@ -22,6 +23,33 @@ from gradhomog.experiments.results.comparison_dir import run_dir
 from gradhomog.registry.hooks import hookimpl
 from gradhomog.registry.specs import ExecutorSpec
 
+Result = TypeVar("Result")
+
+
+class Processes:
+    """Worker processes on this machine, by joblib's loky; those that still compute end with this process."""
+
+    def __init__(self) -> None:
+        self.pool: Any = None
+
+    def run(self, calls: Sequence[Callable[[], Result]], at_a_time: int) -> Iterator[Result]:
+        """Yield the results of calls as they end."""
+        with _signals_blocked_in_children():
+            self.pool = get_reusable_executor(
+                max_workers=at_a_time, initializer=end_with_parent, initargs=(os.getpid(),)
+            )
+            waiting, pending = iter(calls), set[Future[Result]]()
+            # No call waits in the pool: loky prints a traceback if it is killed while one does.
+            while pending := pending | {self.pool.submit(call) for call in islice(waiting, at_a_time - len(pending))}:
+                # With a timeout: otherwise a signal that another thread receives does not wake this one.
+                done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
+                yield from (future.result() for future in done)
+
+    def close(self) -> None:
+        """Kill the worker processes, even if they compute."""
+        if self.pool is not None:
+            self.pool.shutdown(wait=True, kill_workers=True)
+
 
 class Local(Executor):
     """Worker processes on this machine, by joblib's loky.
@@ -33,7 +61,7 @@ class Local(Executor):
 
     def __init__(self, *, jobs: int, folder: Path) -> None:
         self.jobs = jobs or cpu_count()
-        self.pool: Any = None
+        self.processes = Processes()
 
     def __call__(self, jobs: Sequence[Job]) -> Iterable[Outcome]:
         at_a_time = min(self.jobs, len(jobs))
@@ -48,27 +76,16 @@ class Local(Executor):
         remaining = {job.run.id: job for job in jobs}
         while remaining:
             try:
-                for outcome in self._parallel(list(remaining.values()), at_a_time):
+                for outcome in self.processes.run(list(remaining.values()), at_a_time):
                     del remaining[outcome.run.id]
                     yield outcome
             except TerminatedWorkerError:
                 for job in [job for job in remaining.values() if _has_started(job)] or list(remaining.values()):
                     yield self._run_alone(remaining.pop(job.run.id))
 
-    def _parallel(self, jobs: Sequence[Job], at_a_time: int) -> Iterator[Outcome]:
-        with _signals_blocked_in_children():
-            self.pool = get_reusable_executor(
-                max_workers=at_a_time, initializer=end_with_parent, initargs=(os.getpid(),)
-            )
-            pending = {self.pool.submit(job) for job in jobs}
-            while pending:
-                # With a timeout: otherwise a signal that another thread receives does not wake this one.
-                done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
-                yield from (future.result() for future in done)
-
     def _run_alone(self, job: Job) -> Outcome:
         try:
-            (outcome,) = self._parallel([job], 1)
+            (outcome,) = self.processes.run([job], 1)
         except TerminatedWorkerError as error:
             code = str(error).rpartition("{")[2].rpartition("}")[0]
             hint = ", possibly out of memory" if "KILL" in code else ""
@@ -77,8 +94,7 @@ class Local(Executor):
 
     def close(self) -> None:
         """Kill the worker processes, even if they compute a run."""
-        if self.pool is not None:
-            self.pool.shutdown(wait=True, kill_workers=True)
+        self.processes.close()
 
 
 def _has_started(job: Job) -> bool:
