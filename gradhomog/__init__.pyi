@@ -6,6 +6,7 @@ from .autograd.accumulation import accumulated as accumulated
 from .autograd.backward import backward as backward
 from .autograd.backward_pass import disable_donated_buffers as disable_donated_buffers
 from .autograd.loss import loss as loss
+from .autograd.metric import OptimizerMetric as OptimizerMetric
 from .autograd.task_features import TaskFeatures as TaskFeatures
 from .autograd.task_features import task_features as task_features
 from .benchmarks import Benchmark as Benchmark

@@ -145,6 +145,8 @@ class Problem(ABC):
         metric: metric of the scores: "accuracy", "mse", "r2", "loss", "relative_l2", or "error" for another error of
             which lower is better and ratios are meaningful.
         state_selection: `"best"` tests the state with the best validation score, `"last"` the last state.
+        in_optimizer_metric: True if the run file sets `train.metric = "optimizer"`; a subclass with a `step` of its own
+            passes `metric=self.step_metric(optimizer)` to `gradhomog.backward`.
         notes: sentences for the report that describe the problem.
     """
 
@@ -156,6 +158,7 @@ class Problem(ABC):
     homogenizers: Pipeline
     metric: str = "loss"
     state_selection: str = "best"
+    in_optimizer_metric: bool = False
     notes: Sequence[str] = ()
 
     @abstractmethod
@@ -179,9 +182,15 @@ class Problem(ABC):
         """Train on batch `index`. Without `inspect`, norms and cosines that need extra computation may be NaN."""
         losses = self.losses(index)
         optimizer.zero_grad()
-        report = backward(losses, self.homogenizers, parameters=self.network, inspect=inspect)
+        report = backward(
+            losses, self.homogenizers, parameters=self.network, inspect=inspect, metric=self.step_metric(optimizer)
+        )
         optimizer.step()
         return report
+
+    def step_metric(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer | None:
+        """Return the `metric` of `gradhomog.backward` in this run."""
+        return optimizer if self.in_optimizer_metric else None
 
     def probe(self, index: int) -> list[StageReport]:
         """Return no rows: those after each homogenizer are in the reports of the steps."""

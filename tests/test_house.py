@@ -215,12 +215,12 @@ def test_a_step_calls_few_functions(text: str, calls: int, files: int) -> None:
 
 
 BUDGETS = {
-    "gradhomog": 681,
-    "gradhomog/autograd": 2220,
+    "gradhomog": 683,
+    "gradhomog/autograd": 2336,
     "gradhomog/cli": 1209,
     "gradhomog/diagnosis": 1230,
-    "gradhomog/experiments": 7174,
-    "gradhomog/learners": 771,
+    "gradhomog/experiments": 7180,
+    "gradhomog/learners": 783,
     "gradhomog/ranks": 499,
     "gradhomog/registry": 826,
     "gradhomog/rows": 580,
@@ -230,8 +230,8 @@ BUDGETS = {
     "gradhomog/testing": 3150,
     "plugins": 4430,
     "plugins/gradhomog_data": 3630,
-    "adapters": 3920,
-    "tests": 34620,
+    "adapters": 3922,
+    "tests": 34800,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

@@ -228,8 +228,9 @@ class MAMLPP(MAML):
             yield
 
     def step(
-        self, batch: TaskBatch | Sequence[Task], outer: Any, group: Ranks | ProcessGroup | None = None
-    ) -> StepReport:
+        self, batch: TaskBatch | Sequence[Task], outer: Any, group: Ranks | ProcessGroup | None = None,
+        metric: torch.optim.Optimizer | None = None,
+    ) -> StepReport:  # fmt: skip
         if self._keeps_statistics and (group if isinstance(group, Ranks) else Ranks("tasks", group)).size > 1:
             raise OptionError(
                 "MAML++ with running statistics of batch normalization must be trained in one process, because every "
@@ -240,7 +241,7 @@ class MAMLPP(MAML):
             if self.anneal_steps:
                 stack.enter_context(anneal_rate(outer, self._done, self.anneal_steps, self.final_outer_lr))
             found = self._updated_statistics(batch) if self._keeps_statistics else {}
-            report = super().step(batch, outer, group)
+            report = super().step(batch, outer, group, metric)
         for name, buffer in found.items():
             self.extra_modules["statistics"].get_buffer(name).copy_(buffer)
         return report

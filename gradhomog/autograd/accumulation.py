@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
 
 from gradhomog.autograd.backward import scaler_factor
 from gradhomog.autograd.derivatives import SummedDerivatives
@@ -161,6 +162,7 @@ def accumulated(
     heads: Heads = "own",
     domains: Sequence[str] | None = None,
     scaler: torch.amp.GradScaler | None = None,
+    metric: Optimizer | None = None,
     inspect: bool = False,
     group: Ranks | ProcessGroup | None = None,
 ) -> Iterator[Accumulation]:
@@ -191,7 +193,7 @@ def accumulated(
         shared = shared_parameters(parameters)
         if communicator.size == 1 and any_dtensor(shared.values()):
             communicator = GroupCommunicator(communicator.ranks)  # gradients are DTensors also on one rank
-        options = StepOptions(pipe, communicator, per=per, heads=heads, inspect=inspect)
+        options = StepOptions(pipe, communicator, per=per, heads=heads, inspect=inspect, metric=metric)
         group_names(list(shared), per)  # raise its errors before computing gradients
         several = Accumulation(options, shared, scaler, domains)
         yield several

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
 
 from gradhomog.autograd.homogenize import compute_step
 from gradhomog.autograd.inputs import Features, Heads, Level, Losses, Memory, Parameters, Residuals, TaskLosses
@@ -36,6 +37,7 @@ def backward(
     create_graph: bool = False,
     retain_graph: bool = False,
     memory: Memory = "auto",
+    metric: Optimizer | None = None,
     inspect: bool = False,
     group: Ranks | ProcessGroup | None = None,
 ) -> StepReport:
@@ -79,6 +81,9 @@ def backward(
             equal to rounding. `"auto"`: `"low"` if the rows would fill more than half of the free memory, and `"low"`
             needs less than half of that; the logger `gradhomog` reports it. No effect across ranks, or if homogenizers
             read rows, with `per`, `nonfinite="drop"` or `create_graph`.
+        metric: the optimizer of the shared parameters, such as Adam: norms, inner products and rows are those in the
+            metric of its next step, see `OptimizerMetric`. No effect on pipelines that read losses only. Not with
+            `level="features"`, nor with homogenizers that keep rows, such as `tracked`.
         inspect: compute the Gramian for the result even if no homogenizer reads it.
         group: in a process group of several ranks how the rows are distributed; a plain group means
             `Ranks("batch", group)`. `parameters` is then required. Without a process group it has no effect.
@@ -116,7 +121,7 @@ def backward(
     """
     communicator = communicate(group, "batch")
     with communicator.raise_together():
-        options = StepOptions(pipe, communicator, level, per, heads, inspect, memory, create_graph)
+        options = StepOptions(pipe, communicator, level, per, heads, inspect, memory, create_graph, metric=metric)
         step = begin_step(options, losses, parameters, features, domains, targets, residuals)
         factor = scaler_factor(scaler, step.given)
         computed = compute_step(step, factor=factor or 1.0, scaled=factor is not None, retain_graph=retain_graph)

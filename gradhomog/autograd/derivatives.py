@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gradhomog.autograd.backward_pass import Gradients, backward_pass, copy_shared_gradients, plain_gradient
 from gradhomog.autograd.loss_graph import LossGraph
+from gradhomog.autograd.metric import OptimizerMetric
 from gradhomog.errors import OptionError
 from gradhomog.ranks.dtensors import check_not_gathered, local_part
 
@@ -43,6 +44,7 @@ class Derivatives(ABC):
         create_graph, retain_graph: as in `torch.autograd.grad`.
         unshared_gradients: for each task the gradients of `graph.unshared_leaves`, which nothing else holds; available
             after `rows` or `weighted_sum`, or if they were computed in lockstep.
+        metric: scales the gradients of the shared parameters; None for those of the losses themselves.
     """
 
     graph: LossGraph
@@ -52,6 +54,7 @@ class Derivatives(ABC):
     create_graph: bool = False
     retain_graph: bool = False
     unshared_gradients: list[Gradients] = field(default_factory=list, init=False)
+    metric: OptimizerMetric | None = field(default=None, init=False)
 
     def at_stages(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return the features before and after each `transform` stage, and the gradients w.r.t. them, for homogenizers.
@@ -64,8 +67,12 @@ class Derivatives(ABC):
         return [], []
 
     @abstractmethod
-    def iterate(self) -> Iterator[Gradients]:
+    def differentiate(self) -> Iterator[Gradients]:
         """Yield the gradients of the shared parameters, one task after the other; computed when they are required."""
+
+    def iterate(self) -> Iterator[Gradients]:
+        """Yield the gradients of `differentiate`, scaled by the metric."""
+        return self.differentiate() if self.metric is None else map(self.metric.scale_row, self.differentiate())
 
     def rows(self) -> TaskGradients:
         """Return one gradient per task and shared parameter."""
@@ -91,6 +98,11 @@ class Derivatives(ABC):
 
     def weighted_sum(self, weights: Tensor) -> Gradients | None:
         """Return Σ_i weights_i · row_i for each shared parameter; None if only rows give it (see `one_pass`)."""
+        total = self.differentiate_sum(weights)
+        return total if total is None or self.metric is None else self.metric.scale_row(total)
+
+    def differentiate_sum(self, weights: Tensor) -> Gradients | None:
+        """Return `weighted_sum` without the metric."""
         return None
 
     def gradients(
@@ -137,7 +149,7 @@ class Derivatives(ABC):
 class DirectDerivatives(Derivatives):
     """Differentiates the losses w.r.t. all leaves in one pass."""
 
-    def iterate(self) -> Iterator[Gradients]:
+    def differentiate(self) -> Iterator[Gradients]:
         shared, tasks = list(self.graph.shared.values()), len(self.graph.tasks.losses)
         self.unshared_gradients = []
         for task in range(tasks):
@@ -154,7 +166,7 @@ class DirectDerivatives(Derivatives):
         unshared = [leaf for leaves in self.graph.unshared_leaves for leaf in leaves]
         return len({id(leaf) for leaf in unshared}) == len(unshared)
 
-    def weighted_sum(self, weights: Tensor) -> Gradients | None:
+    def differentiate_sum(self, weights: Tensor) -> Gradients | None:
         graph, shared = self.graph, list(self.graph.shared.values())
         known = bool(self.unshared_gradients)
         if not known and not self.one_pass():
@@ -246,7 +258,7 @@ class FeatureDerivatives(Derivatives):
             for name, column, feature in zip(names, columns, self.features, strict=True)
         }
 
-    def iterate(self) -> Iterator[Gradients]:
+    def differentiate(self) -> Iterator[Gradients]:
         tasks = len(self.feature_grads)
         for task, row in enumerate(self.feature_grads):
             yield self.backpropagate(row, task == tasks - 1)
@@ -257,7 +269,7 @@ class FeatureDerivatives(Derivatives):
     def one_pass(self) -> bool:
         return True
 
-    def weighted_sum(self, weights: Tensor) -> Gradients:
+    def differentiate_sum(self, weights: Tensor) -> Gradients:
         # Numbers of the CPU, which a GPU multiplies by without a copy that it would have to wait for.
         numbers = weights.tolist()
         factors: list[Any] = list(weights.unbind()) if weights.requires_grad else numbers
@@ -293,7 +305,7 @@ class FullyShardedDerivatives(Derivatives):
     their `.grad`, as by `sum(losses).backward()`; a pass of a weighted sum would write weighted gradients there.
     """
 
-    def iterate(self) -> Iterator[Gradients]:
+    def differentiate(self) -> Iterator[Gradients]:
         graph, shared = self.graph, list(self.graph.shared.values())
         leaves = {id(leaf): leaf for heads in (shared, *graph.unshared_leaves) for leaf in heads}.values()
         before = [leaf.grad for leaf in leaves]
@@ -327,7 +339,7 @@ class SummedDerivatives(Derivatives):
     def at_stages(self) -> tuple[list[Tensor], list[Tensor]]:
         return self.sums_at_stages
 
-    def iterate(self) -> Iterator[Gradients]:
+    def differentiate(self) -> Iterator[Gradients]:
         yield from self.sums
 
 

@@ -16,6 +16,7 @@ from gradhomog.autograd.derivatives import (
 )
 from gradhomog.autograd.loss_graph import LossGraph
 from gradhomog.autograd.loss_step import LossStep, StepOptions
+from gradhomog.autograd.metric import step_metric
 from gradhomog.autograd.parameter_groups import group_names
 from gradhomog.autograd.row_source import LeafGradients, OwnRows, RowSource
 from gradhomog.autograd.rows_over_ranks import BatchRows, FullyShardedRows, LocalRows, TaskRows
@@ -88,11 +89,13 @@ def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
     options, graph = step.options, step.graph
     is_one = not isinstance(options.communicator, GroupCommunicator)
     source = (OwnRows if is_one else _source_over_ranks(step))(step, derivatives)
+    derivatives.metric = metric = step_metric(options.metric, graph.shared, options.pipe, options.inspect)
     try:
         result, commit = homogenize_groups(
             options, source.make_step(), "raise" if derivatives.scaled else options.pipe.nonfinite
         )
         direction, unused = source.to_parameters(result.direction)
+        direction = direction if metric is None else metric.unscale(direction)
     except NonfiniteError as error:
         if not derivatives.scaled:
             if source.written_before:

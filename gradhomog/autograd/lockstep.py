@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gradhomog.autograd.backward_pass import Gradients, backward_pass, copy_shared_gradients, plain_gradient
+from gradhomog.autograd.metric import OptimizerMetric
 from gradhomog.errors import OptionError
 from gradhomog.rows import Jacobian, PerTaskRows
 
@@ -82,7 +83,11 @@ class Lockstep:
         self.segments = [graph.segment(start, stop, self._names.keys()) for start, stop in pairwise(cuts)]
 
     def gramians(
-        self, output_grads: Sequence[Sequence[Tensor]], scale: float = 1.0, compiled: Sequence[Any] = ()
+        self,
+        output_grads: Sequence[Sequence[Tensor]],
+        scale: float = 1.0,
+        compiled: Sequence[Any] = (),
+        metric: OptimizerMetric | None = None,
     ) -> tuple[dict[str, Tensor], list[Gradients]]:
         """Return the Gramian of each shared parameter, and each task's gradients of its unshared leaves.
 
@@ -92,6 +97,7 @@ class Lockstep:
             output_grads: for each task the gradients w.r.t. its outputs.
             scale: common factor of all rows, applied to the Gramians (squared).
             compiled: the nodes of compiled functions in the graph.
+            metric: in which the inner products are computed.
 
         Returns:
             float64 `[tasks, tasks]` by name; gradients without `scale`.
@@ -130,7 +136,7 @@ class Lockstep:
                     )
                     _add(found, inputs, passed)
                 arrived.clear()
-                gramians.update(self._reduce(segment.complete, gradients, scale))
+                gramians.update(self._reduce(segment.complete, gradients, scale, metric))
         finally:
             for handle in handles:
                 handle.remove()
@@ -141,7 +147,11 @@ class Lockstep:
         return gramians, heads
 
     def _reduce(
-        self, edges: Sequence[Edge], gradients: Sequence[dict[Edge, Tensor]], scale: float
+        self,
+        edges: Sequence[Edge],
+        gradients: Sequence[dict[Edge, Tensor]],
+        scale: float,
+        metric: OptimizerMetric | None,
     ) -> dict[str, Tensor]:
         """Return the Gramians of some parameters, and free their gradients."""
         rows: dict[str, Gradients] = {}
@@ -149,7 +159,7 @@ class Lockstep:
             name = self._names[edge]
             row = [plain_gradient(self._shared[name], found.pop(edge, None)) for found in gradients]
             if any(part is not None for part in row):
-                rows[name] = row
+                rows[name] = row if metric is None else metric.scale_block(name, row)
         if not rows:
             return {}
         like = {name: self._shared[name] for name in rows}

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
 
 from gradhomog.autograd.homogenize import compute_step
 from gradhomog.autograd.inputs import Features, Heads, Level, Losses, Parameters, Reduction, Residuals
@@ -39,6 +40,7 @@ def loss(
     targets: Tensor | None = None,
     residuals: Residuals | None = None,
     reduction: Reduction = "mean",
+    metric: Optimizer | None = None,
     inspect: bool = False,
     report: Report = None,
     group: Ranks | ProcessGroup | None = None,
@@ -54,8 +56,8 @@ def loss(
     gradient and on the direction.
 
     Args:
-        losses, pipe, parameters, features, level, per, heads, domains, targets, residuals, inspect: as in
-            `gradhomog.backward`.
+        losses, pipe, parameters, features, level, per, heads, domains, targets, residuals, metric, inspect: as in
+            `gradhomog.backward`; the state of the optimizer is read in `backward()`.
         reduction: `"mean"` or `"sum"`. The empty pipeline with `"sum"` computes the gradients of `sum(losses)`, which
             most multi-task code differentiates: learning rate and weight decay can stay. N is the number of tasks in
             the step or, if a homogenizer such as `tracked` keeps rows of earlier steps, of all present losses.
@@ -98,7 +100,7 @@ def loss(
     # Without gradients nothing is exchanged: one rank may evaluate alone, also without `group`.
     communicator = communicate(group, "batch") if graph or group is not None else ONE_PROCESS
     with communicator.raise_together() if graph else nullcontext():
-        options = StepOptions(pipe, communicator, level, per, heads, inspect, reduction=reduction)
+        options = StepOptions(pipe, communicator, level, per, heads, inspect, reduction=reduction, metric=metric)
         step = begin_step(options, losses, parameters, features, domains, targets, residuals, graph)
     reduce = torch.mean if reduction == "mean" else torch.sum
     value = reduce(torch.stack([entry.detach() for entry in step.given.losses]))

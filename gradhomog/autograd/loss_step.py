@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from gradhomog.autograd.inputs import (
     Features,
@@ -63,6 +64,7 @@ class StepOptions:
     memory: Memory = "auto"
     create_graph: bool = False
     reduction: Reduction = "mean"
+    metric: Optimizer | None = None
 
     def __post_init__(self) -> None:
         pipe, per = self.pipe, self.per
@@ -85,6 +87,8 @@ class StepOptions:
                 f"{pipe.requirements.choosing[0].selector} keeps rows from step to step, but gradients w.r.t. features "
                 "belong to the examples of one batch. Use level='parameters'."
             )
+        if self.metric is not None and self.level == "features":
+            raise OptionError("`metric` is one of parameters, so it must be None if level='features'.")
         if self.heads == "weighted" and self.create_graph:
             raise OptionError("heads='weighted' cannot keep a graph; use heads='own' with create_graph=True.")
         replacing = pipe.requirements.replacing_rows

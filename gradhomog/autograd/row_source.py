@@ -221,7 +221,8 @@ class LossRows(LazyRows):
         _log_peaks(self.tasks, rows >> 20, lockstep.peak >> 20)
         self._eps = lockstep.eps
         scale = 1 / self._derivatives.factor
-        gramians, heads = lockstep.gramians([grads for _, grads in starts], scale, graph.compiled)
+        metric = self._derivatives.metric
+        gramians, heads = lockstep.gramians([grads for _, grads in starts], scale, graph.compiled, metric)
         if not known:
             self._derivatives.unshared_gradients = heads
         self._note_unused([name for name in self.like if name not in gramians])

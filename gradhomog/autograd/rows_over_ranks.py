@@ -63,6 +63,7 @@ class RanksRows(RowSource):
                 "examples": "none" if ranks.examples is None else "numbers", "level": options.level,
                 "per": options.per, "compare_every": ranks.compare_every,
                 "heads": options.heads, "inspect": options.inspect, "scaler": self._derivatives.scaled,
+                "metric": options.metric is not None,
                 "residuals": self._step.kernel_traces is not None, "targets": self._step.targets is not None,
             },
             "parameters": [(name, tuple(value.shape), value.dtype) for name, value in graph.shared.items()],

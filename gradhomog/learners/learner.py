@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from gradhomog.autograd.metric import step_metric
 from gradhomog.diagnosis import learner_rows
 from gradhomog.diagnosis.result import DiagnosisResult
 from gradhomog.errors import ConfigError, OptionError
@@ -186,8 +187,9 @@ class Learner(ValidatedConstructor, ABC):
         )  # fmt: skip
 
     def step(
-        self, batch: TaskBatch | Sequence[Task], outer: OuterOptimizer, group: Ranks | ProcessGroup | None = None
-    ) -> StepReport:
+        self, batch: TaskBatch | Sequence[Task], outer: OuterOptimizer, group: Ranks | ProcessGroup | None = None,
+        metric: torch.optim.Optimizer | None = None,
+    ) -> StepReport:  # fmt: skip
         """Take one meta-step: rows, homogenization, `.grad`, `outer.step()`.
 
         The direction is in the parameters' `.grad`, not in the report. If a homogenizer such as `tracked` chooses
@@ -197,6 +199,8 @@ class Learner(ValidatedConstructor, ABC):
 
         In a process group of several ranks, `batch` contains the tasks of this rank, at least one, and `group` is the
         group or `Ranks("tasks", group)`: every rank takes the step of one process with the tasks of all ranks.
+
+        With `metric=outer`, rows are homogenized in the metric of the optimizer's step, see `OptimizerMetric`.
 
         Raises:
             OptionError: `outer` is a PyTorch optimizer that holds none of the learner's parameters; the process is one
@@ -210,7 +214,8 @@ class Learner(ValidatedConstructor, ABC):
         if self.homogenizers.requirements.choosing:
             warn_of_momentum(outer, self.homogenizers)
             batch = batch.select(self.homogenizers.choose(batch.keys))
-        step = compute_meta_step(self.rows, batch, named, self.homogenizers, communicator)
+        scaling = step_metric(metric, named, self.homogenizers, inspect=True)
+        step = compute_meta_step(self.rows, batch, named, self.homogenizers, communicator, scaling)
         step.commit()
         outer.zero_grad()
         for name, parameter in named.items():

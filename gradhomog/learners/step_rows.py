@@ -8,6 +8,7 @@ from functools import partial
 
 from torch import Tensor
 
+from gradhomog.autograd.metric import OptimizerMetric
 from gradhomog.errors import OptionError
 from gradhomog.learners.results import TaskRows
 from gradhomog.learners.tasks import TaskBatch
@@ -40,7 +41,7 @@ class MetaStep:
 
 def compute_meta_step(
     compute: Callable[[TaskBatch], TaskRows], batch: TaskBatch, parameters: Mapping[str, Tensor], pipe: Pipeline,
-    communicator: Communicator,
+    communicator: Communicator, metric: OptimizerMetric | None = None,
 ) -> MetaStep:  # fmt: skip
     """Compute the rows of this rank's tasks, and the step of the pipeline with those of all ranks.
 
@@ -48,11 +49,20 @@ def compute_meta_step(
         compute: computes the rows of a batch.
         batch: the tasks of this rank.
         parameters: those of the learner, which must have the same values on all ranks.
+        metric: that of the outer optimizer, or None for the Euclidean one.
 
     Raises:
         OptionError: `over` is not `"tasks"`; see also `Ranks.check_pipeline`.
         RankError: another rank raised before, or has other parameters or states.
     """
+    if metric is not None:
+
+        def compute_scaled(batch: TaskBatch) -> TaskRows:
+            rows = compute(batch)
+            return replace(rows, jacobian=metric.scale(rows.jacobian))
+
+        step = compute_meta_step(compute_scaled, batch, parameters, pipe, communicator)
+        return replace(step, direction=metric.unscale(step.direction))
     if isinstance(communicator, GroupCommunicator):
         return _across_ranks(compute, batch, parameters, pipe, communicator)
     rows = compute(batch)

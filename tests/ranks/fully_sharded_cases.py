@@ -53,7 +53,7 @@ def full(gradients: Sequence[Any]) -> list[Tensor]:
 def steps(
     text: str, sizes: Sequence[int], *, call: str = "backward", mesh: Sequence[int] | None = None,
     gather: bool = False, bfloat16: bool = False, layers: Sequence[int] | None = (0, 2), per: Any = "model",
-    heads: bool = True,
+    heads: bool = True, in_metric: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the gradients of some steps of Adam with `sizes[r]` examples on rank r, and the state of the pipeline.
 
@@ -71,7 +71,7 @@ def steps(
     for _ in range(STEPS):
         optimizer.zero_grad()
         batches = batches_of(call, lambda x, y: losses(model, x, y), x, y)
-        take_step(call, batches, pipe, parameters=shared, group=group, per=per)
+        take_step(call, batches, pipe, parameters=shared, group=group, per=per, metric=optimizer if in_metric else None)
         found += [gradient.clone() for gradient in full(model.gradients())]
         optimizer.step()
     return {"gradients": found, "state": pipe.state_dict()}

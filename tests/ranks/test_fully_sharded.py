@@ -34,6 +34,15 @@ def test_three_steps_are_those_of_one_process_with_the_whole_model(processes, te
     assert_same_bits(found)
 
 
+@pytest.mark.parametrize("text", ["upgrad", "trimmed_mean"])
+@pytest.mark.parametrize("layers", [None, (0, 2)], ids=["replicas", "sharded"])
+def test_three_steps_in_the_metric_of_adam_are_those_of_one_process(processes, text, layers):
+    (expected,) = processes(cases.steps, 1, text, [12], layers=None, in_metric=True)
+    found = processes(cases.steps, 2, text, [9, 3], layers=layers, in_metric=True, gather=True)
+    assert_close(found[0]["gradients"], expected["gradients"])
+    assert_same_bits(found)
+
+
 def test_a_group_of_one_rank_takes_its_own_step(processes):
     (expected,) = processes(cases.steps, 1, "upgrad", [12], layers=None)
     for found in processes(cases.a_group_of_one_rank, 2):

@@ -84,7 +84,7 @@ class Train:
     learner override them. The `ensemble` states with the best validation scores are tested, and their outputs averaged.
     `augmentation = "standard"` crops, jitters and flips training images; see `data.augmentation`. The outer optimizer
     is Adam with `beta1`; its rate is `outer_lr` times `lr_decay` to the number of completed periods of
-    `lr_decay_every` steps.
+    `lr_decay_every` steps. With `metric = "optimizer"`, rows are homogenized in the metric of its step.
     """
 
     steps: Annotated[int, Ge(1)] = 250
@@ -102,6 +102,7 @@ class Train:
     ensemble: Annotated[int, Ge(1)] = 1
     augmentation: Literal["none", "standard"] = "none"
     nonfinite: Literal["raise", "drop"] = "raise"
+    metric: Literal["euclidean", "optimizer"] = "euclidean"
 
 
 @dataclass(frozen=True)

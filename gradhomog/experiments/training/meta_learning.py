@@ -88,10 +88,11 @@ class MetaLearning:
 
     def step(self, index: int, optimizer: torch.optim.Optimizer, inspect: bool) -> StepReport:
         batch, ranks = self.source.train.batch(index).to(self.config.device), Ranks("tasks")
+        metric = optimizer if self.config.train.metric == "optimizer" else None
         if ranks.size == 1:
-            return self.learner.step(batch, optimizer)
+            return self.learner.step(batch, optimizer, metric=metric)
         first, last = (len(batch) * (dist.get_rank() + end) // ranks.size for end in (0, 1))
-        return self.learner.step(batch.select(range(first, last)), optimizer, group=ranks)
+        return self.learner.step(batch.select(range(first, last)), optimizer, group=ranks, metric=metric)
 
     def probe(self, index: int) -> list[StageReport]:
         if not any(member.before_rows for member in self.members):

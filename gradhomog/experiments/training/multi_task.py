@@ -70,6 +70,7 @@ class MultiTask(Problem):
                 report = gradhomog.backward(
                     self._losses(outputs, targets), self.homogenizers, parameters=self.encoders[0], features=views,
                     domains=self.data.tasks, targets=torch.stack(targets), inspect=inspect,
+                    metric=self.step_metric(optimizer),
                 )  # fmt: skip
         optimizer.step()
         scores = [accuracy(output, target) for output, target in zip(outputs, targets, strict=True)]

@@ -116,7 +116,9 @@ def make_trainable(config: Config, run: Run) -> Trainable:
             network.width, network.size,
         ),
     )  # fmt: skip
-    return MultiTask(config, run, made) if isinstance(made, MultiTaskData) else made
+    problem = MultiTask(config, run, made) if isinstance(made, MultiTaskData) else made
+    problem.in_optimizer_metric = train.metric == "optimizer"
+    return problem
 
 
 def make_optimizer(config: Config, trainable: Trainable) -> torch.optim.Optimizer:

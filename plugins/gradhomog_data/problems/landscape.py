@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradhomog import ConfigError, Evaluation, Problem, ProblemRun, ProblemSpec, StepReport, hookimpl
+from gradhomog import ConfigError, Evaluation, OptimizerMetric, Problem, ProblemRun, ProblemSpec, StepReport, hookimpl
 
 STARTS = ((-8.5, 7.5), (-8.5, -5.0), (9.0, 9.0))
 """Starts in the authors' code for the paper's Figure 1. Section 5.1 lists five points; two of them are among these."""
@@ -122,14 +122,17 @@ class Landscape(Problem):
         losses = toy_losses(self.points)
         # Points are independent, so that one backward pass per loss gives the rows of all points.
         gradients = [torch.autograd.grad(loss.sum(), self.points, retain_graph=True)[0] for loss in losses.unbind(1)]
+        rows = {"points": torch.stack(gradients)}
+        metric = OptimizerMetric(optimizer, {"points": self.points}) if self.in_optimizer_metric else None
+        if metric is not None:
+            rows = metric.scale(rows)
         steps = [
             pipe.homogenize(jacobian, values, domains=TASKS, inspect=inspect)
-            for pipe, jacobian, values in zip(
-                self.pipelines, torch.stack(gradients, dim=1), losses.detach(), strict=True
-            )
+            for pipe, jacobian, values in zip(self.pipelines, rows["points"].unbind(1), losses.detach(), strict=True)
         ]
         optimizer.zero_grad()
-        self.points.grad = torch.stack([step.direction[""] for step in steps])
+        direction = {"points": torch.stack([step.direction[""] for step in steps])}
+        self.points.grad = (direction if metric is None else metric.unscale(direction))["points"]
         optimizer.step()
         if (index + 1) % self.keep_every == 0:
             self.path = torch.cat([self.path, self._positions()[None]])

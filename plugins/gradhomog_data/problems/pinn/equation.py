@@ -421,6 +421,7 @@ class Pinn(Problem):
         report = gradhomog.backward(
             {task: losses.get(task) for task in self.tasks}, self.homogenizers, parameters=self.network,
             residuals={task: residuals.get(task) for task in self.tasks}, inspect=inspect,
+            metric=self.step_metric(optimizer),
         )  # fmt: skip
         optimizer.step()
         return report

@@ -1,0 +1,167 @@
+"""The metric of an optimizer: rows times P^½, whose norms and inner products are those of the step θ ← θ − P d."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, optim
+
+from gradhomog.errors import OptionError
+from gradhomog.ranks.dtensors import any_dtensor, local_part
+from gradhomog.rows import Direction
+from gradhomog.step.pipelines import Pipeline
+
+SUPPORTED = (optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.RMSprop, optim.Adagrad, optim.SGD)
+"""Optimizers that divide a direction by the roots of second moments, or by nothing."""
+
+SMALLEST_RATE = 1e-12
+"""Of learning rates relative to the largest: in a group with a rate of 0, rows are nearly 0, and can be divided."""
+
+
+class OptimizerMetric:
+    """The metric P of an optimizer's next step θ ← θ − P d: a step harms task i if g_iᵀ P d < 0.
+
+    Rows J P^½ have the Gramian J P Jᵀ; their homogenized mean times P^-½ is the direction d. P is diagonal:
+
+    - Adam, AdamW, NAdam, RAdam: η / (√v̂ + ε), with v̂ before this step, and its maximum for `amsgrad`;
+    - RMSprop: η / (√v + ε), less the squared mean if it is centered; Adagrad: η / (√Σ g² + ε);
+    - SGD: η.
+
+    η is the learning rate of the parameter's group relative to the largest. An element whose v is 0 has the mean of all
+    √v, because it had no gradient, or the optimizer has taken no step; before the first step P = η. Momentum is no part
+    of P: a step with momentum moves by earlier directions too, which were homogenized with their rows.
+
+    Args:
+        optimizer: holds all parameters.
+        parameters: the parameters by name.
+
+    Raises:
+        OptionError: the optimizer is another one, or does not hold a parameter; a parameter is complex.
+
+    Cost: a few operations per parameter, and a number for each of its elements; a quotient for each row, and a product
+    for the direction.
+
+    Source: as a metric for MGDA, MAdam (arXiv 2606.03904).
+
+    >>> import torch, gradhomog
+    >>> w = torch.tensor([1.0, 1.0], requires_grad=True)
+    >>> adam = torch.optim.Adam([w])
+    >>> w.grad = torch.tensor([0.01, 1.0]); adam.step()
+    >>> metric, rows = gradhomog.OptimizerMetric(adam, {"w": w}), {"w": torch.tensor([[3.0, 1.0], [-1.0, 20.0]])}
+    >>> scaled = metric.scale(rows)
+    >>> (scaled["w"] @ scaled["w"].T).round()
+    tensor([[ 901., -280.],
+            [-280.,  500.]])
+    >>> direction = metric.unscale(gradhomog.pipeline("pcgrad").combine(scaled))
+    """
+
+    def __init__(self, optimizer: object, parameters: Mapping[str, Tensor]) -> None:
+        if not isinstance(optimizer, SUPPORTED):
+            raise OptionError(
+                f"`metric` must be one of torch.optim's {', '.join(kind.__name__ for kind in SUPPORTED)}, or None; got "
+                f"{type(optimizer).__name__}."
+            )
+        groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
+        for name, parameter in parameters.items():
+            if id(parameter) not in groups:
+                raise OptionError(f"the optimizer in `metric` must hold all shared parameters; it has no {name!r}.")
+            if parameter.is_complex():
+                raise OptionError(f"`metric` must be None for complex parameters; {name!r} is one.")
+        chosen = {name: groups[id(parameter)] for name, parameter in parameters.items()}
+        largest = max(float(group["lr"]) for group in chosen.values()) or 1.0
+        self.is_identity = True
+        moments, factors, summands = list[Tensor](), list[float](), list[float]()
+        for name, parameter in parameters.items():
+            group, state = chosen[name], optimizer.state.get(parameter, {})
+            rate = max(float(group["lr"]) / largest, SMALLEST_RATE)
+            moment, correction = _second_moment(state, group)
+            self.is_identity &= moment is None and rate == 1
+            moments.append(local_part(parameter.detach()).new_zeros(()) if moment is None else moment)
+            factors.append(correction / rate)
+            summands.append(group.get("eps", 0.0) / rate)
+        roots = _inverse_roots(moments, factors, summands)
+        self._inverse_roots = dict(zip(parameters, roots, strict=True))
+
+    def scale(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return J P^½ for rows `[tasks, *shape]` by name; in float32 if P is and the rows are half."""
+        return {name: block / self._inverse_roots[name] for name, block in rows.items()}
+
+    def scale_row(self, row: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return P^½ g for the gradients of one task in the order of the parameters, None for a zero."""
+        pairs = [(g, root) for g, root in zip(row, self._inverse_roots.values(), strict=True) if g is not None]
+        scaled = iter(torch._foreach_div(*map(list, zip(*pairs, strict=True))) if pairs else ())
+        return [None if gradient is None else next(scaled) for gradient in row]
+
+    def scale_block(self, name: str, rows: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return P^½ g for the gradients of all tasks w.r.t. one parameter."""
+        return [None if gradient is None else gradient / self._inverse_roots[name] for gradient in rows]
+
+    def unscale(self, direction: Mapping[str, Tensor]) -> Direction:
+        """Return P^-½ d̃ for a direction d̃ of scaled rows."""
+        roots = [_split_like(value, self._inverse_roots[name]) for name, value in direction.items()]
+        return dict(zip(direction, torch._foreach_mul(list(direction.values()), roots), strict=True))
+
+
+def step_metric(
+    optimizer: optim.Optimizer | None, parameters: Mapping[str, Tensor], pipe: Pipeline, inspect: bool
+) -> OptimizerMetric | None:
+    """Return the metric of a step; None if it is Euclidean, or nothing in the step depends on it.
+
+    Raises:
+        OptionError: a homogenizer keeps rows from step to step; see also `OptimizerMetric`.
+    """
+    if optimizer is None:
+        return None
+    if pipe.requirements.keeping_rows:
+        raise OptionError(
+            f"{' and '.join(pipe.requirements.keeping_rows)} keeps rows from step to step, but the metric of an "
+            "optimizer changes in each step. Remove `metric`."
+        )
+    metric = OptimizerMetric(optimizer, parameters)
+    compares_rows = inspect or pipe.requirements.statistics & {"norms", "gramian", "jacobian"}
+    return metric if compares_rows and not metric.is_identity else None
+
+
+def _second_moment(state: Mapping[str, Any], group: Mapping[str, Any]) -> tuple[Tensor | None, float]:
+    """Return v of one parameter, None before the first step and for SGD, and the factor c in √v̂ = c √v.
+
+    Of a sharded parameter, v is the part of this rank.
+    """
+    if "square_avg" in state:
+        square = state["square_avg"]
+        return local_part(square - state["grad_avg"].square() if group["centered"] else square), 1.0
+    if "sum" in state:
+        return (local_part(state["sum"]) if float(state["step"]) else None), 1.0
+    if "exp_avg_sq" not in state:
+        return None, 1.0
+    moment: Tensor = state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"]
+    return local_part(moment), (1 - group["betas"][1] ** float(state["step"])) ** -0.5
+
+
+def _inverse_roots(moments: Sequence[Tensor], factors: Sequence[float], summands: Sequence[float]) -> list[Tensor]:
+    """Return √(factor √v + summand) for each v; an element that is 0 counts as the mean of √v, or 1 if all are 0."""
+    flat = torch.cat([moment.reshape(-1) for moment in moments]).sqrt_()  # one allocation, and few operations
+    if not flat.amin() > 0:
+        mean = flat.sum() / flat.count_nonzero()
+        flat = torch.where(flat > 0, flat, mean.nan_to_num_(1.0))
+    parts = torch.split(flat, [moment.numel() for moment in moments])
+    if len(set(factors)) == len(set(summands)) == 1:
+        flat.mul_(factors[0]).add_(summands[0])
+    else:
+        torch._foreach_mul_(parts, factors)
+        torch._foreach_add_(parts, summands)
+    flat.sqrt_()
+    return [part.view_as(moment) for part, moment in zip(parts, moments, strict=True)]
+
+
+def _split_like(value: Tensor, root: Tensor) -> Tensor:
+    """Return a root as a DTensor with the placements of `value`, if this is one."""
+    if not root.dim() or not any_dtensor([value]):
+        return root
+    like: Any = value
+    split: Tensor = type(like).from_local(
+        root, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
+    )
+    return split
