@@ -30,10 +30,10 @@ class AutoScale(Homogenizer):
             `"condition"`, the condition number of the weighted Gramian. For two tasks they give the same weights.
 
     Use it when the norms of the gradients differ by a large factor, no weights have been tuned, and weights that change
-    during training are unwanted. `StepReport.weights` holds them: `static` with these weights needs one backward pass in
-    a longer or another training. It is harmful where norms of the first steps do not last, as
-    for a task that learns much faster than the others, and where a gradient is mostly noise, which has a large norm and
-    therefore gets a small weight. It does not resolve conflicts.
+    during training are unwanted. `StepReport.weights` holds them: `static` with these weights needs one backward pass,
+    in a longer or another training. It is harmful where the norms of the first steps do not last, as for a task that
+    learns much faster than the others, and where a gradient is mostly noise, which has a large norm and therefore gets
+    a small weight. It does not resolve conflicts.
 
     Weights of a step come from the steps before it, so that the first step is the plain mean. A factor of one loss
     divides its weight, so that after the first step it has no effect. A task that appears later begins with the
@@ -70,9 +70,7 @@ class AutoScale(Homogenizer):
 
     state_names = ("logarithms", "counts")
 
-    def __init__(
-        self, warmup: Annotated[int, Ge(1)] = 100, criterion: Literal["norms", "condition"] = "norms"
-    ) -> None:
+    def __init__(self, warmup: Annotated[int, Ge(1)] = 100, criterion: Literal["norms", "condition"] = "norms") -> None:
         self.warmup, self.criterion = warmup, criterion
         self.needs = {"norms"} if criterion == "norms" else {"gramian"}
         self.logarithms: dict[str, float] = {}  # log w
@@ -85,13 +83,11 @@ class AutoScale(Homogenizer):
         names, counts = step.names, keyed.read(self.counts, step.names, 0.0)
         if not bool((counts < self.warmup).any()):
             return {}
-        if self.criterion == "norms":
-            norms, correction = step.norms(), 0.0
-        else:
-            gramian = step.gramian()
-            norms, correction = gramian.diagonal().sqrt(), best_conditioned(gramian, gramian_rounding(step.dtype))
+        norms = step.norms() if self.criterion == "norms" else step.gramian().diagonal().sqrt()
         measured = (counts < self.warmup) & (norms > 0)
-        found = correction - torch.where(measured, norms, 1.0).log()
+        found = -torch.where(measured, norms, 1.0).log()
+        if self.criterion == "condition":
+            found = found + best_conditioned(step.gramian(), gramian_rounding(step.dtype))
         logarithms = keyed.read(self.logarithms, names, 0.0)
         logarithms = logarithms + (found - logarithms) / (counts + 1)
         keys = [name for name, is_measured in zip(names, measured.tolist(), strict=True) if is_measured]

@@ -101,7 +101,7 @@ def protect(rows: Tensor, primary: list[bool], agreeing: Literal["auxiliary", "b
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=SAGO,
-        summary="protects a primary task coordinate by coordinate: other gradients only where their signs agree with it",
+        summary="protects a primary task: takes other gradients only in coordinates where they agree in sign",
         reference="Xiao et al. 2026, arXiv 2604.14808",
         traits={"differentiable", "scale_equivariant"},
         needs={"jacobian"},

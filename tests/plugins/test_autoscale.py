@@ -13,7 +13,9 @@ from tests.plugins.rows import normal
 
 
 def history(steps, sizes=(1.0, 30.0, 0.01)):
-    return [normal(len(sizes), 8, seed=step) * torch.tensor(sizes, dtype=torch.float64)[:, None] for step in range(steps)]
+    return [
+        normal(len(sizes), 8, seed=step) * torch.tensor(sizes, dtype=torch.float64)[:, None] for step in range(steps)
+    ]
 
 
 def weights(logarithms):
