@@ -212,7 +212,9 @@ class Config:
     def digest(self) -> str:
         """A short hash of all settings that determine the results."""
         content = {**self.result_settings(), "seeds": self.seed_list, "learner": self.learners}
-        if content["train"].get("outer") == "adam":  # absent, so that results computed before this key keep their digest
+        if (
+            content["train"].get("outer") == "adam"
+        ):  # absent, so that results computed before this key keep their digest
             del content["train"]["outer"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
