@@ -81,10 +81,11 @@ class Tracked(Homogenizer):
     gradient only in the steps in which its task is chosen.
 
     `order="compatible"` does not mix tasks that conflict, but takes turns between groups. Averages only determine the
-    groups: the direction is that of the method for the rows of the step, so momentum after it is harmless. It costs one
-    backward pass per task of the group. Without conflict all tasks are one group in every step. If every pair
-    conflicts, a step trains one task, and may undo the last one. Groups are those of a greedy coloring of the graph of
-    conflicts, tasks with most conflicts first, and change in every R-th step or with a new task.
+    groups: the direction is that of the method for the rows of the step, so momentum after it is harmless (a
+    `MomentumWarning` is issued for any order). It costs one backward pass per task of the group. Without conflict all
+    tasks are one group in every step. If every pair conflicts, a step trains one task, and may undo the last one.
+    Groups are those of a greedy coloring of the graph of conflicts, tasks with most conflicts first, and change in
+    every R-th step or with a new task.
 
     No method on rows may precede it: for the one row of a step every method returns this row. The policy
     `nonfinite="drop"` is not supported: a task that is dropped would be chosen again in every step.
