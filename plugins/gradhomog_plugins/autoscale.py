@@ -39,7 +39,7 @@ class AutoScale(Homogenizer):
     divides its weight, so that after the first step it has no effect. A task that appears later begins with the
     geometric mean of the others' w, and has a warm-up of its own. A zero row is not measured. With `"condition"`,
     dependent rows, for which κ is infinite, count by their norms alone. Equal norms are within a factor of N of the
-    smallest κ (van der Sluis 1969; measured for 3 to 10 random rows: within 0 to 43 %), and exactly minimize the other
+    smallest κ (van der Sluis 1969; measured for 3 to 10 random rows: within 42 %), and exactly minimize the other
     common condition number, (tr G / N)^N / det G.
 
     Differentiable in the rows, with the weights as constants.
@@ -47,7 +47,8 @@ class AutoScale(Homogenizer):
     State: by key, log w and the number of measured steps.
 
     Cost: one gradient per task, also after the warm-up, because the statistics that a pipeline reads are fixed when it
-    is constructed; `"condition"` adds a minimization over N variables in each step of the warm-up (2 ms for 4 tasks).
+    is constructed; `"condition"` adds a minimization over N variables in each step of the warm-up (1 to 8 ms for 4
+    tasks).
 
     Source: Yang et al. 2025, "AutoScale: Linear Scalarization Guided by Multi-Task Optimization Metrics", arXiv
     2508.13979: a first phase in which weights are chosen by optimization metrics in windows of the training, and a
