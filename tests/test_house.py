@@ -219,7 +219,7 @@ BUDGETS = {
     "gradhomog/autograd": 2338,
     "gradhomog/cli": 1209,
     "gradhomog/diagnosis": 1230,
-    "gradhomog/experiments": 7180,
+    "gradhomog/experiments": 7191,
     "gradhomog/learners": 783,
     "gradhomog/ranks": 499,
     "gradhomog/registry": 826,
@@ -228,10 +228,10 @@ BUDGETS = {
     "gradhomog/solvers": 442,
     "gradhomog/step": 1195,
     "gradhomog/testing": 3150,
-    "plugins": 4430,
+    "plugins": 4562,
     "plugins/gradhomog_data": 3630,
     "adapters": 3922,
-    "tests": 34800,
+    "tests": 34984,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

@@ -53,17 +53,19 @@ class Tracked(Homogenizer):
 
         m_i ← m_i + (1 − β) / (1 − β^t_i) (g_i − m_i) for the tasks of the step, t_i the number of rows in m_i
         d = 1/N Σ_i w_i m_i, w the weights of the other method for the Jacobian of all m_i
+        order="compatible": d = 1/|A| Σ_{i ∈ A} w_i g_i, w those for the rows of the step's group A alone
 
     Args:
         method: the other method: the name of one homogenizer that acts by `mix` or `rows`, for example `"config"` or
             `"cagrad(c=0.5)"`; it may have options, including `scale`.
         rows: the number of tasks whose losses a step differentiates: `"one"`, a number, or `"all"`.
         average: β in [0, 1); 0 keeps the last row of each task.
-        every: the weights w are computed in every R-th step, and kept in between.
+        every: the weights w are computed in every R-th step, and kept in between; with `order="compatible"` the groups.
         order: `"turn"`: the task with the oldest row (of several, that with the fewest rows) is next. `"need"`: the
             task with the largest product of age and need 1 + c_i/c̄ is next, with c_i = |w_i| ‖g_i − m_i‖ when its row
             was computed last, and c̄ the mean of all c_i: half of the passes are spent equally, half in proportion to
-            c_i.
+            c_i. `"compatible"`: a step differentiates a group of tasks without conflict of their averages, ⟨m_i, m_j⟩ ≥
+            0 for all its pairs; the group with the oldest row is next, and new tasks are one group.
         dtype: of the kept rows: `"same"` (float32 for half precision) or `"bfloat16"`.
         forget: > 0 steps. The average of a task whose row is older is removed, and the direction excludes the task
             until its next row. At least the number of steps in which all tasks have their turn. By default the lag of
@@ -77,6 +79,13 @@ class Tracked(Homogenizer):
     rows are averages already, and a second average doubles the lag. `gradhomog.loss` and `gradhomog.backward`
     differentiate the chosen losses only; `Pipeline.choose` returns their names before they are computed. A head has a
     gradient only in the steps in which its task is chosen.
+
+    `order="compatible"` does not mix tasks that conflict, but takes turns between groups. Averages only determine the
+    groups: the direction is that of the method for the rows of the step, so momentum after it is harmless (a
+    `MomentumWarning` is issued for any order). It costs one backward pass per task of the group. Without conflict all
+    tasks are one group in every step. If every pair conflicts, a step trains one task, and may undo the last one.
+    Groups are those of a greedy coloring of the graph of conflicts, tasks with most conflicts first, and change in
+    every R-th step or with a new task.
 
     No method on rows may precede it: for the one row of a step every method returns this row. The policy
     `nonfinite="drop"` is not supported: a task that is dropped would be chosen again in every step.
@@ -99,11 +108,15 @@ class Tracked(Homogenizer):
     inner products for each new row and a weighted sum of N rows, and the cost of the other method.
 
     Source: Liu, Chu, Thuerey 2024, "ConFIG", arXiv 2408.11104, section 3.3 (M-ConFIG), which is the case
-    `tracked(method="config")`; here for any method.
+    `tracked(method="config")`; here for any method. `order="compatible"`: Patapati and Srinivasan 2025, "Graph Coloring
+    for Multi-Task Learning" (SON-GOKU), arXiv 2509.16959: conflicts of averaged gradients, greedy coloring after Welsh
+    and Powell, one group per step, new groups in every R-th step.
 
     Deviations: (1) M-ConFIG also divides d by a second moment of pseudo gradients, as Adam does: here this is the
     outer optimizer's. (2) The reference code (conflictfree 0.1.8) returns 0 until every task has a row. (3) Its
-    averages are float32 for any rows. (4) `every`, `order="need"`, `dtype` and `forget`.
+    averages are float32 for any rows. (4) `every`, `order="need"`, `dtype` and `forget`. (5) SON-GOKU counts cosines
+    below −τ as conflicts; here τ = 0. It also computes the gradients of all tasks for new groups; here the averages are
+    as old as the last turns.
 
     >>> import torch, gradhomog
     >>> pipe = gradhomog.pipeline("tracked(method='upgrad', average=0.5)")
@@ -117,7 +130,7 @@ class Tracked(Homogenizer):
 
     state_names = (
         "method", "layout", "averages", "slots", "counts", "seen", "losses", "changes", "weights",
-        "direction", "products", "multiplied", "steps", "weighted", "inner",
+        "direction", "products", "multiplied", "groups", "steps", "weighted", "inner",
     )  # fmt: skip
 
     def __init__(
@@ -126,7 +139,7 @@ class Tracked(Homogenizer):
         rows: Literal["one", "all"] | Annotated[int, Ge(1)] = "one",
         average: Annotated[float, Interval(ge=0, lt=1)] = 0.9,
         every: Annotated[int, Ge(1)] = 1,
-        order: Literal["turn", "need"] = "turn",
+        order: Literal["turn", "need", "compatible"] = "turn",
         dtype: Literal["same", "bfloat16"] = "same",
         forget: Annotated[int, Ge(1)] = 100,
     ) -> None:
@@ -143,7 +156,9 @@ class Tracked(Homogenizer):
         self._act = member.act  # validated, in the scale of `method`
         self._max_tasks = member.spec.max_tasks if member.spec is not None else None
         self.needs = {"jacobian"} | ({"losses"} & member.needs)
-        if every > 1 and self._replaces_rows:
+        if order == "compatible" and rows != "one":
+            raise OptionError(f"tracked: `rows` must be 'one' for order='compatible', whose groups vary; got {rows!r}.")
+        if every > 1 and self._replaces_rows and order != "compatible":
             raise OptionError(
                 f"tracked: `every` must be 1 for {method!r}, which replaces rows and has no weights to keep; got "
                 f"{every}."
@@ -159,6 +174,7 @@ class Tracked(Homogenizer):
         self.direction = torch.empty(0)
         self.products = torch.empty(0, 0, dtype=torch.float64)  # inner products of the averages of `multiplied`
         self.multiplied: list[str] = []
+        self.groups: dict[str, int] = {}
         self.steps = 0
         self.weighted = 0
 
@@ -174,6 +190,8 @@ class Tracked(Homogenizer):
                 f"turn; got {self.forget}."
             )
         chosen = candidates[:count]
+        if self.order == "compatible":
+            chosen = [name for name in candidates if self.groups.get(name) == self.groups.get(candidates[0])]
         return [position for position, name in enumerate(names) if name in chosen]
 
     def rows(self, step: Step) -> StageResult:
@@ -184,8 +202,11 @@ class Tracked(Homogenizer):
         state["slots"] = dict(self.slots)
         state["averages"] = averages = {key: value.to(step.device) for key, value in state["averages"].items()}
         known, kept_dtype = dict(averages), torch.bfloat16 if self.dtype == "bfloat16" else wide
+        compatible, group = self.order == "compatible", {}
         updated: dict[str, float] = {}
         for key, (task, row) in self._rows_by_key(step):
+            if compatible:
+                group[key] = _flat_rows.moved_average(None, row, 1.0, wide, wide)
             count = state["counts"][key] = state["counts"].get(key, 0) + 1
             updated[key] = share = (1 - self.average) / (1 - self.average**count)
             averages[key] = _flat_rows.moved_average(known.get(key), row, share, kept_dtype, wide)
@@ -198,16 +219,23 @@ class Tracked(Homogenizer):
         for key in [key for key, seen in state["seen"].items() if self.steps - seen > self.forget]:
             for name in BY_KEY:
                 state[name].pop(key, None)
-        unchanged = known.keys() & averages.keys() - updated.keys()
+        unchanged = set() if compatible else known.keys() & averages.keys() - updated.keys()
         places = [place for place, key in enumerate(self.multiplied) if key in unchanged]
         state["multiplied"] = [self.multiplied[place] for place in places]
         state["products"] = self.products.cpu()[np.ix_(places, places)]
         order = sorted(averages, key=state["slots"].__getitem__)
         inner_step, converged, weighted = None, True, self.weighted
         same = known.keys() == averages.keys() and len(self.direction) > 0  # empty if the state is of `every=1`
-        if not same or self.steps - self.weighted >= self.every:
+        due = not same or self.steps - self.weighted >= self.every
+        if due:
             weighted = self.steps
-            direction, weights, inner_step, converged = self._apply(step, layout, state, order, wide)
+        if due and compatible:
+            gramian = _flat_rows.gramian([averages[key] for key in order], [], self.products[:0, :0])
+            state["groups"] = dict(zip(order, compatible_groups(gramian), strict=True))
+        if due or compatible:
+            order = [key for key in order if key in group or not compatible]
+            vectors = [(group or averages)[key] for key in order]
+            direction, weights, inner_step, converged = self._apply(step, layout, state, order, vectors, wide)
             state["weights"] = dict(zip(order, weights, strict=True))
         else:  # Σ_i w_i m_i / N changes with the averages of this step only
             direction = self.direction.to(step.device, copy=True)
@@ -256,13 +284,18 @@ class Tracked(Homogenizer):
             yield key, (step.keys[places[0]], row)
 
     def _apply(
-        self, step: Step, layout: _flat_rows.Layout, state: dict[str, Any], order: Sequence[str], wide: torch.dtype
+        self,
+        step: Step,
+        layout: _flat_rows.Layout,
+        state: dict[str, Any],
+        order: Sequence[str],
+        vectors: Sequence[Tensor],
+        wide: torch.dtype,
     ) -> tuple[Tensor, list[float], Step, bool]:
-        """Return direction and weights of the other method for all averages, its step, and whether it converged.
+        """Return direction and weights of the other method for vectors, its step, and whether it converged.
 
-        Inner products of the new averages are added to `state`.
+        `order` are the keys of the vectors. Their new inner products are added to `state`.
         """
-        vectors = [state["averages"][key] for key in order]
         losses = None
         if state["losses"]:
             losses = torch.tensor([state["losses"][key] for key in order], dtype=torch.float64)
@@ -289,6 +322,20 @@ class Tracked(Homogenizer):
         weights = (result.value if result.value.dim() == 1 else result.value.sum(0)).tolist()
         shares = [weight / len(order) for weight in weights]
         return _flat_rows.weighted_sum(vectors, shares, wide), weights, inner_step, result.converged
+
+
+def compatible_groups(gramian: Tensor) -> list[int]:
+    """Return the number of each task's group: the lowest without a conflict, for tasks with most conflicts first.
+
+    >>> compatible_groups(torch.tensor([[1.0, 0.5, -0.1], [0.5, 1.0, 0.2], [-0.1, 0.2, 1.0]]))
+    [0, 0, 1]
+    """
+    conflicts = gramian < 0
+    groups: dict[int, int] = {}
+    for task in conflicts.sum(1).argsort(descending=True, stable=True).tolist():
+        taken = {group for other, group in groups.items() if conflicts[task, other]}
+        groups[task] = next(number for number in itertools.count() if number not in taken)
+    return [groups[task] for task in range(len(gramian))]
 
 
 @hookimpl

@@ -77,10 +77,12 @@ test_a_built_in_with_options_conforms = conforms(
         "aligned_mtl(scale_mode='median')", "aligned_mtl(scale_mode='rmse')",
         "gradvac(beta=0.5, order='fixed')", "cr_mogm(method='gradvac(beta=0.5)')",
         "tracked(method='config', every=2, order='need')", "tracked(method='gradvac(beta=0.5)', rows=2)",
+        "tracked(order='compatible', every=2)",
         "mgda(on='features')", "cagrad(c=0.9, zero_rows='drop')", "fairgrad(alpha=0.5)", "graddrop(leak=0.3)",
         "rotograd(variant='reference', pool='task', burn_in=2, lr=0.5)",
         "dcgd(variant='projection')", "dcgd(variant='average')", "pcd(primary=0, tau=0.5, beta=0)",
-        "and_mask(tau=0.5, rescale=true)", "sand_mask(k=0.1, rescale=true)",
+        "and_mask(tau=0.5, rescale=true)", "sand_mask(k=0.1, rescale=true)", "sago(agreeing='both')",
+        "autoscale(warmup=2, criterion='condition')",
     ],
     ON_ROWS,
 )  # fmt: skip

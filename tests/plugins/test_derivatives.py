@@ -11,7 +11,8 @@ LENGTHS = [f"config(length='{length}')" for length in ("min", "max", "harmonic",
 SELECTORS = [
     "mgda", "gradvac", "imtl_g", "cagrad", "nash_mtl", "fairgrad", "aligned_mtl", "upgrad", "dualproj", "config",
     "sdmgrad", "pcgrad", "krum", "trimmed_mean", "gradnorm", "db_mtl", "excess_mtl", "moco", "graddrop",
-    "lra", "metabalance", "multiadam", "static", "rlw", "nash_mtl(scale='paper')", *LENGTHS,
+    "lra", "metabalance", "multiadam", "static", "rlw",
+    "sago", "sago(agreeing='both')", "nash_mtl(scale='paper')", *LENGTHS,
     "mgda(normalize='l2', zero_rows='drop')", "reweight(beta=0, solver='fixed_point')",
 ]  # fmt: skip
 MASKS = ["and_mask(tau=0.5)", "and_mask(tau=0.5, rescale=true)", "sand_mask(tau=0.1, k=0.3)"]
@@ -19,7 +20,7 @@ TWICE = [
     "imtl_g", "cagrad", "aligned_mtl", "aligned_mtl(scale_mode='median')", "aligned_mtl(scale_mode='rmse')", "upgrad",
     "dualproj", "config", *LENGTHS, "sdmgrad", "pcgrad", "gradvac", "graddrop", "rotate_rows", "pcd", "pcd(primary=1)",
     "dcgd", "dcgd(variant='projection')", "dcgd(variant='average')", "sand_mask", *MASKS, "multiadam", "metabalance",
-    "lra", "db_mtl", "moco", "excess_mtl",
+    "lra", "db_mtl", "moco", "excess_mtl", "sago", "sago(agreeing='both')", "autoscale",
 ]  # fmt: skip
 
 

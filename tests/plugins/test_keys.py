@@ -13,6 +13,8 @@ from gradhomog.step.step import make_step
 STATEFUL = [
     "cr_mogm(method='mgda')",
     "cr_mogm(method='gradvac(order=\"fixed\")')",
+    "autoscale(warmup=2)",
+    "autoscale(criterion='condition')",
     "db_mtl",
     "dwa(period=2)",
     "excess_mtl",
@@ -36,6 +38,7 @@ STATEFUL = [
     "softadapt(order=3, beta=2)",
     "stch(log=true, warmup=0, period=2, mu=0.5)",
     "tracked(order='need')",
+    "tracked(order='compatible', every=2)",
     "uw(lr=0.2)",
 ]
 # They act on features or in the encoder, and keep state by name there.

@@ -11,6 +11,7 @@ from gradhomog import OptionError
 # The first option of each is the one that is out of range.
 OUT_OF_RANGE = [
     "and_mask(tau=1.1)", "and_mask(tau=-0.1)", "and_mask(rescale='layer')", "cagrad(c=-0.1)", "cagrad(c=inf)",
+    "autoscale(warmup=0)", "autoscale(criterion='cosines')",
     "cosmos(penalty=-1)", "cosmos(preferences=[-1, 2])", "cr_mogm(alpha=1.1)", "db_mtl(beta=1)", "db_mtl(sigma=-1)",
     "dwa(temperature=0)", "dwa(period=0)", "excess_mtl(lr=0)", "excess_mtl(lr=inf)", "fairgrad(alpha=0)",
     "fairgrad(alpha=inf)", "fairgrad(alpha=0.1)", "fairgrad(alpha=30)", "fairgrad(max_norm=-1, scale='paper')",
@@ -28,7 +29,8 @@ OUT_OF_RANGE = [
     "reweight(beta=inf)", "reweight(lr=0)", "reweight(initial_loss=0)", "reweight(max_weight=0.5)",
     "rlw(distribution='cauchy')", "rotate(parameterization='procrustes')", "rotate(lr=0)", "rotate(max_angle=4.0)",
     "rotate(limit=0)", "rotate_rows(max_angle=-1.0)", "rotograd(lr=0)", "rotograd(decay=1.5)", "rotograd(size=0)",
-    "rotograd(burn_in=-1)", "rotograd(pool='class')", "sand_mask(tau=1.0)", "sand_mask(tau=-0.1)", "sand_mask(k=0.0)",
+    "rotograd(burn_in=-1)", "rotograd(pool='class')", "sago(primary=-1)", "sago(agreeing='sum')",
+    "sand_mask(tau=1.0)", "sand_mask(tau=-0.1)", "sand_mask(k=0.0)",
     "sand_mask(rescale='layer')", "sdmgrad(regularization=-1)", "sdmgrad(lr=0)", "sdmgrad(momentum=1)",
     "sdmgrad(iterations=0)", "sdmgrad(solver='adam')", "softadapt(variant='fast')", "softadapt(order=6)",
     "softadapt(beta=inf)", "static(spread=0.5)", "static(weights='equal')", "static(weights=[1, -2, 1])", "stch(mu=0)",

@@ -1,5 +1,6 @@
 """Tracked averages against loops by hand and the package conflictfree; options, state by key, degenerate inputs."""
 
+import networkx
 import pytest
 import torch
 from conflictfree.grad_operator import ConFIGOperator
@@ -154,6 +155,59 @@ def test_the_task_that_moves_most_is_chosen_most_and_no_task_is_left_out():
     counts = [order.count(slot) for slot in range(3)]
     assert counts[2] > 1.5 * max(counts[:2])
     assert min(counts) >= 60 / 6 - 1
+
+
+class Scheduler:
+    """SON-GOKU by hand: averages of rows, the coloring of networkx, and the group with the oldest rows in turn."""
+
+    def __init__(self, tasks, beta, every):
+        self.tasks, self.every, self.averages = tasks, every, Averages(beta)
+        self.groups, self.seen = {}, {}
+
+    def chosen(self):
+        oldest = min(range(self.tasks), key=lambda task: (self.seen.get(task, -1), self.averages.counts.get(task, 0)))
+        return tuple(task for task in range(self.tasks) if self.groups.get(task) == self.groups.get(oldest))
+
+    def update(self, number, rows):
+        for task in self.chosen():
+            self.averages.add(task, rows[task])
+            self.seen[task] = number
+        if number % self.every == 0:
+            averages = self.averages.rows()
+            products = averages @ averages.T
+            graph = networkx.Graph()
+            graph.add_nodes_from(range(self.tasks))
+            graph.add_edges_from((i, j) for i in range(self.tasks) for j in range(i) if products[i, j] < 0)
+            self.groups = networkx.greedy_color(graph, strategy="largest_first")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("method", ["upgrad", "trimmed_mean(trim=0)"])  # the second replaces the rows
+def test_groups_without_conflict_take_turns_and_a_step_is_that_of_the_method_for_the_rows_of_one(method, every, dtype):
+    pipe = gradhomog.pipeline(f"tracked(method='{method}', order='compatible', average=0.8, every={every})")
+    expected, numbers = Scheduler(6, 0.8, every), []
+    for number, rows in enumerate(normal(20, 6, 9, seed=2) + normal(6, 9, seed=3)):
+        chosen = list(pipe.choose(6))
+        assert tuple(chosen) == expected.chosen()
+        pending = pipe.compute(make_step(rows[chosen].to(dtype), slots=chosen))
+        pending.commit()
+        direction = gradhomog.pipeline(method).combine(rows[chosen])
+        torch.testing.assert_close(pending.result.direction[""].double(), direction, rtol=1e-4, atol=1e-5)
+        expected.update(number, rows)
+        numbers.append(len(chosen))
+    assert numbers[0] == 6  # new tasks are one group
+    assert 1 < max(numbers[1:]) < 6
+
+
+def test_a_new_task_is_a_group_of_its_own_once_and_tasks_without_conflict_are_differentiated_together():
+    pipe, rows = gradhomog.pipeline("tracked(order='compatible', every=50)"), torch.eye(3, 4)
+    for names, expected in [("ab", ["a", "b"]), ("abc", ["c"]), ("abc", ["a", "b", "c"]), ("abc", ["a", "b", "c"])]:
+        chosen = pipe.choose([*names])
+        assert list(chosen) == expected
+        index = [names.index(name) for name in chosen]
+        pending = pipe.compute(make_step(rows[index], domains=[*chosen], slots=index))
+        pending.commit()
 
 
 def test_all_tasks_of_one_domain_are_chosen_and_their_mean_row_is_averaged():

@@ -83,14 +83,15 @@ class Train:
     The settings of the inner loop are passed to learners that have these options; options in the expression of the
     learner override them. The `ensemble` states with the best validation scores are tested, and their outputs averaged.
     `augmentation = "standard"` crops, jitters and flips training images; see `data.augmentation`. The outer optimizer
-    is Adam with `beta1`; its rate is `outer_lr` times `lr_decay` to the number of completed periods of
-    `lr_decay_every` steps. With `metric = "optimizer"`, rows are homogenized in the metric of its step.
+    is Adam or SOAP (extra `soap`) with `beta1`; its rate is `outer_lr` times `lr_decay` to the number of completed
+    periods of `lr_decay_every` steps. With `metric = "optimizer"`, rows are homogenized in the metric of its step.
     """
 
     steps: Annotated[int, Ge(1)] = 250
     inner: str = "sgd"
     inner_steps: Annotated[int, Ge(0)] = 3
     inner_lr: Annotated[float, Gt(0)] = 0.05
+    outer: Literal["adam", "soap"] = "adam"
     outer_lr: Annotated[float, Gt(0)] = 0.002
     lr_decay: Annotated[float, Gt(0), Le(1)] = 1.0
     lr_decay_every: Annotated[int, Ge(1)] = 1000
@@ -211,6 +212,8 @@ class Config:
     def digest(self) -> str:
         """A short hash of all settings that determine the results."""
         content = {**self.result_settings(), "seeds": self.seed_list, "learner": self.learners}
+        if content["train"].get("outer") == "adam":
+            del content["train"]["outer"]  # so that results that were computed before this key keep their digest
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -122,9 +122,23 @@ def make_trainable(config: Config, run: Run) -> Trainable:
 
 
 def make_optimizer(config: Config, trainable: Trainable) -> torch.optim.Optimizer:
-    """Return the optimizer of the outer loop."""
-    train = config.train
-    return torch.optim.Adam(trainable.parameters(), lr=train.outer_lr, betas=(train.beta1, 0.999))
+    """Return the optimizer of the outer loop.
+
+    Raises:
+        ConfigError: its package is not installed.
+    """
+    train, parameters = config.train, trainable.parameters()
+    if train.outer == "adam":
+        return torch.optim.Adam(parameters, lr=train.outer_lr, betas=(train.beta1, 0.999))
+    try:
+        from pytorch_optimizer import SOAP
+    except ImportError as cause:
+        raise ConfigError(
+            "`train.outer` 'soap' needs the package 'pytorch-optimizer'. Install it with: pip install 'gradhomog[soap]'"
+        ) from cause
+    # β₂ and the period of new eigenbases, 10 steps, are those of SOAP's authors. No weight decay, as in Adam above.
+    soap: torch.optim.Optimizer = SOAP(parameters, lr=train.outer_lr, betas=(train.beta1, 0.95), weight_decay=0.0)
+    return soap
 
 
 def learning_rate(train: Train, index: int) -> float:

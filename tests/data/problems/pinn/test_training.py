@@ -1,12 +1,16 @@
 """Training of physics-informed networks: a hand-written loop, points and the tested state."""
 
 import copy
+import hashlib
+import json
 import math
+import sys
 
 import numpy as np
 import pytest
 import torch
 
+from gradhomog.errors import ConfigError
 from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
@@ -181,6 +185,41 @@ def test_the_rate_is_constant_between_reductions():
     assert learning_rate(usual, 10**6) == usual.outer_lr
 
 
-def test_beta1_is_that_of_adam():
-    one = trainable("burgers")
-    assert make_optimizer(config("burgers", "train.beta1=0"), one).param_groups[0]["betas"] == (0.0, 0.999)
+@pytest.mark.parametrize("outer", ["adam", "soap"])
+def test_beta1_is_that_of_the_outer_optimizer(outer):
+    one, second = trainable("burgers"), {"adam": 0.999, "soap": 0.95}[outer]
+    settings = config("burgers", "train.beta1=0", f"train.outer={outer}")
+    assert make_optimizer(settings, one).param_groups[0]["betas"] == (0.0, second)
+
+
+def test_soap_trains_and_continues_from_a_checkpoint_bit_for_bit(tmp_path):
+    settings = config("klein_gordon", "train.outer=soap", "train.outer_lr=0.01", "train.steps=30")
+    run, records = Run("klein_gordon", "static(weights=[1, 10])", 0), []
+    whole = trainer(settings, run, tmp_path / "whole", records)
+    before = {name: value.clone() for name, value in whole.trainable.network.state_dict().items()}
+    assert whole.train_and_test()
+    losses = [sum(record["losses"]) for record in records if record["event"] == "step"]
+    assert sum(losses[-5:]) < sum(losses[:5])
+    assert not trainer(settings, run, tmp_path / "parts", []).train_and_test(iter([False] * 17 + [True]).__next__)
+    continued = trainer(settings, run, tmp_path / "parts", [])
+    assert continued.done == 17
+    continued.train_and_test()
+    for name, value in whole.trainable.network.state_dict().items():
+        assert torch.equal(value, continued.trainable.network.state_dict()[name])
+        assert not torch.equal(value, before[name])
+
+
+def test_without_its_package_soap_raises_in_the_dry_run(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
+    settings = load(None, ["problem.name=helmholtz", *TINY, "train.outer=soap"])
+    with pytest.raises(ConfigError, match=r"`train.outer` 'soap' needs .* pip install 'gradhomog\[soap\]'"):
+        dry_run(settings, make_methods(settings))
+
+
+def test_results_of_adam_keep_the_digest_of_run_files_without_the_key():
+    settings = config("burgers")
+    content = {**settings.result_settings(), "seeds": settings.seed_list, "learner": settings.learners}
+    assert content["train"].pop("outer") == "adam"
+    text = json.dumps(content, sort_keys=True)
+    assert settings.digest == hashlib.sha256(text.encode()).hexdigest()[:12]
+    assert settings.digest != config("burgers", "train.outer=soap").digest
