@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from gradhomog.experiments.results.runs import PLAIN
 from gradhomog.experiments.suite import figures, tables
 from gradhomog.experiments.suite.problems import problems
 from gradhomog.experiments.suite.results import stored_results
-from gradhomog.experiments.suite.scores import Scores
+from gradhomog.experiments.suite.scores import Score, Scores
 from gradhomog.table import Table
 
 DRAWN = 5
 """Number of methods in the figure: the first ones of the table, beside the plain mean."""
+
+ONE_PASS = 1.25
+"""Methods below this ratio of times to the plain mean are listed as those of one backward pass."""
 
 
 def pages(source: Path) -> dict[str, str]:
@@ -37,7 +41,20 @@ def pages(source: Path) -> dict[str, str]:
         ])
         for problem in scores.problems
     }  # fmt: skip
-    return {"results/suite/leaderboard.md": "\n".join(leaderboard), **by_problem}
+    measured = [score for score in found if not math.isnan(score.misscaled) and not score.failures]
+    choice = [
+        *("One backward pass, or little more:", "", *_table(tables.leaderboard(_best(measured, 0, ONE_PASS)))),
+        *("One backward pass per task:", "", *_table(tables.leaderboard(_best(measured, ONE_PASS, math.inf)))),
+    ]
+    return {
+        "results/suite/leaderboard.md": "\n".join(leaderboard), "methods/_choice.md": "\n".join(choice), **by_problem,
+    }  # fmt: skip
+
+
+def _best(scores: list[Score], least: float, most: float) -> list[Score]:
+    """Return the plain mean, and the first methods whose time is in a range."""
+    plain = [score for score in scores if score.method == PLAIN]
+    return [*plain, *[score for score in scores if least <= score.time < most and score.method != PLAIN][:DRAWN]]
 
 
 def _table(table: Table) -> list[str]:

@@ -212,8 +212,6 @@ class Config:
     def digest(self) -> str:
         """A short hash of all settings that determine the results."""
         content = {**self.result_settings(), "seeds": self.seed_list, "learner": self.learners}
-        if content["train"].get("outer") == "adam":
-            del content["train"]["outer"]  # so that results that were computed before this key keep their digest
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
