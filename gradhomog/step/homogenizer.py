@@ -40,11 +40,14 @@ class Homogenizer(ValidatedConstructor):
             these options; None for all of them.
         weights_losses: True if the weights from `mix` are those of the losses: later homogenizers then read the
             weighted losses, as if the caller had passed them.
+        reads_rows_in_every_step: False if `mix` does not read norms and inner products in every step, and `update` and
+            `measured` never do. Then steps in which no homogenizer reads them take one backward pass.
     """
 
     state_names: tuple[str, ...] = ()
     seed: int = 0
     weights_losses: bool = False
+    reads_rows_in_every_step: bool = True
     needs: Set[str] | None = None
 
     def __init__(self) -> None:  # without it a subclass without options would accept any

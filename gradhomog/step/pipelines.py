@@ -356,9 +356,9 @@ class Pipeline:
             step = step.detach()
         if step._losses is not None and not step._losses.is_cpu and "losses" in statistics:
             step = replace(step, _losses=step._losses.cpu())
-        if inspect or "gramian" in statistics:
+        if inspect or "gramian" in self.requirements.in_every_step:
             _ = step._jacobian.total_gramian  # norms are then its diagonal
-        elif "norms" in statistics:
+        elif "norms" in self.requirements.in_every_step:
             _ = step._jacobian.total_squared_norms  # before `mean`, which frees the graph of a lazy Jacobian
         return drop_nonfinite(step, self.requirements.transforming) if nonfinite == "drop" else step
 

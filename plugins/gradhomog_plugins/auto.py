@@ -1,0 +1,45 @@
+"""The pipeline that needs no tuning: static weights from the norms of the first gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gradhomog import HomogenizerSpec, hookimpl
+
+
+def auto() -> list[tuple[str, dict[str, Any]]]:
+    """The recommended pipeline for losses whose weights were not tuned: `autoscale` with its defaults.
+
+        d = 1/N Σ_i ω_i g_i,  ω_i ∝ (Σ_{t ≤ 20} ‖g_i(t)‖²)^(−1/2) with mean 1
+
+    In its first 20 steps each task's gradient is measured; from then on the weights are fixed, and a step is one of the
+    plain mean with these weights. A factor of a loss has no effect. For one task, and for equal norms, it is the plain
+    mean. The measurements that it rests on, and where it fails: docs/results/auto.md.
+
+    It is a preset: the pipeline contains `autoscale`. A later version may contain another method if that is better on
+    the suite; write `autoscale` where results must not change.
+
+    Differentiable in the rows, with the weights as constants. State: that of `autoscale`.
+
+    Cost: one gradient per task in 20 steps; then one backward pass.
+
+    Source: the choice is ours, docs/decisions/0050-auto.md; for the method see `autoscale`.
+
+    Deviations: those of `autoscale`.
+
+    >>> import gradhomog
+    >>> [type(homogenizer).__name__ for homogenizer in gradhomog.pipeline("auto")]
+    ['AutoScale']
+    """
+    return [("autoscale", {})]
+
+
+@hookimpl
+def gradhomog_homogenizer() -> HomogenizerSpec:
+    return HomogenizerSpec(
+        factory=auto,
+        summary="needs no tuning: weights from the norms of the first gradients, then one backward pass per step",
+        reference="docs/results/auto.md",
+        traits={"differentiable", "stateful", "scale_equivariant", "rotation_equivariant"},
+        needs={"norms"},
+    )
