@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge
+from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, hookimpl, keyed
 from gradhomog_plugins._losses import exponential_weights
@@ -63,18 +64,21 @@ class AutoScale(Homogenizer):
         self.roots: dict[str, float] = {}  # √v
         self.counts: dict[str, float] = {}
 
-    def mix(self, step: Step) -> StageResult:
-        roots, counts = (keyed.read(state, step.names, 0.0) for state in (self.roots, self.counts))
-        if bool((counts < self.warmup).any()):
-            norms = step.norms().detach()
-            means = torch.hypot(roots * (counts / (counts + 1)).sqrt(), norms * (1 / (counts + 1)).sqrt())
-            is_measured = (counts < self.warmup) & (means > 0)
-            roots, counts = torch.where(is_measured, means, roots), counts + is_measured
+    def mix(self, step: Step) -> Tensor | StageResult:
+        roots = keyed.read(self.roots, step.names, 0.0)
+        if min(self.counts.get(name, 0.0) for name in step.names) >= self.warmup:
+            return exponential_weights(-roots.log())
+        counts, norms = keyed.read(self.counts, step.names, 0.0), step.norms().detach()
+        means = torch.hypot(roots * (counts / (counts + 1)).sqrt(), norms * (1 / (counts + 1)).sqrt())
+        is_measured = (counts < self.warmup) & (means > 0)
+        roots, counts = torch.where(is_measured, means, roots), counts + is_measured
         logarithms, known = -roots.log(), roots > 0
         typical = logarithms[known].mean() if bool(known.any()) else torch.zeros((), dtype=torch.float64)
         return StageResult(exponential_weights(torch.where(known, logarithms, typical)), (roots, counts))
 
     def update(self, step: Step) -> Mapping[str, Any]:
+        if step.aux is None:
+            return {}
         roots, counts = step.aux
         return {
             "roots": keyed.write(self.roots, step.names, roots),
