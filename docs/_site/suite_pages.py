@@ -7,13 +7,16 @@ from pathlib import Path
 
 from gradhomog.experiments.results.runs import PLAIN
 from gradhomog.experiments.suite import figures, tables
-from gradhomog.experiments.suite.problems import problems
+from gradhomog.experiments.suite.problems import FACTORS, problems
 from gradhomog.experiments.suite.results import stored_results
 from gradhomog.experiments.suite.scores import Score, Scores
 from gradhomog.table import Table
 
 DRAWN = 5
 """Number of methods in the figure: the first ones of the table, beside the plain mean."""
+
+AUTO, COMPARED = "auto", 3
+"""The method of the certificate, and the number of other methods in it."""
 
 ONE_PASS = 1.25
 """Methods below this ratio of times to the plain mean are listed as those of one backward pass."""
@@ -46,9 +49,25 @@ def pages(source: Path) -> dict[str, str]:
         *("One backward pass, or little more:", "", *_table(tables.leaderboard(_best(measured, 0, ONE_PASS)))),
         *("One backward pass per task:", "", *_table(tables.leaderboard(_best(measured, ONE_PASS, math.inf)))),
     ]
+    others = [score.method for score in measured if score.method not in (PLAIN, AUTO)][:COMPARED]
     return {
-        "results/suite/leaderboard.md": "\n".join(leaderboard), "methods/_choice.md": "\n".join(choice), **by_problem,
+        "results/suite/leaderboard.md": "\n".join(leaderboard), "methods/_choice.md": "\n".join(choice),
+        "results/suite/_certificate.md": _certificate(scores, [AUTO, PLAIN, *others]).markdown(), **by_problem,
     }  # fmt: skip
+
+
+def _certificate(scores: Scores, methods: list[str]) -> Table:
+    """Return the regrets of some methods: one row for each problem and factor of its scaled loss."""
+    rows = [
+        [
+            problem.name,
+            f"× {factor:g}",
+            *(tables.interval(scores.regret(problem, method, factor), 100) for method in methods),
+        ]
+        for problem in scores.problems
+        for factor in sorted(FACTORS)
+    ]
+    return Table(["problem", "one loss", *methods], rows)
 
 
 def _best(scores: list[Score], least: float, most: float) -> list[Score]:

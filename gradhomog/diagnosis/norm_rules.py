@@ -15,8 +15,11 @@ from gradhomog.diagnosis.rule_parts import Pair, bonferroni, join, nonzero_pairs
 EQUAL_NORMS = 'reweight(beta=0, solver="fixed_point")'
 """The defaults of `reweight` make a task with a larger gradient larger."""
 
-METHODS_FOR_NORMS = (EQUAL_NORMS, "imtl_g", "db_mtl", "aligned_mtl")
-"""First choices and alternatives for different norms in docs/methods/index.md."""
+AUTO = "auto"
+"""The method that is recommended first: it needs no tuning, and stays near tuned weights at every scale of a loss."""
+
+METHODS_FOR_NORMS = (EQUAL_NORMS, "multiadam", "aligned_mtl")
+"""Other methods that stay near tuned weights at every scale of a loss, in the suite (docs/results/suite.md)."""
 
 METHODS_FOR_TAILS = (EQUAL_NORMS, "imtl_g", "trimmed_mean", "aligned_mtl")
 """Methods that bound the influence of a long row; on families of functions, whose rows have heavy tails, they are
@@ -62,8 +65,8 @@ def _expected_norms(found: DiagnosisResult, pairs: Sequence[Pair], factor: float
         Recommendation(
             "norms_differ",
             f"norms of expected gradients differ {ratio} ({found.tasks[larger]} over {found.tasks[smaller]}): tune "
-            f"static weights, or balance the norms: {', '.join(METHODS_FOR_NORMS)}.",
-            (inverse_norms(found), *METHODS_FOR_NORMS),
+            f"static weights, or balance the norms: {', '.join((AUTO, *METHODS_FOR_NORMS))}.",
+            (AUTO, inverse_norms(found), *METHODS_FOR_NORMS),
         )
     ]
 
@@ -84,8 +87,8 @@ def _row_norms(found: DiagnosisResult, pairs: Sequence[Pair], factor: float) -> 
             "row_norms_differ",
             f"norms of single rows differ {number(value)} × ({number(low)} to {number(high)}) ({found.tasks[larger]} "
             f"over {found.tasks[smaller]}), by geometric means: the plain step follows the longer rows. Tune static "
-            f"weights, or balance the norms: {', '.join(METHODS_FOR_NORMS)}.",
-            (inverse_norms(found), *METHODS_FOR_NORMS),
+            f"weights, or balance the norms: {', '.join((AUTO, *METHODS_FOR_NORMS))}.",
+            (AUTO, inverse_norms(found), *METHODS_FOR_NORMS),
         )
     ]
 

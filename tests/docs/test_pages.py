@@ -15,9 +15,12 @@ from tests.docs import pages
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 GENERATED = {  # by the site
-    *(DOCS / "methods" / f"{name}.md" for name in [*pages.built_in("homogenizers"), "_list", "_traits", "_gallery", "_choice"]),
+    *(
+        DOCS / "methods" / f"{name}.md"
+        for name in [*pages.built_in("homogenizers"), "_list", "_traits", "_gallery", "_choice"]
+    ),
     *(DOCS / "reference" / f"{name}.md" for name in ("python", "learners", "domains", "observers", "checks")),
-    *(DOCS / "results" / "suite" / f"{name}.md" for name in ["leaderboard", *problems()]),
+    *(DOCS / "results" / "suite" / f"{name}.md" for name in ["leaderboard", "_certificate", *problems()]),
 }
 PAGES = [
     ROOT / "README.md",
