@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gradhomog.errors import ConfigError, ConvergenceWarning, GradhomogError, OptionError
 from gradhomog.registry import Registry, expression, installed
-from gradhomog.rows import Direction, Jacobian
+from gradhomog.rows import Direction, Jacobian, LazyRows
 from gradhomog.step.assembly import Entry, assemble
 from gradhomog.step.homogenizer import Homogenizer, Part
 from gradhomog.step.member import Member, call_and_compare, numbers_finite
@@ -325,7 +325,8 @@ class Pipeline:
         named, factor = self._check_named(step.keys) if requirements.updating else None, 1.0
         with torch.set_grad_enabled(create_graph):
             step = self._prepare(step, nonfinite or self.nonfinite, inspect)
-            if step._jacobian.dtype == torch.float64 and requirements.compares_rows_of_a_step:
+            rows_exist = requirements.in_every_step or not isinstance(step._jacobian.rows, LazyRows)
+            if step._jacobian.dtype == torch.float64 and requirements.compares_rows_of_a_step and rows_exist:
                 step, factor = _into_range(step)
             rows, outcomes = self._run(step)
             direction = rows.mean()

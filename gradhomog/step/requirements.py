@@ -23,8 +23,8 @@ class Requirements:
             available.
         reads_features: True if features, and gradients w.r.t. them, must be computed.
         in_every_step: those of them that are read in every step.
-        compares_rows_of_a_step: True if norms or inner products are read in every step, and no state consists of rows,
-            which must have one unit for all steps.
+        compares_rows_of_a_step: True if norms or inner products are read, and no state consists of rows, which must
+            have one unit for all steps.
         max_tasks: the largest number of tasks that all members support.
         differentiable: True if all members claim derivatives.
         replacing_rows: names of the members that replace the rows by others than a mixture of them.
@@ -48,7 +48,7 @@ class Requirements:
         self.in_every_step = frozenset[str]().union(
             *(member.needs for member in (*self.acting, *self.finishing) if member.homogenizer.reads_rows_in_every_step)
         )
-        self.compares_rows_of_a_step = bool(self.in_every_step & {"gramian", "norms"}) and not keeps_rows
+        self.compares_rows_of_a_step = bool(self.statistics & {"gramian", "norms"}) and not keeps_rows
         specs = [member.spec for member in members]
         self.max_tasks = min([spec.max_tasks for spec in specs if spec and spec.max_tasks], default=math.inf)
         self.differentiable = all(spec is not None and "differentiable" in spec.traits for spec in specs)

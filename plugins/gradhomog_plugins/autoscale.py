@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, hookimpl, keyed
 from gradhomog_plugins._losses import exponential_weights
+from gradhomog_plugins.multiadam import root_of_squares
 
 
 class AutoScale(Homogenizer):
@@ -32,7 +33,7 @@ class AutoScale(Homogenizer):
     are 1. The warm-up of a task begins with its first row that is not zero; until then its ω is the geometric mean of
     the others.
 
-    Differentiable in the rows, with the weights as constants.
+    Differentiable in the rows, with v before the step as a constant.
 
     State: by key, √v and the number of measured steps.
 
@@ -68,11 +69,12 @@ class AutoScale(Homogenizer):
         roots = keyed.read(self.roots, step.names, 0.0)
         if min(self.counts.get(name, 0.0) for name in step.names) >= self.warmup:
             return exponential_weights(-roots.log())
-        counts, norms = keyed.read(self.counts, step.names, 0.0), step.norms().detach()
-        means = torch.hypot(roots * (counts / (counts + 1)).sqrt(), norms * (1 / (counts + 1)).sqrt())
+        counts = keyed.read(self.counts, step.names, 0.0)
+        means = root_of_squares(roots * (counts / (counts + 1)).sqrt(), step.norms() * (1 / (counts + 1)).sqrt())
         is_measured = (counts < self.warmup) & (means > 0)
         roots, counts = torch.where(is_measured, means, roots), counts + is_measured
-        logarithms, known = -roots.log(), roots > 0
+        known = roots > 0
+        logarithms = -torch.where(known, roots, 1.0).log()
         typical = logarithms[known].mean() if bool(known.any()) else torch.zeros((), dtype=torch.float64)
         return StageResult(exponential_weights(torch.where(known, logarithms, typical)), (roots, counts))
 

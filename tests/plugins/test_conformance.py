@@ -82,7 +82,6 @@ test_a_built_in_with_options_conforms = conforms(
         "rotograd(variant='reference', pool='task', burn_in=2, lr=0.5)",
         "dcgd(variant='projection')", "dcgd(variant='average')", "pcd(primary=0, tau=0.5, beta=0)",
         "and_mask(tau=0.5, rescale=true)", "sand_mask(k=0.1, rescale=true)", "sago(agreeing='both')",
-        "autoscale(warmup=2, criterion='condition')",
     ],
     ON_ROWS,
 )  # fmt: skip

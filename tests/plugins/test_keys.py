@@ -14,7 +14,6 @@ STATEFUL = [
     "cr_mogm(method='mgda')",
     "cr_mogm(method='gradvac(order=\"fixed\")')",
     "autoscale(warmup=2)",
-    "autoscale(criterion='condition')",
     "db_mtl",
     "dwa(period=2)",
     "excess_mtl",

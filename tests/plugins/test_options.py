@@ -11,7 +11,7 @@ from gradhomog import OptionError
 # The first option of each is the one that is out of range.
 OUT_OF_RANGE = [
     "and_mask(tau=1.1)", "and_mask(tau=-0.1)", "and_mask(rescale='layer')", "cagrad(c=-0.1)", "cagrad(c=inf)",
-    "autoscale(warmup=0)", "autoscale(criterion='cosines')",
+    "autoscale(warmup=0)",
     "cosmos(penalty=-1)", "cosmos(preferences=[-1, 2])", "cr_mogm(alpha=1.1)", "db_mtl(beta=1)", "db_mtl(sigma=-1)",
     "dwa(temperature=0)", "dwa(period=0)", "excess_mtl(lr=0)", "excess_mtl(lr=inf)", "fairgrad(alpha=0)",
     "fairgrad(alpha=inf)", "fairgrad(alpha=0.1)", "fairgrad(alpha=30)", "fairgrad(max_norm=-1, scale='paper')",
