@@ -19,7 +19,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from gradhomog.cli._output import print_json
+from gradhomog.cli._output import CountBar, print_json
 from gradhomog.cli._run_command import add_execution_options, resume_hint
 
 
@@ -114,41 +114,31 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_conflict(args: argparse.Namespace, paper: Any, settings: Any, out: Path) -> int:
-    import sys
-    from collections.abc import Mapping
-
-    from tqdm import tqdm
-
+    """Print a diagnosis of the plain learner at the beginning, in the middle and at the end of training."""
     from gradhomog.errors import ConfigError
+    from gradhomog.experiments.diagnose import diagnose, require_new_folder
     from gradhomog.experiments.reproduce import describe, parts
-    from gradhomog.experiments.reproduce.measure_conflict import RESULTS, measure_conflict, render
     from gradhomog.experiments.reproduce.report import scale_notes
 
     unsupported = {
         "--jobs": args.jobs, "--executor": args.executor != "local", "--without-others": args.without_others,
-        "a second --learner": len(args.learners) > 1, "a second --shots": len(args.shots) > 1,
+        "--resume": args.resume, "a second --learner": len(args.learners) > 1, "a second --shots": len(args.shots) > 1,
     }  # fmt: skip
     if named := [name for name, given in unsupported.items() if given]:
         raise ConfigError(f"`{args.experiment}` is one training in one process; remove {', '.join(named)}.")
     config = parts(args.experiment, settings)[0].config
-    if (out / RESULTS).exists() and not args.resume:
-        raise ConfigError(f"{out} already has results. Continue with --resume, or choose another --out.")
-    with tqdm(unit="batch", file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
-
-        def progress(record: Mapping[str, Any]) -> None:
-            bar.set_postfix_str(f"{record['event']} {record.get('batch', record['step'])} of {record['of']}")
-            bar.update()
-
-        batches = paper.scales[args.scale].batches if args.batches is None else args.batches
-        steps = sorted({0, config.train.steps // 2, config.train.steps})
-        points = measure_conflict(config, steps, batches, out, progress)
-    scale = scale_notes(paper, describe(args.experiment, settings))
-    remarks = [*scale, f"Learner: {config.learner}. Homogenizers: {config.homogenizers[0]}."]
+    steps = sorted({0, config.train.steps // 2, config.train.steps})
+    require_new_folder(out / "step-0")
+    batches = paper.scales[args.scale].batches if args.batches is None else args.batches
+    with CountBar("batch") as progress:
+        points = [diagnose(config, at, batches, 0, progress) for at in steps]
+    for point in points:
+        point.write(out / f"step-{point.step}")
     if args.json:
         print_json({"folder": str(out), "points": [point.record() for point in points]})
     else:
-        print(render(points, remarks))
-        print(f"\n{out / RESULTS}  all estimates")
+        print("\n\n".join(point.render() for point in points))
+        print("", *scale_notes(paper, describe(args.experiment, settings)), f"{out}/step-*  all estimates", sep="\n")
     return 0
 
 

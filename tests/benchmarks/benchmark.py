@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from gradhomog.cli._output import print_json
-from gradhomog.cli.profile import RoundsBar, add_timing_options, clock
+from gradhomog.cli._output import CountBar
+from gradhomog.cli.profile import add_timing_options, clock
 from gradhomog.errors import GradhomogError, OptionError
 from gradhomog.experiments.execution.environment import machine, versions
 from gradhomog.experiments.profiling.harness import Comparison, measure_all
@@ -75,7 +76,7 @@ class Benchmark:
         words = list(sys.argv[1:] if arguments is None else arguments)
         args = self._parser(program, description).parse_args(words)
         try:
-            with RoundsBar() as progress:
+            with CountBar("round") as progress:
                 tables = self(
                     args.expressions, args.shapes, rounds=args.rounds, seconds=args.seconds,
                     thread_count=args.threads or 1, clock=clock(args), progress=progress,

@@ -280,7 +280,7 @@ def test_an_unknown_learner_raises_before_any_training(settings: Settings, tmp_p
     [
         (["tables"], r"unknown paper 'tables'\.( Did you mean .*)? Installed: ablation, .*weak\."),
         (["strong", "--scale", "smal"], r"unknown scale 'smal'; .*Did you mean 'small'\?"),
-        (["conflict", "--jobs", "2", "--without-others"], "remove --jobs, --without-others"),
+        (["conflict", "--jobs", "2", "--resume"], "remove --jobs, --resume"),
         (["strong"], "Pass the folder of the data by --data"),
         (["strong", "--data", "missing"], "--data must be an existing folder"),
         (["pinn", "--scale", "smal"], "unknown scale 'smal'"),
@@ -301,17 +301,16 @@ def test_the_conflict_is_measured_and_printed(
     overrides = [word for override in TINY for word in ("--set", override)]
     command = [
         "reproduce", "conflict", "--data", str(nine_benchmarks), "--learner", "fomaml", "--batches", "8", "--target",
-        "cub", "--target", "cars", "--out", str(tmp_path), "--rotogbml", "reweight(beta=0.1)", *overrides,
+        "cub", "--target", "cars", "--out", str(tmp_path), *overrides,
     ]  # fmt: skip
     assert main(command) == 0
     printed = capsys.readouterr().out
-    assert "Gradients of 2 domains, 8 batches" in printed
-    assert "After 2 steps, by domain" in printed
-    assert (tmp_path / "conflict.json").exists()
+    for step in (0, 1, 2):
+        assert f" after {step} of 2 steps, without homogenizers" in printed
+        assert (tmp_path / f"step-{step}" / "diagnosis.json").exists()
+    assert "Data: " in printed
     assert main(command) == 2
-    assert "--resume" in capsys.readouterr().err
-    assert main([*command, "--resume"]) == 0
-    assert capsys.readouterr().out == printed
+    assert "already has a diagnosis" in capsys.readouterr().err
 
 
 def of_column(column: str, row: str, *scores: float) -> Result:
