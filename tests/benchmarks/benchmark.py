@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradhomog.cli._output import print_json
-from gradhomog.cli._output import CountBar
+from gradhomog.cli._output import CountBar, print_json
 from gradhomog.cli.profile import add_timing_options, clock
 from gradhomog.errors import GradhomogError, OptionError
 from gradhomog.experiments.execution.environment import machine, versions

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections.abc import Callable, Iterable, Sequence
 
@@ -10,8 +12,8 @@ from gradhomog.experiments.analysis.method_rows import MethodRow
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.paired_comparison import PairedComparison
 from gradhomog.experiments.analysis.statistics import Interval, mean_interval
-from gradhomog.experiments.analysis.summary import Summary
-from gradhomog.experiments.results.events import Record, numbers
+from gradhomog.experiments.analysis.summary import Summary, to_json
+from gradhomog.experiments.results.events import Record, flatten, numbers
 from gradhomog.experiments.results.runs import PLAIN
 from gradhomog.table import NOTHING, Cell, Column, Table, Value
 
@@ -51,7 +53,6 @@ def notes(summary: Summary) -> list[str]:
             lines.append(f"{_row_name(row, summary)}: {row.chosen} was chosen from {count} candidates by {score}.")
     busy = " while other runs used the machine" if summary.parallel else ""
     lines.append(f"step time: processor time{busy}; an indication, no benchmark.")
-    lines += [str(homogenizer) for homogenizer in summary.slow_homogenizers]
     not_finite = [_row_name(row, summary) for row in summary.rows if math.isnan(row.score.mean)]
     if not_finite:
         lines.append(f"nan: a score is not finite, so there is no mean ({', '.join(not_finite)}).")
@@ -334,44 +335,11 @@ def _none_if_nan(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def number_table(summary: Summary) -> Table:
-    """One row per method; accuracies are fractions."""
-    additional = list(dict.fromkeys(name for row in summary.rows for name in row.additional_scores))
-    names = [
-        "learner", "label", "homogenizers", "seeds", "expected_seeds", "metric", "mean", "half_width", "n", "unit",
-        *_comparison_names(""), "baseline", *_comparison_names("baseline_"), "step_seconds", "chosen",
-        *(f"mean[{domain}]" for domain in summary.domains),
-        *(["improvement", "improvement_half_width"] if summary.improvement_baseline else []), *additional,
-    ]  # fmt: skip
-    rows: list[list[Value]] = [
-        [
-            row.learner, row.label, row.homogenizers, len(row.seeds), row.expected_seeds, summary.metric,
-            row.score.mean, row.score.half_width, row.score.n, row.unit, *_comparison_values(row.to_plain),
-            row.to_baseline.reference if row.to_baseline else None, *_comparison_values(row.to_baseline),
-            row.step_seconds, row.chosen,
-            *(row.by_domain[d].mean if d in row.by_domain else None for d in summary.domains),
-            *(_mean_and_half_width(row.improvement) if summary.improvement_baseline else ()),
-            *(row.additional_scores[name].mean if name in row.additional_scores else None for name in additional),
-        ]
-        for row in summary.rows
-    ]  # fmt: skip
-    return Table(names, [[Cell(str(value), value) for value in row] for row in rows])
-
-
-def _comparison_names(prefix: str) -> list[str]:
-    names = ("difference", "difference_half_width", "difference_n", "difference_unit", "p_value", "p_value_holm")
-    return [prefix + name for name in (*names, "verdict", "time_ratio", "seeds_needed")]
-
-
-def _comparison_values(comparison: PairedComparison | None) -> tuple[Value, ...]:
-    if comparison is None:
-        return (None,) * 9
-    difference = comparison.difference
-    return (
-        difference.mean, difference.half_width, difference.n, comparison.unit, comparison.p_value,
-        comparison.adjusted_p_value, comparison.verdict, comparison.time_ratio, comparison.seeds_needed,
-    )  # fmt: skip
-
-
-def _mean_and_half_width(interval: Interval | None) -> tuple[float | None, float | None]:
-    return (interval.mean, interval.half_width) if interval else (None, None)
+def summary_csv(summary: Summary) -> str:
+    """The numbers of the rows as CSV, with the keys of the JSON form as columns: `to_plain.difference.mean`."""
+    rows = [{"metric": summary.metric, **flatten(row)} for row in to_json(summary)["rows"]]
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradhomog.errors import ConfigError
 from gradhomog.experiments.results.events import Record
 from gradhomog.experiments.results.records import records
 
@@ -38,18 +37,6 @@ class Results:
     scores: Table
     validation: Table
     steps: Table
-
-    def to_pandas(self) -> dict[str, Any]:
-        """Return the tables as `pandas.DataFrame`s, by name.
-
-        Raises:
-            ConfigError: pandas is not installed.
-        """
-        try:
-            import pandas as pd
-        except ImportError as cause:
-            raise ConfigError("`to_pandas` needs pandas. Install it with: pip install pandas") from cause
-        return {name: pd.DataFrame(table) for name, table in vars(self).items()}
 
 
 def load(folder: str | Path) -> Results:

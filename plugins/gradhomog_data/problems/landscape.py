@@ -109,10 +109,6 @@ class Landscape(Problem):
             "of these losses.",
         ]
 
-    @property
-    def members(self) -> Sequence[Any]:
-        return [member for pipe in self.pipelines for member in pipe.members]
-
     def losses(self, index: int) -> dict[str, Tensor]:
         """Return the sum of each loss over the points, which are independent; every batch is the same."""
         return dict(zip(TASKS, toy_losses(self.points).sum(0), strict=True))

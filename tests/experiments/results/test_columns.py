@@ -59,15 +59,6 @@ def test_unknown_numbers_are_nan_and_an_empty_comparison_has_empty_columns(tmp_p
     assert all(len(column) == 0 for table in vars(load(tmp_path / "none")).values() for column in table.values())
 
 
-def test_frames_have_the_same_columns(folder):
-    pytest.importorskip("pandas")
-    tables = load(folder)
-    frames = tables.to_pandas()
-    assert set(frames) == {"runs", "scores", "validation", "steps"}
-    assert frames["runs"].groupby("label")["score"].count().to_dict() == dict.fromkeys(METHODS, 2)
-    assert list(frames["steps"].columns) == list(tables.steps)
-
-
 def test_a_folder_without_comparison_is_reported(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot read plan\.json"):
         load(tmp_path)
