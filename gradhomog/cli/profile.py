@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     config = load(args.run_file, overrides)
     with CountBar("round") as progress:
         tables = step_overheads(
-            config, rounds=args.rounds, seconds=args.seconds, clock=clock(args), progress=progress
+            config, config.learners, rounds=args.rounds, seconds=args.seconds, clock=clock(args), progress=progress
         )  # fmt: skip
     if args.json:
         from gradhomog.experiments.execution.environment import machine, versions

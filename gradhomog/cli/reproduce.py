@@ -86,10 +86,11 @@ def run(args: argparse.Namespace) -> int:
 
     from gradhomog.cli._progress import Progress
     from gradhomog.errors import ConfigError
-    from gradhomog.experiments import reproduce
-    from gradhomog.experiments.reproduce.report import REPORT
+    from gradhomog.experiments.reproduce.execute import reproduce
+    from gradhomog.experiments.reproduce.paper_schema import read_experiment
+    from gradhomog.experiments.reproduce.report import REPORT, text_table
 
-    paper, key = reproduce.read_experiment(args.experiment)
+    paper, key = read_experiment(args.experiment)
     settings = _settings(args, paper)
     out = args.out or Path("runs") / f"reproduce-{args.experiment}-{args.scale}"
     if paper.experiments[key].measure == "conflict":
@@ -97,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     if args.batches is not None:
         raise ConfigError(f"`--batches` has no effect in `{args.experiment}`; remove it.")
     with Progress() as progress, resume_hint(progress):
-        outcome = reproduce.reproduce(
+        outcome = reproduce(
             args.experiment, settings, out, resume=args.resume, progress=progress, jobs=args.jobs,
             executor=args.executor,
         )  # fmt: skip
@@ -108,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         content = outcome.results.to_json(paper)
         print_json({"folder": str(out), "failures": outcome.failures, **facts, **content})
     else:
-        print(reproduce.text_table(paper, outcome.results, outcome.description).text())
+        print(text_table(paper, outcome.results, outcome.description).text())
         print(f"\n{out / REPORT}  the report; each comparison has a folder with its own report beside it")
     return 1 if outcome.failures else 0
 
@@ -117,7 +118,8 @@ def _run_conflict(args: argparse.Namespace, paper: Any, settings: Any, out: Path
     """Print a diagnosis of the plain learner at the beginning, in the middle and at the end of training."""
     from gradhomog.errors import ConfigError
     from gradhomog.experiments.diagnose import diagnose, require_new_folder
-    from gradhomog.experiments.reproduce import describe, parts
+    from gradhomog.experiments.reproduce.comparisons import parts
+    from gradhomog.experiments.reproduce.execute import describe
     from gradhomog.experiments.reproduce.report import scale_notes
 
     unsupported = {
@@ -149,18 +151,18 @@ def _settings(args: argparse.Namespace, paper: Any) -> Any:
         ConfigError: a name is unknown, or data are not found.
     """
     from gradhomog.errors import ConfigError, did_you_mean
-    from gradhomog.experiments import reproduce
+    from gradhomog.experiments.reproduce.comparisons import Settings, find_domains, image_size
 
     if args.scale not in paper.scales:
         hint = did_you_mean(args.scale, paper.scales)
         raise ConfigError(f"unknown scale {args.scale!r}; known: {', '.join(paper.scales)}.{hint}")
     domains: dict[str, str] = {}
     if paper.benchmarks:
-        size = reproduce.image_size(args.experiment, args.scale, args.overrides)
-        domains = reproduce.find_domains(paper.benchmarks, args.data, args.domains, size)
+        size = image_size(args.experiment, args.scale, args.overrides)
+        domains = find_domains(paper.benchmarks, args.data, args.domains, size)
     elif args.data or args.domains:
         raise ConfigError(f"`{args.experiment}` needs no data; remove --data and --domain.")
-    return reproduce.Settings(
+    return Settings(
         domains=domains, scale=args.scale, learners=args.learners, targets=args.targets, shots=args.shots,
         methods=args.methods, rotogbml=args.rotogbml, others=not args.without_others, overrides=args.overrides,
     )  # fmt: skip

@@ -21,7 +21,7 @@ def test_the_table_has_the_run_files_methods_with_plain_twice(capsys):
     assert main(["profile", *SETTINGS, *QUICK]) == 0
     out = capsys.readouterr().out
     lines = out.splitlines()
-    assert lines[0].startswith("one meta-step of maml")
+    assert lines[0].startswith("one training step of maml")
     assert [line.split("  ")[0] for line in lines[4:8]] == ["plain", "plain again", "pcgrad", "static"]
     assert "to plain" in lines[2]
     assert "second plain learner" in out

@@ -25,7 +25,6 @@ from gradhomog.experiments.results.records import records as read_records
 
 TITLES = {
     "scores": "Scores and differences",
-    "domains": "Scores by domain",
     "validation": "Validation curves",
     "conflict": "Agreement of task gradients",
     "stages": "Effect of each homogenizer on the gradients",
@@ -43,7 +42,6 @@ def captions(summary: Summary) -> dict[str, str]:
     over = "seeds, or over test tasks for a single seed"
     if summary.problem or len(units) == 1:
         over = names[units.pop()] if units else "seeds (here a single seed)"
-    source = "task" if summary.problem else "domain of the test tasks"
     several = any(len(row.seeds) > 1 for row in summary.rows)
     band = "bands are the range over seeds" if several else "one seed"
     tested = "Test score" if summary.held_out else "Score"
@@ -54,7 +52,6 @@ def captions(summary: Summary) -> dict[str, str]:
         "scores": f"{tested} of each method: mean and 95 % confidence interval over {over}. Small dots are seeds; the "
         "dashed line is the plain learner. Right panel: the paired difference to plain with its interval, which is not "
         "corrected for the number of methods.",
-        "domains": f"The same scores by {source}: mean and 95 % confidence interval over {over}.",
         "conflict": "Agreement of the task gradients during training, before homogenization: the mean cosine between "
         f"the gradients of two tasks, and the ratio of the largest to the smallest gradient norm. {smooth}",
         "stages": "The task gradients before the first homogenizer and after each homogenizer, in the order of the "
@@ -221,7 +218,6 @@ def _save_figures(folder: Path, records: Sequence[Record], summary: Summary) -> 
     """Draw the figures that the records have data for, save them in `figures/`, and return the SVG files by name."""
     drawn = {
         "scores": figures.scores(summary),
-        "domains": figures.domain_scores(summary),
         "validation": figures.validation(records, summary),
         "conflict": figures.conflict(records),
         "stages": figures.stages(records),

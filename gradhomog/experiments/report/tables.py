@@ -6,6 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from gradhomog.errors import in_one_line
 from gradhomog.experiments.analysis.method_rows import MethodRow
@@ -234,16 +235,12 @@ def _baseline_columns(summary: Summary) -> list[MethodColumn]:
     return [
         *columns,
         _difference_column(title, summary, lambda row: row.to_baseline),
-        Column("p (Holm)", lambda row: p_text(_p_value(row.to_baseline)), lambda row: _p_value(row.to_baseline)),
-        Column(
-            "step time",
-            lambda row: ratio_text(_time_ratio(row.to_baseline)),
-            lambda row: _time_ratio(row.to_baseline),
-        ),
-        Column(
+        _number_column("p (Holm)", p_text, lambda row: row.to_baseline and row.to_baseline.adjusted_p_value),
+        _number_column("step time", ratio_text, lambda row: row.to_baseline and row.to_baseline.time_ratio),
+        _number_column(
             f"seeds for {detectable_words(summary)}",
-            lambda row: seeds_text(_seeds_needed(row.to_baseline)),
-            lambda row: _seeds_needed(row.to_baseline),
+            seeds_text,
+            lambda row: row.to_baseline and row.to_baseline.seeds_needed,
         ),
     ]
 
@@ -319,16 +316,12 @@ def _seed_count(row: MethodRow) -> str:
     return f"{len(row.seeds)} of {row.expected_seeds}"
 
 
-def _p_value(comparison: PairedComparison | None) -> float | None:
-    return None if comparison is None else comparison.adjusted_p_value
+def _number_column(title: str, text: Callable[[Any], str], get_number: Callable[[MethodRow], Any]) -> MethodColumn:
+    return Column(title, lambda row: text(get_number(row)), get_number)
 
 
 def _time_ratio(comparison: PairedComparison | None) -> float | None:
     return None if comparison is None else comparison.time_ratio
-
-
-def _seeds_needed(comparison: PairedComparison | None) -> int | None:
-    return None if comparison is None else comparison.seeds_needed
 
 
 def _none_if_nan(value: float) -> float | None:

@@ -38,20 +38,6 @@ class Snapshot(TypedDict):
     random_cuda: Tensor | None
 
 
-def take_snapshot(
-    digest: str, done: int, trainable: Trainable, optimizer: torch.optim.Optimizer, device: torch.device
-) -> Snapshot:
-    return {
-        "digest": digest,
-        "done": done,
-        "trained": dict(trainable.state_dict()),
-        "outer": optimizer.state_dict(),
-        # Dropout, for example, draws from the global generators.
-        "random": torch.get_rng_state(),
-        "random_cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-    }
-
-
 def restore_snapshot(
     state: Mapping[str, Any],
     trainable: Trainable,
@@ -279,7 +265,13 @@ class Trainer:
         """Write a checkpoint."""
         self.events.sync()
         state: Checkpoint = {
-            **take_snapshot(self.config.digest, self.done, self.trainable, self.optimizer, self.device),
+            "digest": self.config.digest,
+            "done": self.done,
+            "trained": dict(self.trainable.state_dict()),
+            "outer": self.optimizer.state_dict(),
+            # Dropout, for example, draws from the global generators.
+            "random": torch.get_rng_state(),
+            "random_cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             "fingerprints": list(self.fingerprints.values()),  # keys contain paths, which may change
             "events": self.events.size,
             "seconds": self.seconds,

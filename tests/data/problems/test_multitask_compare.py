@@ -96,7 +96,7 @@ def test_the_report_describes_the_problem_and_no_episodes(whole):
     for word in ("test tasks", "training domains", "episodes"):
         assert word not in page
     drawn = {path.stem for path in (whole.folder / "figures").iterdir()}
-    assert {"scores", "domains", "conflict", "weights", "validation"} <= drawn
+    assert {"scores", "conflict", "weights", "validation"} <= drawn
     assert "trajectories" not in drawn
 
 

@@ -219,9 +219,8 @@ def paired(gaps, metric="accuracy"):
 def test_the_seeds_needed_are_for_one_point_or_for_5_percent_of_the_baselines_score():
     gaps = [0.0, 0.01, 0.02]  # a standard deviation of 0.01
     found = row_of(paired(gaps), "m").to_baseline
-    assert (found.detectable, found.seeds_needed) == (0.01, 10)  # an effect of 1: see test_power
+    assert found.seeds_needed == 10  # an effect of 1: see test_power
     found = row_of(paired(gaps, "mse"), "m").to_baseline
-    assert found.detectable == pytest.approx(0.025)
     assert found.seeds_needed == 4  # an effect of 2.5
     assert row_of(paired(gaps, "loss"), "m").to_baseline.seeds_needed is None
 

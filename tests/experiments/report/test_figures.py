@@ -30,7 +30,6 @@ def draw(records):
     summary = summarize(records)
     return {
         "scores": figures.scores(summary),
-        "domains": figures.domain_scores(summary),
         "conflict": figures.conflict(records),
         "stages": figures.stages(records),
         "weights": figures.weights(records),

@@ -19,20 +19,11 @@ from gradhomog.cli import main
 from gradhomog.errors import ConfigError, PluginRunError, UnknownPluginError
 from gradhomog.experiments.analysis.statistics import mean_interval
 from gradhomog.experiments.execution.comparison import ComparisonResult
-from gradhomog.experiments.reproduce import (
-    Part,
-    Reproduction,
-    Result,
-    Settings,
-    collect,
-    execute,
-    parts,
-    reproduce,
-    text_table,
-)
-from gradhomog.experiments.reproduce.comparisons import PlannedRow
-from gradhomog.experiments.reproduce.report import write_page
-from gradhomog.experiments.reproduce.results import _averages
+from gradhomog.experiments.reproduce import execute
+from gradhomog.experiments.reproduce.comparisons import Part, PlannedRow, Settings, parts
+from gradhomog.experiments.reproduce.execute import Reproduction, reproduce
+from gradhomog.experiments.reproduce.report import text_table, write_page
+from gradhomog.experiments.reproduce.results import Result, _averages, collect
 from gradhomog.experiments.run_file.schema import Config, load
 from gradhomog_data.benchmarks import BENCHMARKS
 from tests.experiments.reproduce.conftest import NAMES, TINY

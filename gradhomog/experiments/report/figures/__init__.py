@@ -4,7 +4,6 @@ Matplotlib (the extra `plot`) is imported when the first figure is drawn. Its gl
 """
 
 from gradhomog.experiments.report.figures.saliency import saliency as saliency
-from gradhomog.experiments.report.figures.scores import domain_scores as domain_scores
 from gradhomog.experiments.report.figures.scores import scores as scores
 from gradhomog.experiments.report.figures.stages import stages as stages
 from gradhomog.experiments.report.figures.style import MissingMatplotlib as MissingMatplotlib
