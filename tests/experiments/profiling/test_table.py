@@ -32,7 +32,10 @@ def test_the_table_has_times_ratios_columns_and_added_memory_in_all_formats():
 
     made = table.TimingTable(
         "a step", "plain", (row("plain", 0.1, 1.0, 10**7), row("b", 0.103, 1.03, 12 * 10**6, 10**6)), ("a note",),
-        {"c": "broke"}, (table.differences("over plain", {"b": Quantiles.of([0.003])}), table.cosines({"plain": 0.5})),
+        {"c": "broke"}, (
+            table.Column("over plain", {"b": Quantiles.of([0.003])}, lambda value: f"+{1e3 * value.median:.2f} ms"),
+            table.Column("cosine", {"plain": 0.5}, lambda value: f"{value:.6f}"),
+        ),
     )  # fmt: skip
     lines = made.render().splitlines()
     assert lines[4].split("  ")[0] == "plain"

@@ -12,7 +12,6 @@ from gradhomog.experiments.report.figures.curves import (
     REFERENCE_WIDTH,
     Runs,
     average,
-    average_with_interval,
     curve,
     draw_curve,
     mean_cosine,
@@ -124,7 +123,7 @@ def _draw_lines(
     for (owner, label), group in runs.items():
         if owner == learner:
             curves = [curve(run, value, smooth) for run in group]
-            averaged = average(curves) if smooth else average_with_interval(curves)
+            averaged = average(curves, interval=not smooth)
             draw_curve(
                 panel, averaged, *colors[label], style.wrap_label(label), band=len(group) > 1, dots=not smooth,
                 width=REFERENCE_WIDTH if label == PLAIN else 1.3, transform=transform,
