@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gradhomog.errors import in_one_line
@@ -212,12 +212,12 @@ def _score_columns(summary: Summary) -> list[MethodColumn]:
     if summary.improvement_baseline:
         columns.append(_interval_column(DELTA_M, "accuracy", lambda row: row.improvement, signed=True))
     additional = dict.fromkeys(name for row in summary.rows for name in row.additional_scores)
-    columns += [_additional_column(name, summary.metric) for name in additional]
+    columns += [_named_column(name, summary.metric, lambda row: row.additional_scores) for name in additional]
     columns.append(
         Column("step time", _step_time, lambda row: _time_ratio(row.to_plain) if row.label != PLAIN else 1.0)
     )
     if len(summary.domains) > 1:
-        columns += [_domain_column(name, summary.metric) for name in summary.domains]
+        columns += [_named_column(name, summary.metric, lambda row: row.by_domain, True) for name in summary.domains]
     columns.append(Column("seeds", _seed_count, lambda row: len(row.seeds)))
     return columns
 
@@ -276,11 +276,16 @@ def _difference_column(
 
 
 def _interval_column(
-    title: str, kind: str, get_interval: Callable[[MethodRow], Interval | None], signed: bool = False
+    title: str,
+    kind: str,
+    get_interval: Callable[[MethodRow], Interval | None],
+    signed: bool = False,
+    mean_only: bool = False,
 ) -> MethodColumn:
     def text(row: MethodRow) -> str:
         interval = get_interval(row)
-        return NOTHING if interval is None else interval_text(interval, kind, signed, mean_only=row.unit == "one")
+        without_width = mean_only or row.unit == "one"
+        return NOTHING if interval is None else interval_text(interval, kind, signed, without_width)
 
     def value(row: MethodRow) -> Value:
         interval = get_interval(row)
@@ -289,19 +294,10 @@ def _interval_column(
     return Column(title, text, value)
 
 
-def _additional_column(name: str, kind: str) -> MethodColumn:
-    return _interval_column(name, kind, lambda row: row.additional_scores.get(name))
-
-
-def _domain_column(name: str, kind: str) -> MethodColumn:
-    def mean(row: MethodRow) -> float:
-        return row.by_domain[name].mean if name in row.by_domain else math.nan
-
-    return Column(
-        name,
-        lambda row: number_text(mean(row), kind) if name in row.by_domain else NOTHING,
-        lambda row: _none_if_nan(mean(row)),
-    )
+def _named_column(
+    name: str, kind: str, get_intervals: Callable[[MethodRow], Mapping[str, Interval]], mean_only: bool = False
+) -> MethodColumn:
+    return _interval_column(name, kind, lambda row: get_intervals(row).get(name), mean_only=mean_only)
 
 
 def _step_time(row: MethodRow) -> str:
