@@ -86,12 +86,13 @@ def tuning_note(summary: Summary) -> str:
     if summary.held_out:
         return (
             f"Each candidate was trained with seed {summary.candidates[0].seed}; the candidate with the best "
-            "validation score was trained with all seeds. Test scores do not affect the choice; their intervals do not "
-            "include its variation."
+            "validation score was trained with all seeds. Test scores do not affect the choice. Their intervals do "
+            "not include its variation."
         )
     return (
         f"The row of a tuned method is its candidate with the best {metric(summary.metric).words} in this report, "
-        "because no validation data are held out: it is the best of several trials, which favours it."
+        "because no validation data are held out: it is the best of several trials, which favours it over methods with "
+        "one trial."
     )
 
 
