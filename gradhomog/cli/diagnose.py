@@ -43,12 +43,13 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gradhomog.experiments.diagnose import diagnose, require_new_folder
+    from gradhomog.errors import ConfigError
+    from gradhomog.experiments.diagnose import RECORD, diagnose
     from gradhomog.experiments.run_file.schema import load
 
     config = load(args.run_file, args.overrides)
-    if args.out is not None:
-        require_new_folder(args.out)
+    if args.out is not None and (args.out / RECORD).exists():
+        raise ConfigError(f"{args.out} already has a diagnosis. Remove it, or choose another --out.")
     with CountBar("batch") as progress:
         found = diagnose(config, args.at, args.batches, args.seconds, progress)
     arguments = [*([] if args.run_file is None else [str(args.run_file)]), *(f"--set={one}" for one in args.overrides)]

@@ -19,7 +19,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from gradhomog.cli._output import CountBar, print_json
+from gradhomog.cli._output import print_json
 from gradhomog.cli._run_command import add_execution_options, resume_hint
 
 
@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
     command.set_defaults(run=run)
     command.add_argument(
         "experiment", metavar="EXPERIMENT",
-        help="weak (Table 1), strong (Table 2), ablation (Table 3), beta, temperature, backbone, saliency, conflict; "
+        help="weak (Table 1), strong (Table 2), ablation (Table 3), beta, temperature, backbone, saliency; "
         "pinn, or that of an installed paper",
     )  # fmt: skip
     command.add_argument("--data", type=Path, metavar="DIR", help="folder of the benchmarks; see `gradhomog data list`")
@@ -69,9 +69,6 @@ def add(commands: Any) -> None:
         help="omit the comparison methods of Tables 1 and 2, such as ProtoNet and RelationNet",
     )
     command.add_argument(
-        "--batches", type=int, metavar="N", help="conflict: number of measured batches (default: 200; smoke: 8)"
-    )
-    command.add_argument(
         "--set", action="append", default=[], metavar="a.b=c", dest="overrides",
         help="override a key of the run files; may be repeated",
     )  # fmt: skip
@@ -85,18 +82,13 @@ def run(args: argparse.Namespace) -> int:
     import sys
 
     from gradhomog.cli._progress import Progress
-    from gradhomog.errors import ConfigError
     from gradhomog.experiments.reproduce.execute import reproduce
     from gradhomog.experiments.reproduce.paper_schema import read_experiment
     from gradhomog.experiments.reproduce.report import REPORT, text_table
 
-    paper, key = read_experiment(args.experiment)
+    paper, _ = read_experiment(args.experiment)
     settings = _settings(args, paper)
     out = args.out or Path("runs") / f"reproduce-{args.experiment}-{args.scale}"
-    if paper.experiments[key].measure == "conflict":
-        return _run_conflict(args, paper, settings, out)
-    if args.batches is not None:
-        raise ConfigError(f"`--batches` has no effect in `{args.experiment}`; remove it.")
     with Progress() as progress, resume_hint(progress):
         outcome = reproduce(
             args.experiment, settings, out, resume=args.resume, progress=progress, jobs=args.jobs,
@@ -112,36 +104,6 @@ def run(args: argparse.Namespace) -> int:
         print(text_table(paper, outcome.results, outcome.description).text())
         print(f"\n{out / REPORT}  the report; each comparison has a folder with its own report beside it")
     return 1 if outcome.failures else 0
-
-
-def _run_conflict(args: argparse.Namespace, paper: Any, settings: Any, out: Path) -> int:
-    """Print a diagnosis of the plain learner at the beginning, in the middle and at the end of training."""
-    from gradhomog.errors import ConfigError
-    from gradhomog.experiments.diagnose import diagnose, require_new_folder
-    from gradhomog.experiments.reproduce.comparisons import parts
-    from gradhomog.experiments.reproduce.execute import describe
-    from gradhomog.experiments.reproduce.report import scale_notes
-
-    unsupported = {
-        "--jobs": args.jobs, "--executor": args.executor != "local", "--without-others": args.without_others,
-        "--resume": args.resume, "a second --learner": len(args.learners) > 1, "a second --shots": len(args.shots) > 1,
-    }  # fmt: skip
-    if named := [name for name, given in unsupported.items() if given]:
-        raise ConfigError(f"`{args.experiment}` is one training in one process; remove {', '.join(named)}.")
-    config = parts(args.experiment, settings)[0].config
-    steps = sorted({0, config.train.steps // 2, config.train.steps})
-    require_new_folder(out / "step-0")
-    batches = paper.scales[args.scale].batches if args.batches is None else args.batches
-    with CountBar("batch") as progress:
-        points = [diagnose(config, at, batches, 0, progress) for at in steps]
-    for point in points:
-        point.write(out / f"step-{point.step}")
-    if args.json:
-        print_json({"folder": str(out), "points": [point.record() for point in points]})
-    else:
-        print("\n\n".join(point.render() for point in points))
-        print("", *scale_notes(paper, describe(args.experiment, settings)), f"{out}/step-*  all estimates", sep="\n")
-    return 0
 
 
 def _settings(args: argparse.Namespace, paper: Any) -> Any:

@@ -77,12 +77,6 @@ class RunDiagnosis:
         atomic_files.write_bytes(folder / "diagnosis.txt", (self.render() + "\n").encode())
 
 
-def require_new_folder(folder: Path) -> None:
-    """Raise ConfigError if a folder has a diagnosis."""
-    if (folder / RECORD).exists():
-        raise ConfigError(f"{folder} already has a diagnosis. Remove it, or choose another --out.")
-
-
 def diagnose(
     config: Config,
     at: int | None = None,

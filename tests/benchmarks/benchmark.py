@@ -86,7 +86,7 @@ class Benchmark:
         if args.out is not None:
             environment = ", ".join(f"{name} {version}" for name, version in versions().items() if version)
             command = f"```console\n$ {program} {shlex.join(words)}\n```"
-            text = "\n\n".join([command, f"{environment}.", *(table.markdown() for table in tables)])
+            text = "\n\n".join([command, f"{environment}.", *map(markdown, tables)])
             args.out.write_text(f"{text}\n", encoding="utf-8")
         if args.json:
             found = [table.record() for table in tables]
@@ -110,6 +110,12 @@ class Benchmark:
         )
         add_timing_options(command)
         return command
+
+
+def markdown(found: TimingTable) -> str:
+    """A section with title, table and notes."""
+    table = found.table()
+    return "\n".join([f"## {found.title}", "", table.markdown(), "", *(f"- {note}" for note in table.notes)])
 
 
 def _parse_shape(text: str) -> tuple[int, ...]:

@@ -140,11 +140,6 @@ class TimingTable:
         """Title and table as text."""
         return f"{self.title}\n\n{self.table().text()}"
 
-    def markdown(self) -> str:
-        """A Markdown section with title, table and notes."""
-        table = self.table()
-        return "\n".join([f"## {self.title}", "", table.markdown(), "", *(f"- {note}" for note in table.notes)])
-
     def record(self) -> dict[str, Any]:
         """The table as plain data for JSON, in seconds, ratios and bytes; rows have the values of all columns."""
         return {

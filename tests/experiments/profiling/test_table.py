@@ -43,11 +43,11 @@ def test_the_table_has_times_ratios_columns_and_added_memory_in_all_formats():
     assert lines[5].split()[:7] == ["b", "103", "ms", "×", "1.03", "1.03", "–"]
     assert lines[5].split()[7:] == ["1.03", "+3.00", "ms", "–", "+3.00", "MB", "6"]
     assert lines[-2:] == ["a note", "Failed: c: broke"]
-    assert made.markdown().splitlines() == [
-        "## a step", "", "| method | time | to plain | 95 % | over plain | cosine | memory | rounds |",
+    assert made.table().markdown().splitlines() == [
+        "| method | time | to plain | 95 % | over plain | cosine | memory | rounds |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
         "| plain | 100 ms | – | – | – | 0.500000 | 10.0 MB | 6 |",
-        "| b | 103 ms | × 1.03 | 1.03 – 1.03 | +3.00 ms | – | +3.00 MB | 6 |", "", "- a note", "- Failed: c: broke",
+        "| b | 103 ms | × 1.03 | 1.03 – 1.03 | +3.00 ms | – | +3.00 MB | 6 |",
     ]  # fmt: skip
     data = json.loads(json.dumps(made.record(), allow_nan=False))
     assert data["rows"][1]["added_bytes"] == 3 * 10**6

@@ -238,12 +238,10 @@ def test_an_unknown_learner_raises_before_any_training(settings: Settings, tmp_p
     [
         (["tables"], r"unknown paper 'tables'\.( Did you mean .*)? Installed: ablation, .*weak\."),
         (["strong", "--scale", "smal"], r"unknown scale 'smal'; .*Did you mean 'small'\?"),
-        (["conflict", "--jobs", "2", "--resume"], "remove --jobs, --resume"),
         (["strong"], "Pass the folder of the data by --data"),
         (["strong", "--data", "missing"], "--data must be an existing folder"),
         (["pinn", "--scale", "smal"], "unknown scale 'smal'"),
         (["pinn", "--data", "x", "--shots", "1"], "`pinn` needs no data; remove --data"),
-        (["pinn", "--batches", "7"], "`--batches` has no effect in `pinn`"),
     ],
 )
 def test_invalid_arguments_have_exit_code_2(
@@ -251,24 +249,6 @@ def test_invalid_arguments_have_exit_code_2(
 ) -> None:
     assert main(["reproduce", *arguments]) == 2
     assert re.search(message, capsys.readouterr().err)
-
-
-def test_the_conflict_is_measured_and_printed(
-    nine_benchmarks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    overrides = [word for override in TINY for word in ("--set", override)]
-    command = [
-        "reproduce", "conflict", "--data", str(nine_benchmarks), "--learner", "fomaml", "--batches", "8", "--target",
-        "cub", "--target", "cars", "--out", str(tmp_path), *overrides,
-    ]  # fmt: skip
-    assert main(command) == 0
-    printed = capsys.readouterr().out
-    for step in (0, 1, 2):
-        assert f" after {step} of 2 steps, without homogenizers" in printed
-        assert (tmp_path / f"step-{step}" / "diagnosis.json").exists()
-    assert "Data: " in printed
-    assert main(command) == 2
-    assert "already has a diagnosis" in capsys.readouterr().err
 
 
 def of_column(column: str, row: str, *scores: float) -> Result:
