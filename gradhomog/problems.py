@@ -22,7 +22,6 @@ from gradhomog.diagnosis.learner_rows import FIRST_BATCH
 from gradhomog.diagnosis.loss_rows import loss_rows
 from gradhomog.errors import ConfigError
 from gradhomog.learners.results import Evaluation
-from gradhomog.step.member import Member
 from gradhomog.step.nonfinite import Nonfinite
 from gradhomog.step.pipelines import Pipeline, pipeline
 from gradhomog.step.reports import StageReport, StepReport
@@ -168,11 +167,6 @@ class Problem(ABC):
     @abstractmethod
     def validate(self) -> Evaluation:
         """Return the scores that select the state and the candidate of a tuned method."""
-
-    @property
-    def members(self) -> Sequence[Member]:
-        """The homogenizers, whose time is measured."""
-        return self.homogenizers.members
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters that the optimizer changes."""

@@ -215,11 +215,11 @@ def test_a_step_calls_few_functions(text: str, calls: int, files: int) -> None:
 
 
 BUDGETS = {
-    "gradhomog": 683,
+    "gradhomog": 680,
     "gradhomog/autograd": 2338,
-    "gradhomog/cli": 1209,
-    "gradhomog/diagnosis": 1230,
-    "gradhomog/experiments": 7191,
+    "gradhomog/cli": 1170,
+    "gradhomog/diagnosis": 1220,
+    "gradhomog/experiments": 6510,
     "gradhomog/learners": 783,
     "gradhomog/ranks": 499,
     "gradhomog/registry": 826,
@@ -229,9 +229,9 @@ BUDGETS = {
     "gradhomog/step": 1195,
     "gradhomog/testing": 3150,
     "plugins": 4562,
-    "plugins/gradhomog_data": 3630,
+    "plugins/gradhomog_data": 3580,
     "adapters": 3922,
-    "tests": 34984,
+    "tests": 34590,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

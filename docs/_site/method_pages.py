@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import inspect
 import json
 import re
@@ -42,18 +41,11 @@ PASSES = {
 }
 """Backward passes of a multi-task step, where its family does not decide."""
 
-MEASURED = {
-    "functions": "nmse on [functions of different magnitude](../results/methods.md), lower is better",
-    "landscape": "loss on [a landscape with conflict and without noise](../results/methods.md), lower is better",
-    "regression": "R² on [ten related regressions](../results/methods.md), higher is better",
-}
-
 
 def pages(folder: Path) -> dict[str, str]:
     """The pages of all built-in homogenizers and the list of them, by path; writes their pictures."""
     formulas = tomllib.loads((folder / "formulas.toml").read_text(encoding="utf-8"))
     found = {info: spec for info, spec in plugin_tables.built_in("homogenizers") if isinstance(spec, HomogenizerSpec)}
-    results = {name: _measured(folder.parent / "results" / "methods" / f"{name}.csv") for name in MEASURED}
     written = {
         "methods/_list.md": _list(found),
         "methods/_traits.md": _traits(found),
@@ -61,17 +53,11 @@ def pages(folder: Path) -> dict[str, str]:
     }
     for info, spec in found.items():
         picture = pictures.draw(info.name, folder / "pictures")
-        written[f"methods/{info.name}.md"] = _page(info, spec, formulas[info.name], picture, results)
+        written[f"methods/{info.name}.md"] = _page(info, spec, formulas[info.name], picture)
     return written
 
 
-def _page(
-    info: PluginInfo,
-    spec: HomogenizerSpec,
-    formula: Mapping[str, str],
-    picture: str,
-    results: Mapping[str, Mapping[str, Mapping[str, str]]],
-) -> str:
+def _page(info: PluginInfo, spec: HomogenizerSpec, formula: Mapping[str, str], picture: str) -> str:
     blocks = list(docstrings.paragraphs(inspect.getdoc(spec.factory) or ""))
     by_kind = {block.kind: block.text for block in blocks if block.kind not in ("text", "formula")}
     formulas = [block for block in blocks if block.kind == "formula"]
@@ -109,7 +95,6 @@ def _page(
         "",
         _linked(by_kind.get("Use it when", "")),
         "",
-        *_results(info.name, results),
         "## Use it",
         "",
         "```python",
@@ -228,32 +213,3 @@ def _traits(found: Mapping[PluginInfo, HomogenizerSpec]) -> str:
         marks = ("✓" if trait in spec.traits else "" for trait in TRAITS)
         lines.append(table_row(f"[`{info.name}`]({info.name}.md)", *marks))
     return "\n".join([*lines, ""])
-
-
-def _measured(path: Path) -> dict[str, dict[str, str]]:
-    """The rows of a comparison's summary, by the first homogenizer of a method; of a tuned method by its name."""
-    rows: dict[str, dict[str, str]] = {}
-    if path.exists():
-        with path.open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                rows.setdefault(re.split(r"[( ]", row["label"])[0], row)
-    return rows
-
-
-def _results(name: str, results: Mapping[str, Mapping[str, Mapping[str, str]]]) -> list[str]:
-    """A table of the method's own rows in the comparisons of all methods."""
-    lines = []
-    for comparison, description in MEASURED.items():
-        if row := results[comparison].get(name):
-            mean, plain = float(row["mean"]), float(results[comparison]["plain"]["mean"])
-            difference = f"{float(row['difference']):+.3g}"
-            if row["difference_half_width"]:
-                difference += f" ± {float(row['difference_half_width']):.2g}"
-            if row["p_value_holm"]:
-                difference += " *" if float(row["p_value_holm"]) < 0.05 else ""
-            lines.append(table_row(description, f"{mean:.4g}", f"{plain:.4g}", difference))
-    if not lines:
-        return []
-    note = "±: 95 % confidence interval over seeds; *: significant at the 5 % level after Holm's correction."
-    head = table_head("problem and score", "this method", "plain", "paired difference")
-    return ["## Measured", "", *head, *lines, "", note, ""]

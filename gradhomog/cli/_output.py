@@ -1,4 +1,4 @@
-"""Output that several commands share: JSON, tables, durations."""
+"""Output that several commands share: JSON, tables, progress bars, durations."""
 
 from __future__ import annotations
 
@@ -29,6 +29,32 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+class CountBar:
+    """A progress bar of done and total counts on standard error; a smaller count begins another bar.
+
+    Disabled if standard error is not a terminal.
+    """
+
+    def __init__(self, unit: str) -> None:
+        self._unit = unit
+        self._bar: Any = None
+
+    def __enter__(self) -> CountBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def __call__(self, done: int, total: int) -> None:
+        from tqdm import tqdm
+
+        if self._bar is None or done < self._bar.n:
+            self.__exit__()
+            self._bar = tqdm(total=total, unit=self._unit, dynamic_ncols=True, disable=not sys.stderr.isatty())
+        self._bar.update(done - self._bar.n)
 
 
 def duration(seconds: float) -> str:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gradhomog.cli._output import add_json, print_json
+from gradhomog.cli._output import CountBar, add_json, print_json
 from gradhomog.cli._run_command import add_run_file, integer_parser, seconds_parser
 
 
@@ -43,8 +43,6 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from tqdm import tqdm
-
     from gradhomog.errors import ConfigError
     from gradhomog.experiments.diagnose import RECORD, diagnose
     from gradhomog.experiments.run_file.schema import load
@@ -52,12 +50,7 @@ def run(args: argparse.Namespace) -> int:
     config = load(args.run_file, args.overrides)
     if args.out is not None and (args.out / RECORD).exists():
         raise ConfigError(f"{args.out} already has a diagnosis. Remove it, or choose another --out.")
-    with tqdm(unit="batch", file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
-
-        def progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
+    with CountBar("batch") as progress:
         found = diagnose(config, args.at, args.batches, args.seconds, progress)
     arguments = [*([] if args.run_file is None else [str(args.run_file)]), *(f"--set={one}" for one in args.overrides)]
     found = replace(found, run_file=shlex.join(arguments))

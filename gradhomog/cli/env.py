@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 from gradhomog.cli._output import add_json, print_json, print_table
@@ -15,10 +16,10 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gradhomog.experiments.execution.environment import report
+    from gradhomog.experiments.execution.environment import machine, versions
     from gradhomog.registry import KINDS, installed
 
-    data: dict[str, Any] = report()
+    data: dict[str, Any] = {"versions": versions(), "machine": machine(), "interpreter": sys.executable}
     data["plugins"] = {kind: [info.selector for info in installed().list(kind)] for kind in KINDS}
     if args.json:
         print_json(data)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gradhomog.cli._output import add_json, print_json
+from gradhomog.cli._output import CountBar, add_json, print_json
 from gradhomog.cli._run_command import add_run_file, integer_parser, seconds_parser
 
 
@@ -44,28 +44,6 @@ def add_timing_options(command: argparse.ArgumentParser) -> None:
 def clock(args: argparse.Namespace) -> Callable[[], float]:
     """The clock that the options select."""
     return time.process_time if args.processor_time else time.perf_counter
-
-
-class RoundsBar:
-    """A progress bar on standard error, one per table; disabled if standard error is not a terminal."""
-
-    def __init__(self) -> None:
-        self._bar: Any = None
-
-    def __enter__(self) -> RoundsBar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def __call__(self, done: int, total: int) -> None:
-        from tqdm import tqdm
-
-        if self._bar is None or done < self._bar.n:
-            self.__exit__()
-            self._bar = tqdm(total=total, unit="round", dynamic_ncols=True, disable=not sys.stderr.isatty())
-        self._bar.update(done - self._bar.n)
 
 
 def add(commands: Any) -> None:
@@ -96,9 +74,9 @@ def run(args: argparse.Namespace) -> int:
     if args.threads:
         overrides.append(f"threads={args.threads}")
     config = load(args.run_file, overrides)
-    with RoundsBar() as progress:
+    with CountBar("round") as progress:
         tables = step_overheads(
-            config, rounds=args.rounds, seconds=args.seconds, clock=clock(args), progress=progress
+            config, config.learners, rounds=args.rounds, seconds=args.seconds, clock=clock(args), progress=progress
         )  # fmt: skip
     if args.json:
         from gradhomog.experiments.execution.environment import machine, versions

@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
     command.set_defaults(run=run)
     command.add_argument(
         "experiment", metavar="EXPERIMENT",
-        help="weak (Table 1), strong (Table 2), ablation (Table 3), beta, temperature, backbone, saliency, conflict; "
+        help="weak (Table 1), strong (Table 2), ablation (Table 3), beta, temperature, backbone, saliency; "
         "pinn, or that of an installed paper",
     )  # fmt: skip
     command.add_argument("--data", type=Path, metavar="DIR", help="folder of the benchmarks; see `gradhomog data list`")
@@ -69,9 +69,6 @@ def add(commands: Any) -> None:
         help="omit the comparison methods of Tables 1 and 2, such as ProtoNet and RelationNet",
     )
     command.add_argument(
-        "--batches", type=int, metavar="N", help="conflict: number of measured batches (default: 200; smoke: 8)"
-    )
-    command.add_argument(
         "--set", action="append", default=[], metavar="a.b=c", dest="overrides",
         help="override a key of the run files; may be repeated",
     )  # fmt: skip
@@ -85,19 +82,15 @@ def run(args: argparse.Namespace) -> int:
     import sys
 
     from gradhomog.cli._progress import Progress
-    from gradhomog.errors import ConfigError
-    from gradhomog.experiments import reproduce
-    from gradhomog.experiments.reproduce.report import REPORT
+    from gradhomog.experiments.reproduce.execute import reproduce
+    from gradhomog.experiments.reproduce.paper_schema import read_experiment
+    from gradhomog.experiments.reproduce.report import REPORT, text_table
 
-    paper, key = reproduce.read_experiment(args.experiment)
+    paper, _ = read_experiment(args.experiment)
     settings = _settings(args, paper)
     out = args.out or Path("runs") / f"reproduce-{args.experiment}-{args.scale}"
-    if paper.experiments[key].measure == "conflict":
-        return _run_conflict(args, paper, settings, out)
-    if args.batches is not None:
-        raise ConfigError(f"`--batches` has no effect in `{args.experiment}`; remove it.")
     with Progress() as progress, resume_hint(progress):
-        outcome = reproduce.reproduce(
+        outcome = reproduce(
             args.experiment, settings, out, resume=args.resume, progress=progress, jobs=args.jobs,
             executor=args.executor,
         )  # fmt: skip
@@ -108,48 +101,9 @@ def run(args: argparse.Namespace) -> int:
         content = outcome.results.to_json(paper)
         print_json({"folder": str(out), "failures": outcome.failures, **facts, **content})
     else:
-        print(reproduce.text_table(paper, outcome.results, outcome.description).text())
+        print(text_table(paper, outcome.results, outcome.description).text())
         print(f"\n{out / REPORT}  the report; each comparison has a folder with its own report beside it")
     return 1 if outcome.failures else 0
-
-
-def _run_conflict(args: argparse.Namespace, paper: Any, settings: Any, out: Path) -> int:
-    import sys
-    from collections.abc import Mapping
-
-    from tqdm import tqdm
-
-    from gradhomog.errors import ConfigError
-    from gradhomog.experiments.reproduce import describe, parts
-    from gradhomog.experiments.reproduce.measure_conflict import RESULTS, measure_conflict, render
-    from gradhomog.experiments.reproduce.report import scale_notes
-
-    unsupported = {
-        "--jobs": args.jobs, "--executor": args.executor != "local", "--without-others": args.without_others,
-        "a second --learner": len(args.learners) > 1, "a second --shots": len(args.shots) > 1,
-    }  # fmt: skip
-    if named := [name for name, given in unsupported.items() if given]:
-        raise ConfigError(f"`{args.experiment}` is one training in one process; remove {', '.join(named)}.")
-    config = parts(args.experiment, settings)[0].config
-    if (out / RESULTS).exists() and not args.resume:
-        raise ConfigError(f"{out} already has results. Continue with --resume, or choose another --out.")
-    with tqdm(unit="batch", file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
-
-        def progress(record: Mapping[str, Any]) -> None:
-            bar.set_postfix_str(f"{record['event']} {record.get('batch', record['step'])} of {record['of']}")
-            bar.update()
-
-        batches = paper.scales[args.scale].batches if args.batches is None else args.batches
-        steps = sorted({0, config.train.steps // 2, config.train.steps})
-        points = measure_conflict(config, steps, batches, out, progress)
-    scale = scale_notes(paper, describe(args.experiment, settings))
-    remarks = [*scale, f"Learner: {config.learner}. Homogenizers: {config.homogenizers[0]}."]
-    if args.json:
-        print_json({"folder": str(out), "points": [point.record() for point in points]})
-    else:
-        print(render(points, remarks))
-        print(f"\n{out / RESULTS}  all estimates")
-    return 0
 
 
 def _settings(args: argparse.Namespace, paper: Any) -> Any:
@@ -159,18 +113,18 @@ def _settings(args: argparse.Namespace, paper: Any) -> Any:
         ConfigError: a name is unknown, or data are not found.
     """
     from gradhomog.errors import ConfigError, did_you_mean
-    from gradhomog.experiments import reproduce
+    from gradhomog.experiments.reproduce.comparisons import Settings, find_domains, image_size
 
     if args.scale not in paper.scales:
         hint = did_you_mean(args.scale, paper.scales)
         raise ConfigError(f"unknown scale {args.scale!r}; known: {', '.join(paper.scales)}.{hint}")
     domains: dict[str, str] = {}
     if paper.benchmarks:
-        size = reproduce.image_size(args.experiment, args.scale, args.overrides)
-        domains = reproduce.find_domains(paper.benchmarks, args.data, args.domains, size)
+        size = image_size(args.experiment, args.scale, args.overrides)
+        domains = find_domains(paper.benchmarks, args.data, args.domains, size)
     elif args.data or args.domains:
         raise ConfigError(f"`{args.experiment}` needs no data; remove --data and --domain.")
-    return reproduce.Settings(
+    return Settings(
         domains=domains, scale=args.scale, learners=args.learners, targets=args.targets, shots=args.shots,
         methods=args.methods, rotogbml=args.rotogbml, others=not args.without_others, overrides=args.overrides,
     )  # fmt: skip

@@ -83,7 +83,7 @@ def _real_conflict(found: DiagnosisResult, pairs: Sequence[Pair]) -> Recommendat
     zero = zero_tasks(found)
     all_decrease = all(low > 0 for task, low in enumerate(found.step.products.low.tolist()) if task not in zero)
     methods = ", ".join(METHODS_FOR_CONFLICT)
-    # Measured on pairs of glyphs and on ten regressions: docs/results/methods.md, docs/guide/multitask.md.
+    # Measured on pairs of glyphs and on ten regressions: docs/results/where-surgery-helps.md.
     advice = (
         f"the plain step decreases all losses nevertheless. Expect little from methods for conflict ({methods})"
         if all_decrease

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,11 +51,6 @@ class Estimate:
     def record(self) -> dict[str, Any]:
         """Return the estimates as nested lists for JSON; NaN is None."""
         return {"value": without_nan(self.value.tolist()), "half_width": without_nan(self.half_width.tolist())}
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Estimate:
-        """Return the estimates of `record`."""
-        return cls(*(torch.tensor(_with_nan(record[name]), dtype=torch.float64) for name in ("value", "half_width")))
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,18 +116,9 @@ def student_quantile(tail: float, freedom: int) -> float:
     return float(special.stdtrit(freedom, 1 - tail))
 
 
-Estimates = TypeVar("Estimates")
-
-
 def record(estimates: Any) -> dict[str, Any]:
     """Return a dataclass whose fields are estimates as a dictionary for JSON."""
     return {field.name: getattr(estimates, field.name).record() for field in dataclasses.fields(estimates)}
-
-
-def from_record(kind: type[Estimates], content: Mapping[str, Any]) -> Estimates:
-    """Return the dataclass of `record`."""
-    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    return kind(**{name: Estimate.from_record(content[name]) for name in names})
 
 
 def without_nan(value: Any) -> Any:
@@ -140,12 +126,6 @@ def without_nan(value: Any) -> Any:
     if isinstance(value, list):
         return [without_nan(item) for item in value]
     return None if math.isnan(value) else str(value) if math.isinf(value) else value
-
-
-def _with_nan(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_with_nan(item) for item in value]
-    return torch.nan if value is None else value
 
 
 UNRESOLVED = "unresolved"

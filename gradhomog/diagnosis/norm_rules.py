@@ -23,7 +23,7 @@ METHODS_FOR_NORMS = (EQUAL_NORMS, "multiadam", "aligned_mtl")
 
 METHODS_FOR_TAILS = (EQUAL_NORMS, "imtl_g", "trimmed_mean", "aligned_mtl")
 """Methods that bound the influence of a long row; on families of functions, whose rows have heavy tails, they are
-better than tuned static weights (docs/results/methods.md)."""
+better than tuned static weights (docs/results/where-surgery-helps.md)."""
 
 HEAVY_TAIL = 0.2
 """Effective share of rows below which tails count as heavy: a normal distribution of log ‖g‖ has it at a standard

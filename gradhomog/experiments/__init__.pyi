@@ -5,5 +5,4 @@ from .execution.comparison import compare as compare
 from .execution.executors.base import Executor as Executor
 from .execution.worker import Job as Job
 from .execution.worker import Outcome as Outcome
-from .results.columns import Results as Results
-from .results.columns import load as load
+from .results.records import records as records

@@ -16,7 +16,7 @@ from gradhomog.diagnosis.learner_rows import FIRST_BATCH
 from gradhomog.diagnosis.result import DiagnosisResult
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.execution.environment import threads
-from gradhomog.experiments.profiling.overhead import trainable_overheads
+from gradhomog.experiments.profiling.overhead import step_overheads
 from gradhomog.experiments.profiling.table import TimingTable
 from gradhomog.experiments.results import atomic_files
 from gradhomog.experiments.results.runs import Run
@@ -110,8 +110,8 @@ def diagnose(
             trainable.step(index, optimizer, inspect=False)
             progress(index + 1, at + batches)
         result = diagnose_trainable(trainable, batches, lambda done: progress(at + done, at + batches))
-    overhead = trainable_overheads(config, run.learner, seconds) if seconds > 0 else None
-    return RunDiagnosis(run.learner, run.seed, at, config.train.steps, result, overhead)
+    tables = step_overheads(config, [run.learner], seconds=seconds, with_memory=False) if seconds > 0 else [None]
+    return RunDiagnosis(run.learner, run.seed, at, config.train.steps, result, tables[0])
 
 
 def diagnose_trainable(

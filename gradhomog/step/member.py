@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -31,7 +30,6 @@ class Member:
         info, spec: `PluginInfo` and spec of the plugin; None for an object that was passed directly. Such an object may
             read every statistic and claims no trait.
         stage: `"mix"` or `"rows"`, the one that it overrides; None if it overrides neither.
-        seconds: wall-clock time of its stages, without hooks in the encoder and without derivatives of `transform`.
     """
 
     homogenizer: Homogenizer
@@ -39,7 +37,6 @@ class Member:
     options: Mapping[str, Any]
     info: PluginInfo | None = None
     spec: HomogenizerSpec | None = None
-    seconds: float = field(default=0.0, init=False)
     needs: frozenset[str] = field(init=False)
     stage: Literal["mix", "rows"] | None = field(init=False)
 
@@ -161,7 +158,7 @@ class Member:
 
     def _guard(self, where: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call code of the plugin; name the plugin in its errors, and restore settings that it changes."""
-        start, settings = time.perf_counter(), [*map(operator.call, READ_SETTINGS)]
+        settings = [*map(operator.call, READ_SETTINGS)]
         try:
             result = function(*arguments)
         except GradhomogError as error:
@@ -171,7 +168,6 @@ class Member:
         except (Exception, SystemExit) as cause:
             raise self.failure(where, cause) from cause
         finally:
-            self.seconds += time.perf_counter() - start
             changes = "" if [*map(operator.call, READ_SETTINGS)] == settings else restore_settings(settings)
         if changes:
             raise PluginRunError(

@@ -17,7 +17,8 @@ from torchjd import autojac
 
 import gradhomog
 from gradhomog.experiments import content
-from gradhomog.experiments.profiling.harness import CPU, Comparison
+from gradhomog.experiments.profiling.harness import CPU, Comparison, Timings
+from gradhomog.experiments.profiling.table import Column
 from tests.benchmarks import combine
 from tests.benchmarks.benchmark import Benchmark
 
@@ -192,16 +193,21 @@ def gradient(network: nn.Module) -> Tensor:
     )
 
 
-def cosine_to(exact: Callable[[], nn.Module], networks: Mapping[str, nn.Module]) -> Callable[[str], float | None]:
-    """The cosine between `.grad` of a network and that of `exact()`, by label; None for labels without a network."""
-    expected = functools.cache(lambda: gradient(exact()))
+def cosine_to(
+    exact: Callable[[], nn.Module], networks: Mapping[str, nn.Module]
+) -> Callable[[Timings], Sequence[Column]]:
+    """A column with the cosine between `.grad` of a network and that of `exact()`, by label."""
 
-    def cosine(label: str) -> float | None:
-        if label not in networks:
-            return None
-        return float(torch.cosine_similarity(gradient(networks[label]), expected(), dim=0))
+    def columns(timings: Timings) -> Sequence[Column]:
+        expected = gradient(exact())
+        values = {
+            label: float(torch.cosine_similarity(gradient(networks[label]), expected, dim=0))
+            for label in timings.finished
+            if label in networks
+        }
+        return [Column("cosine", values, lambda value: f"{value:.6f}")]
 
-    return cosine
+    return columns
 
 
 def exact_gradient(setting: Setting) -> nn.Module:
@@ -222,7 +228,7 @@ def compare(texts: Sequence[str], setting: Setting) -> Comparison:
             f"{BY_HAND}: one backward pass per loss, each adds 1/N of the gradient. chunk 1: parallel_chunk_size=1.",
             f"cosine: between the mean gradient of the encoder and that of {BY_HAND} in float64, on the first batch.",
         ),
-        cosine=cosine_to(functools.partial(exact_gradient, setting), encoders),
+        columns=cosine_to(functools.partial(exact_gradient, setting), encoders),
     )  # fmt: skip
 
 

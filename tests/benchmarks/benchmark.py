@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradhomog.cli._output import print_json
-from gradhomog.cli.profile import RoundsBar, add_timing_options, clock
+from gradhomog.cli._output import CountBar, print_json
+from gradhomog.cli.profile import add_timing_options, clock
 from gradhomog.errors import GradhomogError, OptionError
 from gradhomog.experiments.execution.environment import machine, versions
 from gradhomog.experiments.profiling.harness import Comparison, measure_all
@@ -75,7 +75,7 @@ class Benchmark:
         words = list(sys.argv[1:] if arguments is None else arguments)
         args = self._parser(program, description).parse_args(words)
         try:
-            with RoundsBar() as progress:
+            with CountBar("round") as progress:
                 tables = self(
                     args.expressions, args.shapes, rounds=args.rounds, seconds=args.seconds,
                     thread_count=args.threads or 1, clock=clock(args), progress=progress,
@@ -86,7 +86,7 @@ class Benchmark:
         if args.out is not None:
             environment = ", ".join(f"{name} {version}" for name, version in versions().items() if version)
             command = f"```console\n$ {program} {shlex.join(words)}\n```"
-            text = "\n\n".join([command, f"{environment}.", *(table.markdown() for table in tables)])
+            text = "\n\n".join([command, f"{environment}.", *map(markdown, tables)])
             args.out.write_text(f"{text}\n", encoding="utf-8")
         if args.json:
             found = [table.record() for table in tables]
@@ -110,6 +110,12 @@ class Benchmark:
         )
         add_timing_options(command)
         return command
+
+
+def markdown(found: TimingTable) -> str:
+    """A section with title, table and notes."""
+    table = found.table()
+    return "\n".join([f"## {found.title}", "", table.markdown(), "", *(f"- {note}" for note in table.notes)])
 
 
 def _parse_shape(text: str) -> tuple[int, ...]:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 import gradhomog
 from gradhomog.errors import PluginRunError
-from gradhomog.experiments.profiling.harness import Comparison, Workload
+from gradhomog.experiments.profiling.harness import Comparison, Timings, Workload
+from gradhomog.experiments.profiling.table import Column, Quantiles, ratios, signed
 from gradhomog.registry import expression
 from gradhomog.rows import arithmetic
 from tests.benchmarks.benchmark import Benchmark
@@ -145,8 +146,21 @@ def compare(texts: Sequence[str], gradients: Gradients) -> Comparison:
             f"over {FLOOR}: median over rounds of the difference in the same round.",
             f"to peer: ratio to the aggregator of TorchJD (for gradnorm, to {NORMS_READ}), in rounds that have both.",
         ),
-        shared_budget=False, difference=True, peers=peers,
+        shared_budget=False, columns=partial(further_columns, peers),
     )  # fmt: skip
+
+
+def further_columns(peers: Mapping[str, str], timings: Timings) -> Sequence[Column]:
+    """Differences to the floor, and ratios to peers by label."""
+    finished = timings.finished
+    over = {
+        label: Quantiles.of([seconds - other for seconds, other in timings.pairs(label, FLOOR)])
+        for label in finished
+        if label != FLOOR
+    }
+    to_peer = {label: timings.ratio(label, peers[label]) for label in finished if peers.get(label) in finished}
+    text = lambda value: f"{signed(value.median * 1e3)} ms"  # noqa: E731
+    return [Column(f"over {FLOOR}", over, text), ratios("to peer", to_peer)]
 
 
 BENCHMARK = Benchmark("combine", {"tasks x params": Gradients}, SHAPES, compare)

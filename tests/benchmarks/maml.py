@@ -275,7 +275,7 @@ def compare(texts: Sequence[str], setting: Setting) -> Comparison:
             "cosine: between its gradient and that of the hand-written loop in float64, on the first batch.",
             *notes,
         ),
-        min_rounds=1, cosine=cosine_to(partial(exact_gradient, setting), networks),
+        min_rounds=1, columns=cosine_to(partial(exact_gradient, setting), networks),
     )  # fmt: skip
 
 

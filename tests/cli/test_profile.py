@@ -21,7 +21,7 @@ def test_the_table_has_the_run_files_methods_with_plain_twice(capsys):
     assert main(["profile", *SETTINGS, *QUICK]) == 0
     out = capsys.readouterr().out
     lines = out.splitlines()
-    assert lines[0].startswith("one meta-step of maml")
+    assert lines[0].startswith("one training step of maml")
     assert [line.split("  ")[0] for line in lines[4:8]] == ["plain", "plain again", "pcgrad", "static"]
     assert "to plain" in lines[2]
     assert "second plain learner" in out
@@ -38,7 +38,7 @@ def test_json_is_data_with_versions_and_machine(capsys):
     assert [row["label"] for row in found["rows"]] == ["plain", "plain again", "mgda"]
     row = found["rows"][2]
     assert set(row) == {"label", "seconds", "ratio", "peak_bytes", "state_bytes", "added_bytes"}
-    quantiles = {"median", "low", "high", "first_quartile", "third_quartile", "minimum", "maximum", "n"}
+    quantiles = {"median", "low", "high", "n"}
     assert set(row["seconds"]) == set(row["ratio"]) == quantiles
     assert row["ratio"]["n"] == 3
 

@@ -7,9 +7,8 @@ import math
 import pytest
 import torch
 
-from gradhomog.diagnosis import estimates
 from gradhomog.diagnosis.estimates import jackknife
-from gradhomog.diagnosis.expected_gradients import ExpectedGradients, expected_gradients, signal_fractions
+from gradhomog.diagnosis.expected_gradients import expected_gradients, signal_fractions
 from gradhomog.diagnosis.labelled_gramian import LabelledGramian
 from gradhomog.diagnosis.single_rows import single_rows
 from gradhomog.errors import OptionError
@@ -170,16 +169,6 @@ def test_a_pair_that_no_batch_has_does_not_hide_the_mean_of_the_others():
     found = single_rows(LabelledGramian(rows @ rows.T, batches, domains, ("a", "b", "absent")))
     assert found.cosines.value[0, 2].isnan()
     torch.testing.assert_close(found.mean_cosine.value, found.cosines.value[0, 1])
-
-
-def test_estimates_are_recovered_from_their_json_with_unresolved_values():
-    one = expected_gradients(LabelledGramian.of_rows(draw(means(2.0, 0.5, 300), 12, seed=0)))
-    content = estimates.record(one)
-    assert None in content["norms"]["value"]
-    other = estimates.from_record(ExpectedGradients, content)
-    for name, estimate in vars(one).items():
-        torch.testing.assert_close(getattr(other, name).value, estimate.value, equal_nan=True)
-        torch.testing.assert_close(getattr(other, name).half_width, estimate.half_width, equal_nan=True)
 
 
 def test_too_few_batches_raise():

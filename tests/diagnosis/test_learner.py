@@ -14,7 +14,12 @@ from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.training.meta_learning import MetaLearning
 from tests.experiments.conftest import SMALL
-from tests.experiments.reproduce.test_conflict import GLYPHS
+
+GLYPHS = [
+    'domains.train=["glyphs:latin", "glyphs:greek", "glyphs:arrows"]', 'domains.test=["glyphs:dingbats"]',
+    "network.width=2", "network.size=16", "episodes.ways=2", "episodes.queries=2", "episodes.tasks=2",
+    "train.inner_steps=1", "learner=fomaml",
+]  # fmt: skip
 
 
 def trained(settings=SMALL, pipeline="none") -> MetaLearning:

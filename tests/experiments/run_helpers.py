@@ -104,7 +104,6 @@ def write_comparison(folder: Path, records: Sequence[Record]) -> None:
                 "run": run.id,
                 "digest": "of the configuration",
                 "fingerprints": metadata.get("fingerprints", {}),
-                "homogenizer_seconds": result.get("homogenizer_seconds") or [],
             }
             written = {
                 key: value for key, value in result.items() if key not in ("tuned_from", "chosen", "role", "label")

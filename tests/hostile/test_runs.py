@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import json
 import math
 import textwrap
@@ -11,15 +10,12 @@ import textwrap
 import pytest
 
 from gradhomog.errors import ConfigError
-from gradhomog.experiments.analysis.summary import to_json
 from gradhomog.experiments.execution.comparison import compare
-from gradhomog.experiments.report.page import write_report
 from gradhomog.experiments.report.tables import score_table
 from gradhomog.experiments.results.records import records as read
 from gradhomog.experiments.run_file.schema import load
 from tests.experiments.conftest import SMALL
-from tests.experiments.run_helpers import interrupted_after
-from tests.hostile.plugins import HERE, assert_blamed, install
+from tests.hostile.plugins import assert_blamed, install
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
@@ -181,42 +177,3 @@ def test_an_invalid_observer_raises_before_training(tmp_path, text, words):
     with pytest.raises(ConfigError, match=words):
         compare(observed, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-# -- slow ------------------------------------------------------------------------------------------------------------
-
-SLOW = "def mix(self, step): time.sleep(0.1); return torch.ones(step.tasks)"
-
-
-def slow_lines(summary):
-    return [line for line in score_table(summary).text().splitlines() if line.startswith("Slow: ")]
-
-
-@pytest.mark.slow
-def test_a_slow_homogenizer_is_named_once_in_the_table_and_in_regenerated_reports(gradhomog_install, tmp_path):
-    install(gradhomog_install, SLOW)
-    settings = config(["none", "bad", "pcgrad + bad"])
-
-    with pytest.raises(KeyboardInterrupt), interrupted_after(6, "bad"):
-        compare(settings, tmp_path / "out")
-    outcome = compare(settings, tmp_path / "out", resume=True)
-    [line] = slow_lines(outcome.summary)
-    assert line.startswith(f"Slow: {HERE} took ")
-    assert line.endswith("`gradhomog profile --homogenizer bad` measures its overhead.")
-    assert slow_lines(write_report(outcome.folder)) == [line]
-    assert line in html.unescape((outcome.folder / "report.html").read_text(encoding="utf-8"))
-    [found] = outcome.summary.slow_homogenizers
-    assert to_json(outcome.summary)["slow_homogenizers"][0]["share"] == found.share > 0.5
-    # All 12 steps of a run are counted, including those before the interruption, and their sleep is within their time.
-    for record in read(outcome.folder):
-        if record["event"] == "result" and "bad" in record["label"]:
-            [mine] = [entry for entry in record["homogenizer_seconds"] if entry["homogenizer"] == "bad"]
-            assert mine["plugin"] == HERE
-            assert 12 * 0.1 <= mine["seconds"] <= record["seconds"]
-
-
-@pytest.mark.slow
-def test_the_table_has_no_line_about_slow_homogenizers_if_there_are_none(tmp_path):
-    outcome = compare(config(["none", "pcgrad", "static"]), tmp_path / "out")
-    assert slow_lines(outcome.summary) == []
-    assert outcome.summary.slow_homogenizers == ()

@@ -53,10 +53,9 @@ class PairedComparison:
         adjusted_p_value: after Holm's correction over the comparisons of the table; None without an interval.
         verdict: "better" or "worse" if the adjusted p value is below 0.05, else "undecided"; None without an interval.
         time_ratio: ratio of the mean times of a training step; None if unknown.
-        detectable: the size of the difference that `seeds_needed` refers to; None if ratios of scores are not
-            meaningful.
-        seeds_needed: the number of seeds that detects a difference of that size with a power of 80 %, estimated from
-            the spread of the differences; None for a single seed, or if all differences are equal.
+        seeds_needed: the number of seeds that detects a difference of one point or 5 % with a power of 80 %, estimated
+            from the spread of the differences; None for a single seed, if all differences are equal, or if ratios of
+            scores are not meaningful.
     """
 
     reference: str
@@ -66,7 +65,6 @@ class PairedComparison:
     adjusted_p_value: float | None
     verdict: Verdict | None
     time_ratio: float | None
-    detectable: float | None
     seeds_needed: int | None
 
 
@@ -91,7 +89,6 @@ def compare_runs(runs: Runs, reference: Runs) -> PairedComparison | None:
         adjusted_p_value=p_value,
         verdict=None,
         time_ratio=time / reference_time if time and reference_time else None,
-        detectable=detectable,
         seeds_needed=seeds_needed(detectable, test.deviation) if detectable and has_spread else None,
     )
 

@@ -10,7 +10,6 @@ from typing import Any, Literal
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.analysis.method_rows import MethodRow, best_baselines, improvement_baseline, make_method_rows
 from gradhomog.experiments.analysis.metrics import metric
-from gradhomog.experiments.profiling.training_time import SlowHomogenizer, find_slow_homogenizers
 from gradhomog.experiments.results.events import Record, json_compatible, numbers
 from gradhomog.experiments.results.records import row_order
 
@@ -58,7 +57,6 @@ class Summary:
         finished_runs: number of finished runs that belong to a row.
         expected_runs: number of runs of the comparison; None if unknown.
         failures: the last message of each run that failed and has no result.
-        slow_homogenizers: homogenizers that took more than half the time of their training steps.
         best_baselines: the label of the baseline with the best score, by learner.
         problem: name of the multi-task problem.
         notes: sentences about the data of the problem.
@@ -75,7 +73,6 @@ class Summary:
     finished_runs: int
     expected_runs: int | None
     failures: dict[str, str]
-    slow_homogenizers: tuple[SlowHomogenizer, ...] = ()
     best_baselines: dict[str, str] = field(default_factory=dict)
     problem: str | None = None
     notes: tuple[str, ...] = ()
@@ -140,7 +137,6 @@ def summarize(records: Iterable[Record]) -> Summary:
         finished_runs=len(compared),
         expected_runs=_expected_runs(config),
         failures={r["run"]: str(r["error"]) for r in records if r["event"] == "failed" and r["run"] not in done},
-        slow_homogenizers=find_slow_homogenizers(results),
         best_baselines=best_baselines(rows, metric(name).higher_is_better),
         problem=problem,
         notes=tuple(start.get("notes") or ()),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -28,11 +27,6 @@ def versions() -> dict[str, str]:
 def machine() -> dict[str, str | int]:
     """Return operating system, processor and number of cores."""
     return {"system": platform.platform(), "processor": platform.machine(), "cores": os.cpu_count() or 1}
-
-
-def report() -> dict[str, object]:
-    """Return versions, machine and interpreter, for bug reports."""
-    return {"versions": versions(), "machine": machine(), "interpreter": sys.executable}
 
 
 @contextmanager

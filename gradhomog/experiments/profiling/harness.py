@@ -18,15 +18,7 @@ from torch import Tensor
 
 from gradhomog.errors import GradhomogError
 from gradhomog.experiments.execution.environment import threads
-from gradhomog.experiments.profiling.table import (
-    Column,
-    Quantiles,
-    TimingRow,
-    TimingTable,
-    cosines,
-    differences,
-    ratios,
-)
+from gradhomog.experiments.profiling.table import Column, Quantiles, TimingRow, TimingTable, ratios
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
@@ -105,10 +97,6 @@ class Timings:
         """The seconds of a workload divided by those of the reference, over the rounds of `pairs`."""
         return Quantiles.of([seconds / other for seconds, other in self.pairs(label, reference)])
 
-    def difference(self, label: str, reference: str) -> Quantiles:
-        """The seconds of a workload minus those of the reference, over the rounds of `pairs`."""
-        return Quantiles.of([seconds - other for seconds, other in self.pairs(label, reference)])
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -128,10 +116,7 @@ class Comparison:
         device: the clock is read when the device has finished; memory is measured on the CPU only.
         with_memory: if True, every workload is called once more, with the input of round 0, to measure its peak memory.
         state: returns the state of a workload, whose tensors are added to its memory.
-        difference: if True, a column has the difference to the first reference in seconds.
-        peers: the label of an additional workload to compare with, by label.
-        cosine: computes, after the call for memory, the cosine between the gradient of a workload and the exact
-            gradient, by label; None if the workload has no such cosine.
+        columns: returns further columns; called after the calls for memory.
     """
 
     title: str
@@ -145,9 +130,7 @@ class Comparison:
     device: torch.device = CPU
     with_memory: bool = True
     state: Callable[[Any], object] = lambda workload: None
-    difference: bool = False
-    peers: Mapping[str, str] = field(default_factory=dict)
-    cosine: Callable[[str], float | None] = lambda label: None
+    columns: Callable[[Timings], Sequence[Column]] = lambda timings: ()
 
     def measure(
         self,
@@ -167,7 +150,7 @@ class Comparison:
                 `TimingTable.failures`.
         """
         timings = self.time(rounds, seconds, clock, progress)
-        peaks, states, cosine_values = {}, {}, {}
+        peaks, states = {}, {}
         with_memory = self.with_memory and self.device.type == "cpu"
         if with_memory:
             first_input = self.inputs(0)
@@ -175,8 +158,6 @@ class Comparison:
                 workload = self.workloads[label]
                 peaks[label] = peak_bytes(functools.partial(workload, first_input))
                 states[label] = tensor_bytes(self.state(workload))
-                if (cosine := self.cosine(label)) is not None:
-                    cosine_values[label] = cosine
         reference = self.references[0]
         rows = tuple(
             TimingRow(
@@ -188,7 +169,12 @@ class Comparison:
             )
             for label in timings.finished
         )
-        columns = tuple(column for column in (*self._columns(timings), cosines(cosine_values)) if column.values)
+        ratio_columns = (
+            ratios(f"to {other}", {label: timings.ratio(label, other) for label in timings.finished if label != other})
+            for other in self.references[1:]
+            if other in timings.finished
+        )
+        columns = tuple(column for column in (*ratio_columns, *self.columns(timings)) if column.values)
         notes = (*self.notes, *self._method(clock, with_memory))
         return TimingTable(self.title, reference, rows, notes, timings.failures, columns)
 
@@ -228,24 +214,6 @@ class Comparison:
                 spent[label] += elapsed
             progress(number + 1, self.warm_up + rounds)
         return timings
-
-    def _columns(self, timings: Timings) -> list[Column]:
-        """Ratios to further references, differences, and ratios to peers."""
-        (first, *others), finished = self.references, timings.finished
-        columns = [
-            ratios(f"to {other}", {label: timings.ratio(label, other) for label in finished if label != other})
-            for other in others
-            if other in finished
-        ]
-        if self.difference:
-            over_first = {label: timings.difference(label, first) for label in finished if label != first}
-            columns.append(differences(f"over {first}", over_first))
-        to_peer = {
-            label: timings.ratio(label, peer)
-            for label, peer in self.peers.items()
-            if label in finished and peer in finished
-        }
-        return [*columns, ratios("to peer", to_peer)]
 
     def _method(self, clock: Clock, with_memory: bool) -> list[str]:
         """Notes on how the numbers were measured."""

@@ -13,7 +13,7 @@ from gradhomog.table import LEVEL, NOTHING, Table
 
 @dataclass(frozen=True)
 class Quantiles:
-    """The median of n values, with its 95 % confidence interval, the quartiles and the range.
+    """The median of n values, with its 95 % confidence interval.
 
     Attributes:
         low, high: the interval of the median; NaN for fewer than six values, which have no interval at 95 %.
@@ -22,15 +22,11 @@ class Quantiles:
     median: float
     low: float
     high: float
-    first_quartile: float
-    third_quartile: float
-    minimum: float
-    maximum: float
     n: int
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Quantiles:
-        """Compute the quantiles of values.
+        """Compute the median of values.
 
         The interval is that of order statistics: the k-th smallest to the k-th largest value, for the largest k with
         2 · P(Binomial(n, 1/2) < k) ≤ 0.05. It is valid for independent values of any distribution.
@@ -38,12 +34,11 @@ class Quantiles:
         ordered = sorted(values)
         n = len(ordered)
         rank = _rank(n)
-        quartiles = statistics.quantiles(ordered, n=4, method="inclusive") if n > 1 else [ordered[0]] * 3
         return cls(
             statistics.median(ordered),
             ordered[rank - 1] if rank else math.nan,
             ordered[n - rank] if rank else math.nan,
-            quartiles[0], quartiles[2], ordered[0], ordered[-1], n,
+            n,
         )  # fmt: skip
 
     def record(self) -> dict[str, float | int | None]:
@@ -98,16 +93,6 @@ def ratios(title: str, values: Mapping[str, Quantiles]) -> Column:
     return Column(title, values, ratio_cell)
 
 
-def differences(title: str, values: Mapping[str, Quantiles]) -> Column:
-    """A column of medians of differences in seconds, printed in milliseconds: `+0.12 ms`."""
-    return Column(title, values, lambda value: f"{signed(value.median * 1e3)} ms")
-
-
-def cosines(values: Mapping[str, float]) -> Column:
-    """A column of cosines with six decimals."""
-    return Column("cosine", values, lambda value: f"{value:.6f}")
-
-
 @dataclass(frozen=True)
 class TimingTable:
     """Workloads that were timed alternately.
@@ -154,11 +139,6 @@ class TimingTable:
     def render(self) -> str:
         """Title and table as text."""
         return f"{self.title}\n\n{self.table().text()}"
-
-    def markdown(self) -> str:
-        """A Markdown section with title, table and notes."""
-        table = self.table()
-        return "\n".join([f"## {self.title}", "", table.markdown(), "", *(f"- {note}" for note in table.notes)])
 
     def record(self) -> dict[str, Any]:
         """The table as plain data for JSON, in seconds, ratios and bytes; rows have the values of all columns."""

@@ -68,8 +68,6 @@ def baseline_notes(summary: Summary) -> list[str]:
     busy = ", measured while other runs used the machine" if summary.parallel else ""
     lines.append(f"step time: ratio of the processor times of a training step{busy}; an indication, no benchmark.")
     lines += _seeds_note(summary, comparisons)
-    if any(row.chosen is not None for row in summary.rows):
-        lines.append(_tuning_note(summary))
     return lines
 
 
@@ -135,19 +133,6 @@ def _seeds_note(summary: Summary, comparisons: Sequence[PairedComparison]) -> li
         f"interval of the true spread is {low:.2g} to {high:.2g} times the observed spread, and the number of seeds "
         "grows with the square of the spread."
     ]
-
-
-def _tuning_note(summary: Summary) -> str:
-    if not summary.held_out:
-        words = metric(summary.metric).words
-        return (
-            f"Candidates of tuned methods were chosen by the {words} in this report, which favours tuned methods over "
-            "methods with one trial."
-        )
-    where = "by their validation scores" if summary.problem else "on validation tasks"
-    return (
-        f"Candidates of tuned methods were chosen {where}; the intervals do not include the variation of this choice."
-    )
 
 
 def _join_names(texts: Iterable[str]) -> str:

@@ -14,9 +14,8 @@ from markupsafe import Markup, escape
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.summary import Summary, summarize
 from gradhomog.experiments.report import figures
-from gradhomog.experiments.report.figures import SavedFigure
 from gradhomog.experiments.report.findings import baseline_notes, findings, scope
-from gradhomog.experiments.report.tables import baseline_table, candidate_table, number_table, run_table, score_table
+from gradhomog.experiments.report.tables import baseline_table, candidate_table, run_table, score_table, summary_csv
 from gradhomog.experiments.results import saliency_maps, trajectory
 from gradhomog.experiments.results.atomic_files import write_bytes
 from gradhomog.experiments.results.checksums import file_digest, write_json
@@ -26,7 +25,6 @@ from gradhomog.experiments.results.records import records as read_records
 
 TITLES = {
     "scores": "Scores and differences",
-    "domains": "Scores by domain",
     "validation": "Validation curves",
     "conflict": "Agreement of task gradients",
     "stages": "Effect of each homogenizer on the gradients",
@@ -44,7 +42,6 @@ def captions(summary: Summary) -> dict[str, str]:
     over = "seeds, or over test tasks for a single seed"
     if summary.problem or len(units) == 1:
         over = names[units.pop()] if units else "seeds (here a single seed)"
-    source = "task" if summary.problem else "domain of the test tasks"
     several = any(len(row.seeds) > 1 for row in summary.rows)
     band = "bands are the range over seeds" if several else "one seed"
     tested = "Test score" if summary.held_out else "Score"
@@ -55,7 +52,6 @@ def captions(summary: Summary) -> dict[str, str]:
         "scores": f"{tested} of each method: mean and 95 % confidence interval over {over}. Small dots are seeds; the "
         "dashed line is the plain learner. Right panel: the paired difference to plain with its interval, which is not "
         "corrected for the number of methods.",
-        "domains": f"The same scores by {source}: mean and 95 % confidence interval over {over}.",
         "conflict": "Agreement of the task gradients during training, before homogenization: the mean cosine between "
         f"the gradients of two tasks, and the ratio of the largest to the smallest gradient norm. {smooth}",
         "stages": "The task gradients before the first homogenizer and after each homogenizer, in the order of the "
@@ -66,7 +62,7 @@ def captions(summary: Summary) -> dict[str, str]:
         "the same parameters. Other methods: gradients of the training steps, running mean over a tenth of training. "
         "Averaged over seeds. Gradients that agree do not imply a better network.",
         "weights": "Weight of each task in the step, for methods that reweight; 1 is the plain mean. Lines: one per "
-        + ("task" if summary.problem else "training domain; for a single domain, one per rank within the step")
+        + ("task" if summary.problem else "training domain")
         + ". Running mean over a tenth of training, averaged over seeds.",
         "validation": f"{validated} during training, averaged over seeds; {intervals}."
         + (" The network with the best validation score is tested." if summary.held_out else ""),
@@ -79,7 +75,9 @@ def captions(summary: Summary) -> dict[str, str]:
         "output is most sensitive to bright pixels. Each image is scaled to its own range, so brightness is not "
         "comparable between images or methods. The number is the probability of the true class. Maps of homogenizers "
         "(for isi: the probability that an activation is dropped, by layer) are those of the network before "
-        "adaptation, from 0 (dark) to the largest value of the row. A few images are no evidence of better scores.",
+        "adaptation, from 0 (dark) to the largest value of the row, of the first and the last method that has them. "
+        "Methods without a row: after the first twelve, or with outputs that are not differentiable w.r.t. the images. "
+        "A few images are no evidence of better scores.",
     }
 
 
@@ -88,11 +86,13 @@ def tuning_note(summary: Summary) -> str:
     if summary.held_out:
         return (
             f"Each candidate was trained with seed {summary.candidates[0].seed}; the candidate with the best "
-            "validation score was trained with all seeds. Test scores do not affect the choice."
+            "validation score was trained with all seeds. Test scores do not affect the choice. Their intervals do "
+            "not include its variation."
         )
     return (
         f"The row of a tuned method is its candidate with the best {metric(summary.metric).words} in this report, "
-        "because no validation data are held out: it is the best of several trials."
+        "because no validation data are held out: it is the best of several trials, which favours it over methods with "
+        "one trial."
     )
 
 
@@ -122,9 +122,15 @@ def inline_svg(text: str, prefix: str, title: str) -> Markup:
     return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1))
 
 
-def render_page(summary: Summary, records: Sequence[Record], saved_figures: Mapping[str, SavedFigure]) -> str:
+def render_page(summary: Summary, records: Sequence[Record], saved_figures: Mapping[str, Path]) -> str:
     """The page: findings, table, figures, tuning, runs, configuration and versions. All texts are escaped."""
     start: Record = next((record for record in reversed(records) if record["event"] == "start"), {})
+    texts = captions(summary)
+    figures_with_captions = [
+        (name, title, inline_svg(saved_figures[name].read_text(encoding="utf-8"), name, title), texts[name])
+        for name, title in TITLES.items()
+        if name in saved_figures
+    ]
     subject = f" {'on' if summary.problem else 'of'} {', '.join(summary.learners)}" if summary.rows else ""
     return (
         environment()
@@ -136,7 +142,7 @@ def render_page(summary: Summary, records: Sequence[Record], saved_figures: Mapp
             baseline_table=baseline_table(summary),
             baseline_notes=baseline_notes(summary),
             score_table=score_table(summary),
-            figures=_figures(summary, saved_figures),
+            figures=figures_with_captions,
             candidates=candidate_table(summary) if summary.candidates else None,
             tuning_note=tuning_note(summary) if summary.candidates else "",
             runs=run_table(summary, records),
@@ -159,18 +165,6 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-
-
-def _figures(summary: Summary, saved: Mapping[str, SavedFigure]) -> list[tuple[str, str, Markup, str, Sequence[str]]]:
-    """Name, title, SVG, caption and remarks of each figure."""
-    texts = captions(summary)
-    found = {
-        name: (saved[name].svg.read_text(encoding="utf-8"), saved[name].remarks) for name in TITLES if name in saved
-    }
-    return [
-        (name, TITLES[name], inline_svg(svg, name, TITLES[name]), texts[name], remarks)
-        for name, (svg, remarks) in found.items()
-    ]
 
 
 def _facts(summary: Summary, start: Record) -> dict[str, str]:
@@ -207,7 +201,7 @@ def write_report(folder: str | Path) -> Summary:
     folder = Path(folder)
     records = read_records(folder)
     summary = summarize(records)
-    write_bytes(folder / SUMMARY, number_table(summary).csv().encode())
+    write_bytes(folder / SUMMARY, summary_csv(summary).encode())
     try:
         figures.require_matplotlib()
         saved_figures = _save_figures(folder, records, summary)
@@ -216,29 +210,21 @@ def write_report(folder: str | Path) -> Summary:
         print(f"{error}", file=sys.stderr)
     write_bytes(folder / REPORT, render_page(summary, records, saved_figures).encode())
     written = [folder / RUN_FILE, folder / PLAN, folder / SUMMARY, folder / REPORT]
-    written += [path for figure in saved_figures.values() for path in (figure.svg, figure.svg.with_suffix(".png"))]
+    written += [path for figure in saved_figures.values() for path in (figure, figure.with_suffix(".png"))]
     digests = {path.relative_to(folder).as_posix(): file_digest(path) for path in written if path.exists()}
     write_json(folder / MANIFEST, {"files": digests})
     return summary
 
 
-def _save_figures(folder: Path, records: Sequence[Record], summary: Summary) -> dict[str, figures.SavedFigure]:
-    """Draw the figures that the records have data for, save them in `figures/`, and return them by name."""
-    maps = saliency_maps.collect(folder, records)
-    methods = [(row.learner, row.label) for row in summary.rows]
+def _save_figures(folder: Path, records: Sequence[Record], summary: Summary) -> dict[str, Path]:
+    """Draw the figures that the records have data for, save them in `figures/`, and return the SVG files by name."""
     drawn = {
         "scores": figures.scores(summary),
-        "domains": figures.domain_scores(summary),
         "validation": figures.validation(records, summary),
         "conflict": figures.conflict(records),
         "stages": figures.stages(records),
         "weights": figures.weights(records),
         "trajectories": figures.trajectories(trajectory.collect(folder, records)),
-        "saliency": figures.saliency(maps),
+        "saliency": figures.saliency(saliency_maps.collect(folder, records)),
     }
-    remarks = {"saliency": figures.saliency_omissions(maps, methods)}
-    return {
-        name: figures.SavedFigure(figures.save(figure, folder / "figures" / name)[0], remarks.get(name, ()))
-        for name, figure in drawn.items()
-        if figure is not None
-    }
+    return {name: figures.save(figure, folder / "figures" / name)[0] for name, figure in drawn.items() if figure}

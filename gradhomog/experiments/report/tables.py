@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from gradhomog.errors import in_one_line
 from gradhomog.experiments.analysis.method_rows import MethodRow
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.paired_comparison import PairedComparison
 from gradhomog.experiments.analysis.statistics import Interval, mean_interval
-from gradhomog.experiments.analysis.summary import Summary
-from gradhomog.experiments.results.events import Record, numbers
+from gradhomog.experiments.analysis.summary import Summary, to_json
+from gradhomog.experiments.results.events import Record, flatten, numbers
 from gradhomog.experiments.results.runs import PLAIN
 from gradhomog.table import NOTHING, Cell, Column, Table, Value
 
@@ -51,7 +54,6 @@ def notes(summary: Summary) -> list[str]:
             lines.append(f"{_row_name(row, summary)}: {row.chosen} was chosen from {count} candidates by {score}.")
     busy = " while other runs used the machine" if summary.parallel else ""
     lines.append(f"step time: processor time{busy}; an indication, no benchmark.")
-    lines += [str(homogenizer) for homogenizer in summary.slow_homogenizers]
     not_finite = [_row_name(row, summary) for row in summary.rows if math.isnan(row.score.mean)]
     if not_finite:
         lines.append(f"nan: a score is not finite, so there is no mean ({', '.join(not_finite)}).")
@@ -210,12 +212,12 @@ def _score_columns(summary: Summary) -> list[MethodColumn]:
     if summary.improvement_baseline:
         columns.append(_interval_column(DELTA_M, "accuracy", lambda row: row.improvement, signed=True))
     additional = dict.fromkeys(name for row in summary.rows for name in row.additional_scores)
-    columns += [_additional_column(name, summary.metric) for name in additional]
+    columns += [_named_column(name, summary.metric, lambda row: row.additional_scores) for name in additional]
     columns.append(
         Column("step time", _step_time, lambda row: _time_ratio(row.to_plain) if row.label != PLAIN else 1.0)
     )
     if len(summary.domains) > 1:
-        columns += [_domain_column(name, summary.metric) for name in summary.domains]
+        columns += [_named_column(name, summary.metric, lambda row: row.by_domain, True) for name in summary.domains]
     columns.append(Column("seeds", _seed_count, lambda row: len(row.seeds)))
     return columns
 
@@ -233,16 +235,12 @@ def _baseline_columns(summary: Summary) -> list[MethodColumn]:
     return [
         *columns,
         _difference_column(title, summary, lambda row: row.to_baseline),
-        Column("p (Holm)", lambda row: p_text(_p_value(row.to_baseline)), lambda row: _p_value(row.to_baseline)),
-        Column(
-            "step time",
-            lambda row: ratio_text(_time_ratio(row.to_baseline)),
-            lambda row: _time_ratio(row.to_baseline),
-        ),
-        Column(
+        _number_column("p (Holm)", p_text, lambda row: row.to_baseline and row.to_baseline.adjusted_p_value),
+        _number_column("step time", ratio_text, lambda row: row.to_baseline and row.to_baseline.time_ratio),
+        _number_column(
             f"seeds for {detectable_words(summary)}",
-            lambda row: seeds_text(_seeds_needed(row.to_baseline)),
-            lambda row: _seeds_needed(row.to_baseline),
+            seeds_text,
+            lambda row: row.to_baseline and row.to_baseline.seeds_needed,
         ),
     ]
 
@@ -278,11 +276,16 @@ def _difference_column(
 
 
 def _interval_column(
-    title: str, kind: str, get_interval: Callable[[MethodRow], Interval | None], signed: bool = False
+    title: str,
+    kind: str,
+    get_interval: Callable[[MethodRow], Interval | None],
+    signed: bool = False,
+    mean_only: bool = False,
 ) -> MethodColumn:
     def text(row: MethodRow) -> str:
         interval = get_interval(row)
-        return NOTHING if interval is None else interval_text(interval, kind, signed, mean_only=row.unit == "one")
+        without_width = mean_only or row.unit == "one"
+        return NOTHING if interval is None else interval_text(interval, kind, signed, without_width)
 
     def value(row: MethodRow) -> Value:
         interval = get_interval(row)
@@ -291,19 +294,10 @@ def _interval_column(
     return Column(title, text, value)
 
 
-def _additional_column(name: str, kind: str) -> MethodColumn:
-    return _interval_column(name, kind, lambda row: row.additional_scores.get(name))
-
-
-def _domain_column(name: str, kind: str) -> MethodColumn:
-    def mean(row: MethodRow) -> float:
-        return row.by_domain[name].mean if name in row.by_domain else math.nan
-
-    return Column(
-        name,
-        lambda row: number_text(mean(row), kind) if name in row.by_domain else NOTHING,
-        lambda row: _none_if_nan(mean(row)),
-    )
+def _named_column(
+    name: str, kind: str, get_intervals: Callable[[MethodRow], Mapping[str, Interval]], mean_only: bool = False
+) -> MethodColumn:
+    return _interval_column(name, kind, lambda row: get_intervals(row).get(name), mean_only=mean_only)
 
 
 def _step_time(row: MethodRow) -> str:
@@ -318,60 +312,23 @@ def _seed_count(row: MethodRow) -> str:
     return f"{len(row.seeds)} of {row.expected_seeds}"
 
 
-def _p_value(comparison: PairedComparison | None) -> float | None:
-    return None if comparison is None else comparison.adjusted_p_value
+def _number_column(title: str, text: Callable[[Any], str], get_number: Callable[[MethodRow], Any]) -> MethodColumn:
+    return Column(title, lambda row: text(get_number(row)), get_number)
 
 
 def _time_ratio(comparison: PairedComparison | None) -> float | None:
     return None if comparison is None else comparison.time_ratio
 
 
-def _seeds_needed(comparison: PairedComparison | None) -> int | None:
-    return None if comparison is None else comparison.seeds_needed
-
-
 def _none_if_nan(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def number_table(summary: Summary) -> Table:
-    """One row per method; accuracies are fractions."""
-    additional = list(dict.fromkeys(name for row in summary.rows for name in row.additional_scores))
-    names = [
-        "learner", "label", "homogenizers", "seeds", "expected_seeds", "metric", "mean", "half_width", "n", "unit",
-        *_comparison_names(""), "baseline", *_comparison_names("baseline_"), "step_seconds", "chosen",
-        *(f"mean[{domain}]" for domain in summary.domains),
-        *(["improvement", "improvement_half_width"] if summary.improvement_baseline else []), *additional,
-    ]  # fmt: skip
-    rows: list[list[Value]] = [
-        [
-            row.learner, row.label, row.homogenizers, len(row.seeds), row.expected_seeds, summary.metric,
-            row.score.mean, row.score.half_width, row.score.n, row.unit, *_comparison_values(row.to_plain),
-            row.to_baseline.reference if row.to_baseline else None, *_comparison_values(row.to_baseline),
-            row.step_seconds, row.chosen,
-            *(row.by_domain[d].mean if d in row.by_domain else None for d in summary.domains),
-            *(_mean_and_half_width(row.improvement) if summary.improvement_baseline else ()),
-            *(row.additional_scores[name].mean if name in row.additional_scores else None for name in additional),
-        ]
-        for row in summary.rows
-    ]  # fmt: skip
-    return Table(names, [[Cell(str(value), value) for value in row] for row in rows])
-
-
-def _comparison_names(prefix: str) -> list[str]:
-    names = ("difference", "difference_half_width", "difference_n", "difference_unit", "p_value", "p_value_holm")
-    return [prefix + name for name in (*names, "verdict", "time_ratio", "seeds_needed")]
-
-
-def _comparison_values(comparison: PairedComparison | None) -> tuple[Value, ...]:
-    if comparison is None:
-        return (None,) * 9
-    difference = comparison.difference
-    return (
-        difference.mean, difference.half_width, difference.n, comparison.unit, comparison.p_value,
-        comparison.adjusted_p_value, comparison.verdict, comparison.time_ratio, comparison.seeds_needed,
-    )  # fmt: skip
-
-
-def _mean_and_half_width(interval: Interval | None) -> tuple[float | None, float | None]:
-    return (interval.mean, interval.half_width) if interval else (None, None)
+def summary_csv(summary: Summary) -> str:
+    """The numbers of the rows as CSV, with the keys of the JSON form as columns: `to_plain.difference.mean`."""
+    rows = [{"metric": summary.metric, **flatten(row)} for row in to_json(summary)["rows"]]
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()

@@ -70,7 +70,7 @@ def target_names(paper: Paper, experiment: Experiment) -> list[str]:
     columns = list(dict.fromkeys(column for names in experiment.columns.values() for column in names))
     if not paper.benchmarks or set(columns) <= set(paper.benchmarks):
         return columns
-    return [name for name in paper.benchmarks if experiment.measure == "conflict" or name != paper.training_only]
+    return [name for name in paper.benchmarks if name != paper.training_only]
 
 
 def is_present(paper: Paper, column: str, domains: Mapping[str, str], targets: Sequence[str]) -> bool:
@@ -91,7 +91,6 @@ def choose_domains(
     - "leave_one_out": train on all other benchmarks, test on the column's. Each task of a batch comes from another
       benchmark. All classes of `few_classes` are training classes; validation tasks come from the others.
     - "transfer": train on `training_only`, test on all others or on the targets, for pictures of all of them.
-    - "together": train on all or on the targets, to compare their gradients; test on those with test classes.
     - "none": no domains.
 
     Raises:
@@ -127,13 +126,6 @@ def choose_domains(
                 raise _missing(f"a transfer needs {paper.training_only} and another benchmark", list(domains))
             test = [domains[name] for name in others]
             tables = {"train": [domains[paper.training_only]], "test": test, "setting": "weak"}
-        case "together":
-            natural = has_classes(chosen)
-            if len(chosen) < 2 or not natural:
-                needed = [name for name in paper.benchmarks if name not in paper.few_classes]
-                raise _missing("a conflict between domains needs two benchmarks, one of them among "
-                               f"{', '.join(needed)}", chosen)  # fmt: skip
-            tables = {"train": trained(chosen), "validation": natural, "test": natural}
     return {"domains": {"setting": "strong"} | tables}, every
 
 

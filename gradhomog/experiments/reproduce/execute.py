@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,15 +13,10 @@ from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.execution.monitor import Progress
 from gradhomog.experiments.reproduce.comparisons import Part, Settings, find_differences, parts
 from gradhomog.experiments.reproduce.paper_schema import Paper, read_experiment
-from gradhomog.experiments.reproduce.report import FIGURES, REPORT, write_page
+from gradhomog.experiments.reproduce.report import REPORT, write_page
 from gradhomog.experiments.reproduce.results import Results, collect
-from gradhomog.experiments.results import atomic_files
 from gradhomog.experiments.results.comparison_dir import PLAN, Plan, run_dir
 from gradhomog.experiments.results.runs import decided_runs
-
-DESCRIPTION = "reproduce.json"
-TEXTS = ("version", "contents", "scale_summary", "differences")
-"""Entries of the description that may differ when an experiment is resumed."""
 
 
 @dataclass
@@ -32,7 +25,7 @@ class Reproduction:
 
     Attributes:
         paper: the paper of the experiment.
-        description: settings and data, the content of `reproduce.json`.
+        description: settings and data.
         failures: error messages by comparison and run, or by comparison.
     """
 
@@ -62,7 +55,8 @@ def reproduce(
     Args:
         name: an installed experiment.
         out: the output folder.
-        resume: continue in an existing folder; it must have the same settings, and data of the same content.
+        resume: continue in an existing folder; its comparisons must have the same settings, and data of the same
+            content.
         progress: as for `compare`; also called with the record `part` before each comparison.
 
     Raises:
@@ -72,7 +66,8 @@ def reproduce(
     planned = parts(name, settings)
     # Before hours of training: learners, pipelines, networks and data of all parts.
     plans = {part.name: make_plan(part.config) for part in planned}
-    description = _open_folder(out, describe(name, settings), planned, resume)
+    description = describe(name, settings) | {"parts": {part.name: part.column for part in planned}}
+    _open_folder(out, resume)
     for part_name, new in plans.items():
         if (out / part_name / PLAN).exists():
             new.read_same(out / part_name)
@@ -120,14 +115,14 @@ def _is_finished(planned: Plan, folder: Path) -> bool:
 
 
 def describe(name: str, settings: Settings) -> dict[str, Any]:
-    """The settings of an experiment as JSON: scale, data, and the user's choices."""
+    """The settings of an experiment for its report: scale, data, and the user's choices."""
     paper, key = read_experiment(name)
     return {
         "experiment": name,
         "contents": paper.experiments[key].summary,
         "scale": settings.scale,
         "scale_summary": paper.scales[settings.scale].summary,
-        "data": {name: Path(text).name for name, text in settings.domains.items()},  # the folder may be moved
+        "data": {name: Path(text).name for name, text in settings.domains.items()},
         "differences": find_differences(settings.domains),
         "learners": list(settings.learners),
         "targets": list(settings.targets),
@@ -140,47 +135,16 @@ def describe(name: str, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _open_folder(out: Path, content: dict[str, Any], planned: Sequence[Part], resume: bool) -> dict[str, Any]:
-    """Write the description of the experiment into its folder, or compare it with the one that is there; return it.
+def _open_folder(out: Path, resume: bool) -> None:
+    """Create the output folder; the folders of the comparisons check that their settings and data are the same.
 
     Raises:
-        ConfigError: the folder is in use, has other settings, or cannot be written.
+        ConfigError: the folder is in use, or cannot be written.
     """
-    content = {**content, "parts": {part.name: part.column for part in planned}}
-    path = out / DESCRIPTION
     try:
         out.mkdir(parents=True, exist_ok=True)
-        atomic_files.remove_leftovers(out)
-        if not path.exists():
-            others = {entry.name for entry in out.iterdir()} - {*content["parts"], REPORT, FIGURES}
-            if others or (any(out.iterdir()) and not resume):
-                raise ConfigError(f"{out} is not empty, and has no {DESCRIPTION}. Choose another --out.")
-            atomic_files.write_bytes(path, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode())
-            return content
-        text = path.read_bytes()
+        in_use = any(out.iterdir()) and not resume
     except OSError as cause:
         raise ConfigError(f"{out}: cannot be used as output folder: {cause}. Choose another --out.") from cause
-    if not resume:
-        raise ConfigError(f"{out} already has results. Continue with --resume, or choose another --out.")
-    existing = _parse(path, text)
-    # A choice that is absent there did not exist when the folder was written; comparisons check their own settings.
-    different = [key for key in content if key not in TEXTS and existing.get(key, content[key]) != content[key]]
-    if different:
-        key = different[0]
-        raise ConfigError(
-            f"{out} has other settings: `{key}` is {existing.get(key)!r} there and {content[key]!r} here. Choose "
-            "another --out, or repeat the options of that command."
-        )
-    return {**content, "version": existing.get("version")}
-
-
-def _parse(path: Path, text: bytes) -> dict[str, Any]:
-    try:
-        existing = json.loads(text)
-        if not isinstance(existing, dict):
-            raise ValueError(f"its content is {type(existing).__name__}, not an object")
-    except ValueError as cause:
-        raise ConfigError(
-            f"{path} is damaged ({cause}). Remove it, then run the command that wrote it with --resume."
-        ) from cause
-    return existing
+    if in_use:
+        raise ConfigError(f"{out} is not empty. Continue with --resume, or choose another --out.")

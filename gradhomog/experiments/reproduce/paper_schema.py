@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Len
+from annotated_types import Len
 
 from gradhomog.errors import ConfigError, PluginLoadError, join_errors
 from gradhomog.experiments.run_file import toml
@@ -19,7 +19,7 @@ Tables = dict[str, Any]
 Published = Annotated[list[float], Len(1, 2)]
 """A published mean, and its spread if the paper prints one."""
 
-DOMAINS = Literal["none", "same", "leave_one_out", "transfer", "together"]
+DOMAINS = Literal["none", "same", "leave_one_out", "transfer"]
 STATISTICS = (
     "score", "episodes", "median", "difference", "seeds_needed", "published", "excess", "ratio", "milliseconds",
     "seeds",
@@ -75,7 +75,6 @@ class Scale:
         variables: texts that replace `$name`.
         first: True to compute only the first column, number of shots and learner, unless others are chosen.
         compared: False if our scores are not compared with the published ones.
-        batches: number of batches of the measurement `conflict`.
     """
 
     summary: str
@@ -84,7 +83,6 @@ class Scale:
     variables: dict[str, str] = field(default_factory=dict)
     first: bool = False
     compared: bool = True
-    batches: Annotated[int, Ge(3)] = 200
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,6 @@ class Experiment:
         summary: its contents.
         columns: test domains or names of columns, by protocol.
         rows: rows of all columns.
-        measure: "runs" for comparisons, "conflict" for the conflict of the domains' gradients.
         learners: titles in `Paper.learners`; empty for problems, whose network is the only learner.
         shots: numbers of shots; empty for problems.
         variables: texts that replace `$name`.
@@ -106,7 +103,6 @@ class Experiment:
     summary: str
     columns: dict[str, list[str]]
     rows: list[Row]
-    measure: Literal["runs", "conflict"] = "runs"
     learners: list[str] = field(default_factory=list)
     shots: list[int] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)

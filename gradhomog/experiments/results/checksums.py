@@ -30,11 +30,7 @@ _ADVICE = "Remove it to train this run from the start."
 
 def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     """Write a checkpoint: a header line with the SHA-256 of the rest, then the output of `torch.save`."""
-    import torch
-
-    buffer = io.BytesIO()  # on a full disk, `torch.save` raises an obscure error instead of OSError
-    torch.save(dict(state), buffer)
-    content = buffer.getvalue()
+    content = _saved(state)
     atomic_files.write_bytes(path, HEADER + hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
 
 
@@ -129,14 +125,17 @@ def _damaged(path: Path, reason: str) -> ConfigError:
     return ConfigError(f"{path} is damaged or not a checkpoint: {reason}. {_ADVICE}")
 
 
-def write_network(path: Path, state: Mapping[str, Any]) -> str:
-    """Write a file for `torch.load`; return its SHA-256."""
+def write_network(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a file for `torch.load`."""
+    atomic_files.write_bytes(path, _saved(state))
+
+
+def _saved(state: Mapping[str, Any]) -> bytes:
     import torch
 
-    buffer = io.BytesIO()
+    buffer = io.BytesIO()  # on a full disk, `torch.save` raises an obscure error instead of OSError
     torch.save(dict(state), buffer)
-    atomic_files.write_bytes(path, buffer.getvalue())
-    return hashlib.sha256(buffer.getvalue()).hexdigest()
+    return buffer.getvalue()
 
 
 def file_digest(path: Path) -> str:

@@ -251,7 +251,7 @@ def _check_same_configuration(config: Config, other: Config, out: Path) -> None:
         other = other.with_baselines()  # a user's run file in the folder may omit the baselines
     if config.digest == other.digest:
         return
-    ours, theirs = _flatten(config.result_settings()), _flatten(other.result_settings())
+    ours, theirs = events.flatten(config.result_settings()), events.flatten(other.result_settings())
     differing = [key for key in ours if ours[key] != theirs.get(key)]
     first = differing[0]
     raise ConfigError(
@@ -259,10 +259,3 @@ def _check_same_configuration(config: Config, other: Config, out: Path) -> None:
         f"{f' (and {len(differing) - 1} more keys differ)' if len(differing) > 1 else ''}. "
         f"Choose another --out, or run that configuration: {out / RUN_FILE}."
     )
-
-
-def _flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat

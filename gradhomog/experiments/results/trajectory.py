@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradhomog.experiments.results import artifacts
-from gradhomog.experiments.results.atomic_files import atomic_write
 from gradhomog.experiments.results.events import Record
 from gradhomog.files.npz import open_npz
 
@@ -38,12 +36,6 @@ class Trajectory:
     axis: Array
     surface: Array
     front: Array
-
-    def write(self, folder: Path) -> None:
-        """Write the file into a run's folder, atomically."""
-        arrays: dict[str, Any] = dict(vars(self))
-        with atomic_write(folder / FILE) as temporary, temporary.open("wb") as file:
-            np.savez_compressed(file, **arrays)
 
     @classmethod
     def read(cls, folder: Path) -> Trajectory | None:

@@ -1,4 +1,4 @@
-"""Lists of methods by name, such as `homogenizers = "ablation"`, and the baselines of each comparison.
+"""The methods of a comparison whose run file lists none, and the baselines of each comparison.
 
 The settings of `first_comparison` were chosen by measurement, so that methods differ by more than their intervals, and
 verified on other seeds. docs/results/first-comparison.md lists the settings that were tried.
@@ -6,88 +6,30 @@ verified on other seeds. docs/results/first-comparison.md lists the settings tha
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gradhomog.errors import ConfigError, did_you_mean
 from gradhomog.experiments.results.runs import SINGLE
 from gradhomog.registry import expression
 
 TUNED_STATIC = 'static | static(weights="random", seed=1) | static(weights="random", seed=2)'
-GRADNORM = "gradnorm(initial_loss=1.609)"  # the log of 5 classes
-PAPER_WEIGHTS = "static(weights=[0.1, 0.5, 0.3, 0.4])"  # RotoGBML's fixed weights, for four tasks a batch (section 6.3)
 EQUAL_NORMS = 'reweight(beta=0, solver="fixed_point")'  # all rows get the same norm
-REWEIGHT = 'reweight(beta=1.5, solver="fixed_point")'  # 1.5: β of the RotoGBML paper for strong OOD
 
+FEW_SHOT = ("none", TUNED_STATIC, "pcgrad", "gradnorm(initial_loss=1.609)", "mgda")
+"""Methods of a run file that names domains; 1.609 is the log of 5 classes."""
 
-def pinn_static(conditions: int = 1) -> str:
-    """Tuned static weights for the equation and `conditions` tasks, whose weights reach 1000 in the papers.
-
-    >>> pinn_static(2)
-    'static | static(weights=[1, 10, 10]) | static(weights=[1, 100, 100]) | static(weights=[1, 1000, 1000])'
-    """
-    return " | ".join(["static", *(f"static(weights={[1] + [weight] * conditions})" for weight in (10, 100, 1000))])
-
-
-PINN_STATIC = pinn_static()
-
-METHOD_LISTS: dict[str, tuple[str, ...]] = {
-    # Default of a comparison that names no domains, on families of functions; see `first_comparison`.
-    "default": ("none", TUNED_STATIC, "pcgrad", "scale_invariant", EQUAL_NORMS),
-    # Default of a run file that names domains.
-    "few_shot": ("none", TUNED_STATIC, "pcgrad", GRADNORM, "mgda"),
-    # The rows of the ablation table of RotoGBML (Zhang et al. 2023, arXiv 2303.06679) in order, then other methods.
-    "ablation": (
-        "none",
-        PAPER_WEIGHTS,
-        REWEIGHT,
-        "rotate",
-        "isi",
-        f"rotate + {REWEIGHT}",
-        f"isi + {REWEIGHT}",
-        "isi + rotate",
-        f"isi + rotate + {REWEIGHT}",
-        "rotate_rows",
-        "pcgrad",
-        GRADNORM,
-        TUNED_STATIC,
-    ),
-    # Default of multi-task problems. Methods with an option that papers tune have as many candidates as static weights.
-    "multitask": (
-        "none",
-        SINGLE,
-        TUNED_STATIC,
-        "gradnorm | gradnorm(alpha=0.5) | gradnorm(alpha=3.0)",
-        "pcgrad",
-        "mgda",
-        "cagrad | cagrad(c=0.2) | cagrad(c=0.8)",
-        "nash_mtl",
-    ),
-    # The methods of the toy example of Liu et al. 2021 (CAGrad), and static weights.
-    "landscape": ("none", TUNED_STATIC, "pcgrad", "mgda", "cagrad | cagrad(c=0.2) | cagrad(c=0.8)"),
-    # Default of physics-informed problems with two tasks.
-    "pinn": ("none", PINN_STATIC, "pcgrad", "upgrad", "config"),
-}
-
-
-def listed_methods(name: str) -> list[str]:
-    """The pipelines of a list.
-
-    >>> listed_methods("ablation")[:2]
-    ['none', 'static(weights=[0.1, 0.5, 0.3, 0.4])']
-
-    Raises:
-        ConfigError: no list has this name; the message explains how to write a single pipeline.
-    """
-    if name not in METHOD_LISTS:
-        # `json.dumps` escapes quotes within a pipeline as TOML requires.
-        pipeline = json.dumps(name, ensure_ascii=False)
-        hint = did_you_mean(name, METHOD_LISTS) or f" Write a single pipeline as a list: homogenizers = [{pipeline}]."
-        raise ConfigError(
-            f"`homogenizers`: unknown list of methods {name!r}; available: {', '.join(METHOD_LISTS)}.{hint}"
-        )
-    return list(METHOD_LISTS[name])
+MULTI_TASK = (
+    "none",
+    SINGLE,
+    TUNED_STATIC,
+    "gradnorm | gradnorm(alpha=0.5) | gradnorm(alpha=3.0)",
+    "pcgrad",
+    "mgda",
+    "cagrad | cagrad(c=0.2) | cagrad(c=0.8)",
+    "nash_mtl",
+)
+"""Methods of problems whose plugin lists none. Those with an option that papers tune have as many candidates as static
+weights."""
 
 
 def with_baselines(texts: Sequence[str]) -> list[str]:
@@ -127,7 +69,7 @@ def first_comparison(content: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     domains = [f"functions:{family}" for family in FAMILIES]
     return {
-        "homogenizers": listed_methods("default"),
+        "homogenizers": ["none", TUNED_STATIC, "pcgrad", "scale_invariant", EQUAL_NORMS],
         "seeds": 4,
         "domains": {"train": domains, "test": list(domains)},
         "episodes": {"shots": 10, "queries": 10, "tasks": len(domains)},  # a task of each family in every batch

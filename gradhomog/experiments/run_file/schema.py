@@ -15,6 +15,7 @@ from annotated_types import Ge, Gt, Interval, Le, Lt
 
 from gradhomog.errors import ConfigError, ExpressionError, UnknownPluginError, join_errors
 from gradhomog.experiments.content import find_problem, problem_table, unused_keys
+from gradhomog.experiments.results.runs import SINGLE
 from gradhomog.experiments.run_file import method_lists, toml
 from gradhomog.experiments.run_file.toml import apply_override
 from gradhomog.experiments.run_file.validation import build
@@ -129,7 +130,7 @@ class Config:
     """
 
     learner: str | list[str] = "maml"
-    homogenizers: list[str] = field(default_factory=lambda: method_lists.listed_methods("few_shot"))
+    homogenizers: list[str] = field(default_factory=lambda: list(method_lists.FEW_SHOT))
     seeds: int | list[Seed] = 3
     threads: Annotated[int, Ge(1), Le(1024)] = 1
     device: str = "cpu"
@@ -232,7 +233,7 @@ def load(
 
     The defaults are those of `Config`, which suit images; without `domains.train`, `domains.test` and `problem`, they
     are those of `method_lists.first_comparison`. `defaults` replaces defaults of other keys and of the options of the
-    problem. If `homogenizers` is the name of a list of methods, the list replaces it.
+    problem.
 
     Raises:
         ConfigError: the file is missing or is not valid TOML, a key is unknown, or a value has the wrong type or is out
@@ -249,9 +250,10 @@ def load(
         other_defaults: Any = spec.defaults if spec else method_lists.first_comparison(content)
         if callable(other_defaults):
             other_defaults = other_defaults(content["problem"])
+        if spec:
+            methods = [text for text in method_lists.MULTI_TASK if spec.single_task or text != SINGLE]
+            other_defaults = {"homogenizers": methods, **other_defaults}
         content = _with_defaults(content, _with_defaults(defaults or {}, other_defaults))
-        if isinstance(name := content.get("homogenizers"), str):
-            content["homogenizers"] = method_lists.listed_methods(name)
         config = build(Config, content, prebuilt=("problem",))
         _check(config, spec)
     except (ConfigError, UnknownPluginError) as error:

@@ -24,7 +24,6 @@ from gradhomog.learners.results import Evaluation
 from gradhomog.problems import BatchRows
 from gradhomog.ranks.ranks import Ranks
 from gradhomog.registry import expression, installed, options
-from gradhomog.step.member import Member
 from gradhomog.step.pipelines import pipeline
 from gradhomog.step.reports import StageReport, StepReport
 
@@ -79,10 +78,6 @@ class MetaLearning:
         self.learner = make_learner(config, run, self.source)
         self.metric = self.source.metric
 
-    @property
-    def members(self) -> Sequence[Member]:
-        return self.learner.homogenizers.members
-
     def parameters(self) -> list[torch.nn.Parameter]:
         return self.learner.parameters()
 
@@ -95,7 +90,7 @@ class MetaLearning:
         return self.learner.step(batch.select(range(first, last)), optimizer, group=ranks, metric=metric)
 
     def probe(self, index: int) -> list[StageReport]:
-        if not any(member.before_rows for member in self.members):
+        if not any(member.before_rows for member in self.learner.homogenizers.members):
             return []
         return self.learner.probe(self.source.train.batch(index).to(self.config.device))
 

@@ -11,7 +11,6 @@ import torch
 from gradhomog.errors import ConfigError
 from gradhomog.learners.results import Evaluation
 from gradhomog.problems import BatchRows
-from gradhomog.step.member import Member
 from gradhomog.step.reports import StageReport, StepReport
 
 
@@ -20,7 +19,6 @@ class Trainable(Protocol):
 
     Attributes:
         metric: name of the metric of the scores of `validate` and `test`.
-        members: the homogenizers, whose time is measured.
         samples_tasks: True if the tasks are a sample of a larger population: their scores then have a confidence
             interval.
         state_selection: `"best"` tests the states with the best validation scores, `"last"` the last state.
@@ -29,9 +27,6 @@ class Trainable(Protocol):
     metric: str
     samples_tasks: bool
     state_selection: str
-
-    @property
-    def members(self) -> Sequence[Member]: ...
 
     def parameters(self) -> list[torch.nn.Parameter]: ...
 

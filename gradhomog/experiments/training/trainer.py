@@ -15,7 +15,6 @@ from gradhomog.errors import ConfigError
 from gradhomog.experiments import content
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.execution.environment import machine, versions
-from gradhomog.experiments.profiling.training_time import HomogenizerTimer
 from gradhomog.experiments.results import checksums
 from gradhomog.experiments.results.events import VERSION, Count, EventLog, Seconds, json_compatible
 from gradhomog.experiments.results.run_dir import BEST, RunDir
@@ -37,20 +36,6 @@ class Snapshot(TypedDict):
     outer: dict[str, Any]
     random: Tensor
     random_cuda: Tensor | None
-
-
-def take_snapshot(
-    digest: str, done: int, trainable: Trainable, optimizer: torch.optim.Optimizer, device: torch.device
-) -> Snapshot:
-    return {
-        "digest": digest,
-        "done": done,
-        "trained": dict(trainable.state_dict()),
-        "outer": optimizer.state_dict(),
-        # Dropout, for example, draws from the global generators.
-        "random": torch.get_rng_state(),
-        "random_cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-    }
 
 
 def restore_snapshot(
@@ -160,7 +145,6 @@ class Checkpoint(Snapshot):
     fingerprints: list[str]
     seconds: Seconds
     processor_seconds: Seconds
-    homogenizer_seconds: list[Seconds]
     best: list[BestState]
 
 
@@ -191,7 +175,6 @@ class Trainer:
         self.trainable = make_trainable(config, run)
         self.optimizer = make_optimizer(config, self.trainable)
         self.fingerprints: dict[str, str] = self.trainable.metadata().get("fingerprints", {})
-        self.timer = HomogenizerTimer(self.trainable.members)
         self.device = torch.device(config.device)
         self.done = 0
         self.seconds = 0.0  # wall-clock time of training
@@ -237,11 +220,10 @@ class Trainer:
 
     def _step(self) -> None:
         train, index, start, processor = self.config.train, self.done, time.perf_counter(), time.process_time()
-        with self.timer.measure():
-            logged = index == 0 or (index + 1) % train.log_every == 0
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate(train, index)
-            report = self.trainable.step(index, self.optimizer, inspect=logged)
+        logged = index == 0 or (index + 1) % train.log_every == 0
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(train, index)
+        report = self.trainable.step(index, self.optimizer, inspect=logged)
         self.done += 1
         self.seconds += time.perf_counter() - start
         self.processor_seconds += time.process_time() - processor
@@ -272,8 +254,7 @@ class Trainer:
             "event": "result", **self.run.identity, "metric": self.trainable.metric, "scores": result.scores,
             "losses": result.losses, "domains": result.domains, "validation": best["score"], "best_step": best["step"],
             "steps": self.done, "seconds": self.seconds, "step_seconds": self.processor_seconds / self.done,
-            "homogenizer_seconds": self.timer.record(), "digest": self.config.digest,
-            "fingerprints": self.fingerprints, **extra,
+            "digest": self.config.digest, "fingerprints": self.fingerprints, **extra,
         }  # fmt: skip
         self.folder.finish(record)
         self._notify(record)
@@ -284,12 +265,17 @@ class Trainer:
         """Write a checkpoint."""
         self.events.sync()
         state: Checkpoint = {
-            **take_snapshot(self.config.digest, self.done, self.trainable, self.optimizer, self.device),
+            "digest": self.config.digest,
+            "done": self.done,
+            "trained": dict(self.trainable.state_dict()),
+            "outer": self.optimizer.state_dict(),
+            # Dropout, for example, draws from the global generators.
+            "random": torch.get_rng_state(),
+            "random_cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             "fingerprints": list(self.fingerprints.values()),  # keys contain paths, which may change
             "events": self.events.size,
             "seconds": self.seconds,
             "processor_seconds": self.processor_seconds,
-            "homogenizer_seconds": self.timer.seconds,
             "best": self.best.states,
         }
         checksums.write_checkpoint(self.folder.checkpoint, state)
@@ -302,11 +288,10 @@ class Trainer:
                     f"{self.folder.checkpoint} is of another configuration, or its data differ. Remove it, or choose "
                     "another --out."
                 )
-            if state["done"] > self.config.train.steps or len(state["homogenizer_seconds"]) != len(self.timer.seconds):
-                raise ValueError("it is of a training with more steps, or with other homogenizers")
+            if state["done"] > self.config.train.steps:
+                raise ValueError("it is of a training with more steps")
             self.done = restore_snapshot(state, self.trainable, self.optimizer, self.device)
             self.seconds, self.processor_seconds = state["seconds"], state["processor_seconds"]
-            self.timer.seconds = state["homogenizer_seconds"]
             self.best.states = [
                 {"score": float(saved["score"]), "step": saved["step"], "state": saved["state"]}
                 for saved in state["best"]

@@ -9,12 +9,11 @@ would overwrite.
 
 from gradhomog import NetworkSpec, hookimpl
 from gradhomog_data.networks.convolutional import conv4, conv6
-from gradhomog_data.networks.layers import DropBlock
 from gradhomog_data.networks.perceptron import mlp
 from gradhomog_data.networks.residual import resnet10, resnet18
 from gradhomog_data.networks.residual12 import resnet12
 
-__all__ = ["DropBlock", "conv4", "conv6", "gradhomog_network", "mlp", "resnet10", "resnet12", "resnet18"]
+__all__ = ["conv4", "conv6", "gradhomog_network", "mlp", "resnet10", "resnet12", "resnet18"]
 
 SPECS = {
     "conv4": NetworkSpec(conv4, "four convolutions", "Vinyals et al. 2016, arXiv:1606.04080"),

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 from torch import nn
 
 from gradhomog_data.networks.layers import convolution, image_shape, split_network
 
+POOLS = 4
+"""Number of blocks that pool, the first ones."""
 
-def conv4(
-    input_shape: Sequence[int], outputs: int, width: int, *, flatten: bool = True, pools: Literal[2, 4] = 4
-) -> tuple[nn.Module, nn.Module]:
+
+def conv4(input_shape: Sequence[int], outputs: int, width: int, *, flatten: bool = True) -> tuple[nn.Module, nn.Module]:
     """Four blocks of 3×3 convolution, batch normalization, ReLU and 2×2 max-pooling; a linear head.
 
     Features: width · (size/16)², rounded down: 64 for 28 px and 1600 for 84 px with the 64 filters of the papers
@@ -23,13 +23,10 @@ def conv4(
     PyTorch.
 
     Args:
-        input_shape: channels, height and width of square images of at least 16 pixels, with `pools=2` at least 10.
+        input_shape: channels, height and width of square images of at least 16 pixels.
         outputs: outputs of the head, >= 1.
         width: filters of every block, >= 1.
         flatten: False moves the flattening to the head: the encoder returns `[n, width, h, w]`.
-        pools: number of blocks that pool. 2 is the encoder of RelationNet (Sung et al. 2018) in the code of Chen et
-            al.: only the first two blocks pool, and they have no padding. Its maps are 5×5 for 28 px and 19×19 for
-            84 px; with 4 pools they are 1×1 and 5×5.
 
     Raises:
         ConfigError: the images are not square, or too small.
@@ -39,39 +36,34 @@ def conv4(
     >>> head(encoder(torch.zeros(3, 1, 28, 28))).shape
     torch.Size([3, 5])
     """
-    return _network("conv4", 4, input_shape, outputs, width, flatten, pools)
+    return _network("conv4", 4, input_shape, outputs, width, flatten)
 
 
-def conv6(
-    input_shape: Sequence[int], outputs: int, width: int, *, flatten: bool = True, pools: Literal[2, 4] = 4
-) -> tuple[nn.Module, nn.Module]:
+def conv6(input_shape: Sequence[int], outputs: int, width: int, *, flatten: bool = True) -> tuple[nn.Module, nn.Module]:
     """conv4 followed by two blocks that do not pool (Chen et al. 2019): deeper, with the same number of features.
 
     Parameters of the encoder with 64 filters and 3 channels: 187 200. Arguments, initialization and errors are those
     of `conv4`.
     """
-    return _network("conv6", 6, input_shape, outputs, width, flatten, pools)
+    return _network("conv6", 6, input_shape, outputs, width, flatten)
 
 
 def _network(
-    name: str, depth: int, input_shape: Sequence[int], outputs: int, width: int, flatten: bool, pools: int
+    name: str, depth: int, input_shape: Sequence[int], outputs: int, width: int, flatten: bool
 ) -> tuple[nn.Module, nn.Module]:
-    padding = 1 if pools == 4 else 0
-    channels, side = image_shape(name, input_shape, smallest=16 if padding else 10)
-    layers = list(_layers(depth, channels, width, pools, padding))
-    for _ in range(pools):
-        side = (side - 2 + 2 * padding) // 2
+    channels, side = image_shape(name, input_shape, smallest=16)
+    layers = list(_layers(depth, channels, width))
     body = {str(index): layer for index, layer in enumerate(layers)}
     # The tail continues the numbering, so that an encoder is a plain sequence and its old checkpoints load.
     tail = {str(len(layers)): nn.Flatten()}
-    return split_network(body, tail, nn.Linear(width * side**2, outputs), flatten=flatten)
+    return split_network(body, tail, nn.Linear(width * (side // 2**POOLS) ** 2, outputs), flatten=flatten)
 
 
-def _layers(depth: int, channels: int, width: int, pools: int, padding: int) -> Iterator[nn.Module]:
+def _layers(depth: int, channels: int, width: int) -> Iterator[nn.Module]:
     for index in range(depth):
         inputs = channels if index == 0 else width
-        yield convolution(inputs, width, 3, padding=padding if index < pools else 1, bias=True)
+        yield convolution(inputs, width, 3, padding=1, bias=True)
         yield nn.BatchNorm2d(width)
         yield nn.ReLU()
-        if index < pools:
+        if index < POOLS:
             yield nn.MaxPool2d(2)

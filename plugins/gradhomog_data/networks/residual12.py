@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
 
-from annotated_types import Ge, Interval
 from torch import Tensor, nn
 
-from gradhomog import validated
-from gradhomog_data.networks.layers import DropBlock, convolution, image_shape, shortcut, split_network
+from gradhomog_data.networks.layers import convolution, image_shape, shortcut, split_network
 
 SLOPE = 0.1
 """Slope of LeakyReLU below 0, as in the code of Lee et al. 2019."""
 
 
-@validated
 def resnet12(
-    input_shape: Sequence[int],
-    outputs: int,
-    width: int,
-    *,
-    flatten: bool = True,
-    drop_rate: Annotated[float, Interval(ge=0, lt=1)] = 0.0,
-    drop_block: Annotated[int, Ge(1)] = 5,
+    input_shape: Sequence[int], outputs: int, width: int, *, flatten: bool = True
 ) -> tuple[nn.Module, nn.Module]:
     """Four blocks of three 3×3 convolutions, with 64, 160, 320 and 640 maps if `width` is 64; a linear head.
 
@@ -34,22 +24,17 @@ def resnet12(
     Convolutions start from N(0, 2/(kernel² · maps)), normalization from 1 and 0; the head is initialized as in PyTorch.
 
     It differs from the code of Lee et al.: 1. their encoder returns the last map of 84 px as 16 000 features
-    (`avg_pool=False`); `torch.nn.Flatten()` after this encoder with `flatten=False` gives the same; 2. their drop rate
-    grows over 40 000 forward passes, by a counter in the network; here it is constant, because a network with a counter
-    is not a function of its parameters; 3. the differences that `DropBlock` lists. Parameters have the names of their
-    code.
+    (`avg_pool=False`); `torch.nn.Flatten()` after this encoder with `flatten=False` gives the same; 2. no dropout and
+    no DropBlock, whose rate grows there over 40 000 forward passes. Parameters have the names of their code.
 
     Args:
         input_shape: channels, height and width of square images of at least 16 pixels.
         outputs: outputs of the head, >= 1.
         width: maps of the first block, >= 1; the others have 2.5, 5 and 10 times as many, rounded down.
         flatten: False moves the mean to the head: the encoder returns `[n, 10 · width, h, w]`, 5×5 at 84 px.
-        drop_rate: rate in 0..1, 1 excluded, of dropout after the first two blocks and of DropBlock after the last two.
-            0.1 in the code of Lee et al.; 0, the default, disables both.
-        drop_block: side of the dropped squares, >= 1: 5 for 84 px and 2 for 32 px in their code.
 
     Raises:
-        ConfigError: the images are not square, or too small. OptionError: an option is out of range.
+        ConfigError: the images are not square, or too small.
 
     >>> import torch
     >>> encoder, head = resnet12((3, 32, 32), 5, 4)
@@ -60,19 +45,16 @@ def resnet12(
     body: dict[str, nn.Module] = {}
     inputs = channels
     for stage, maps in enumerate((width, 5 * width // 2, 5 * width, 10 * width), start=1):
-        drop: nn.Module = nn.Identity()
-        if drop_rate > 0:
-            drop = nn.Dropout(drop_rate) if stage <= 2 else DropBlock(drop_rate, drop_block)
-        body[f"layer{stage}"] = nn.Sequential(Block(inputs, maps, drop))
+        body[f"layer{stage}"] = nn.Sequential(Block(inputs, maps))
         inputs = maps
     tail = {"avgpool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
     return split_network(body, tail, nn.Linear(inputs, outputs), flatten=flatten)
 
 
 class Block(nn.Module):
-    """Three convolutions with normalization plus a projection of the input; LeakyReLU, max-pooling and dropout."""
+    """Three convolutions with normalization plus a projection of the input; LeakyReLU and max-pooling."""
 
-    def __init__(self, inputs: int, outputs: int, drop: nn.Module) -> None:
+    def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.conv1 = convolution(inputs, outputs, 3, padding=1)
         self.bn1 = nn.BatchNorm2d(outputs)
@@ -85,11 +67,10 @@ class Block(nn.Module):
         self.relu3 = nn.LeakyReLU(SLOPE)
         self.maxpool = nn.MaxPool2d(2)
         self.downsample = shortcut(inputs, outputs)
-        self.drop = drop
 
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = self.relu1(self.bn1(self.conv1(inputs)))
         hidden = self.relu2(self.bn2(self.conv2(hidden)))
         hidden = self.relu3(self.bn3(self.conv3(hidden)) + self.downsample(inputs))
-        result: Tensor = self.drop(self.maxpool(hidden))
+        result: Tensor = self.maxpool(hidden)
         return result

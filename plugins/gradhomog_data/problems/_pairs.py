@@ -18,7 +18,6 @@ SHARES = (0.7, 0.1)
 """Shares of the pictures of a class for pairs of training and of validation; the rest is for test."""
 
 DEFAULTS: dict[str, Any] = {
-    "homogenizers": "multitask",
     "network": {"name": "conv4", "width": 16, "size": 34},
     "train": {"steps": 400, "outer_lr": 0.002, "validate_every": 50},
 }

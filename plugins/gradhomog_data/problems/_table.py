@@ -18,13 +18,7 @@ from gradhomog_data.problems._optional_import import import_optional
 Columns = dict[str, NDArray[np.float64]]
 """Arrays `[rows, columns]` by name: one column each from a CSV file, any number from an NPZ file."""
 
-# Targets of each data set. Only Linnerud has several official targets; for the others, related columns are targets.
 TARGETS: Mapping[str, tuple[str, ...]] = {
-    # weight, waist and pulse of 20 men from three exercises
-    "linnerud": ("Weight", "Waist", "Pulse"),
-    # the progression of the disease after a year, and six blood values, from age, sex, body mass and blood pressure
-    "diabetes": ("progression", "s1", "s2", "s3", "s4", "s5", "s6"),
-    # of cell nuclei in 569 images: the largest values of ten measures from the means and standard errors of all
     "breast_cancer": tuple(
         f"worst {name}"
         for name in (
@@ -33,7 +27,8 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
         )
     ),
 }  # fmt: skip
-"""Data sets that are installed with scikit-learn, with the columns that are predicted from all others."""
+"""A data set that is installed with scikit-learn, with the columns that are predicted from all others: the largest
+values of ten measures of cell nuclei in 569 images, from the means and standard errors of all."""
 
 
 MAX_BYTES = 2**30
@@ -57,9 +52,7 @@ def read_columns(data: str) -> Columns:
         columns = _read_file(_read_npz, Path(data))
     else:
         hint = did_you_mean(data, TARGETS)
-        raise DataError(
-            f"`problem.data` must be one of {', '.join(TARGETS)}, or a .csv or .npz file; got {data!r}.{hint}"
-        )
+        raise DataError(f"`problem.data` must be {', '.join(TARGETS)}, or a .csv or .npz file; got {data!r}.{hint}")
     for name, values in columns.items():
         for row, column in np.argwhere(~np.isfinite(values))[:1]:
             raise DataError(f"{data}: column {name!r}, row {row + 1}: expected a number; found {values[row, column]}.")
@@ -139,11 +132,6 @@ def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 def _load_scikit_learn(name: str) -> Columns:
     datasets = import_optional("sklearn.datasets", "scikit-learn", f"the data of `problem.data` {name}")
-    options = {"scaled": False} if name == "diabetes" else {}
-    data_set = getattr(datasets, f"load_{name}")(**options)
-    columns = dict(zip(map(str, data_set.feature_names), np.asarray(data_set.data, dtype=np.float64).T, strict=True))
-    if name == "linnerud":
-        columns |= dict(zip(data_set.target_names, np.asarray(data_set.target, dtype=np.float64).T, strict=True))
-    elif name == "diabetes":
-        columns["progression"] = np.asarray(data_set.target, dtype=np.float64)
-    return {title: values[:, None] for title, values in columns.items()}
+    data_set = getattr(datasets, f"load_{name}")()
+    values = np.asarray(data_set.data, dtype=np.float64)
+    return {str(title): values[:, [index]] for index, title in enumerate(data_set.feature_names)}

@@ -109,10 +109,6 @@ class Landscape(Problem):
             "of these losses.",
         ]
 
-    @property
-    def members(self) -> Sequence[Any]:
-        return [member for pipe in self.pipelines for member in pipe.members]
-
     def losses(self, index: int) -> dict[str, Tensor]:
         """Return the sum of each loss over the points, which are independent; every batch is the same."""
         return dict(zip(TASKS, toy_losses(self.points).sum(0), strict=True))
@@ -202,7 +198,11 @@ def gradhomog_problem() -> ProblemSpec:
         summary="the two-dimensional toy landscape of CAGrad: two losses of a point, from the starts of the paper",
         reference="Liu, Liu, Jin, Stone, Liu 2021, arXiv:2110.14048, section 5.1",
         defaults={
-            "homogenizers": "landscape",
+            # The methods of the toy example of Liu et al. 2021 (CAGrad), and static weights.
+            "homogenizers": [
+                "none", 'static | static(weights="random", seed=1) | static(weights="random", seed=2)', "pcgrad",
+                "mgda", "cagrad | cagrad(c=0.2) | cagrad(c=0.8)",
+            ],
             "seeds": 1,
             # A tenth of the paper's 100,000 steps at five times its rate: half a minute per method, the same figure.
             "train": {

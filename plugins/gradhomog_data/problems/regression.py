@@ -114,7 +114,6 @@ def gradhomog_problem() -> ProblemSpec:
         factory=regression,
         summary="regression of several columns of a table, yours or one of scikit-learn, on the other columns",
         defaults={
-            "homogenizers": "multitask",
             "network": {"name": "mlp", "width": 32},
             "train": {"steps": 1000, "outer_lr": 0.001, "validate_every": 50},
         },

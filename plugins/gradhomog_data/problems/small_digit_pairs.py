@@ -35,7 +35,6 @@ def gradhomog_problem() -> ProblemSpec:
         summary="classify two overlaid digits of 8 × 8 pixels: MultiMNIST that trains in a second",
         reference="Sener, Koltun 2018, arXiv:1810.04650",
         defaults={
-            "homogenizers": "multitask",
             "network": {"name": "mlp", "width": 32},
             "train": {"steps": 800, "outer_lr": 0.003, "validate_every": 50, "log_every": 50, "checkpoint_every": 500},
         },

@@ -60,7 +60,6 @@ def gradhomog_problem() -> ProblemSpec:
         factory=unequal_regressions,
         summary="generated regressions of unequal scale and difficulty, with a network too small for all",
         defaults={
-            "homogenizers": "multitask",
             "network": {"name": "mlp", "width": 16},
             "train": {"steps": 600, "outer_lr": 0.01, "validate_every": 50, "log_every": 50, "checkpoint_every": 500},
         },

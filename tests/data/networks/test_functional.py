@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.func import functional_call, vmap
 
-import gradhomog_data.networks
 from gradhomog.experiments import content
 from tests.data.networks.names import IMAGES, NETWORKS
 
@@ -75,14 +74,3 @@ def test_without_flatten_the_encoder_returns_maps_and_the_network_is_the_same_fu
 def test_maps_have_the_published_sides(name, size, side):
     encoder, _ = content.build_network(name, (3, size, size), 5, 2, flatten=False)
     assert encoder(torch.zeros(2, 3, size, size)).shape[2:] == (side, side)
-
-
-@pytest.mark.parametrize(("size", "side"), [(28, 5), (84, 19), (224, 54), (10, 1)])
-@pytest.mark.parametrize("make", [gradhomog_data.networks.conv4, gradhomog_data.networks.conv6])
-def test_the_encoder_of_relationnet_pools_twice_and_has_the_published_maps(make, size, side):
-    maps, rest = make((3, size, size), 5, 2, flatten=False, pools=2)
-    images = torch.zeros(2, 3, size, size)
-    assert maps(images).shape == (2, 2, side, side)
-    assert rest(maps(images)).shape == (2, 5)
-    encoder, head = make((3, size, size), 5, 2, pools=2)
-    assert head(encoder(images)).shape == (2, 5)

@@ -139,8 +139,8 @@ def test_a_file_that_is_not_an_archive_raises_with_its_key(tmp_path):
 
 
 def test_an_unknown_data_set_raises_with_the_names_of_all():
-    with pytest.raises(DataError, match=r"must be one of linnerud, .*; got 'Diabetis'. Did you mean 'diabetes'\?"):
-        load_data("Diabetis")
+    with pytest.raises(DataError, match=r"must be breast_cancer, .*; got 'breast_canser'.*mean 'breast_cancer'\?"):
+        load_data("breast_canser")
 
 
 @pytest.mark.parametrize("name", _table.TARGETS)

@@ -12,7 +12,7 @@ from gradhomog import ConfigError
 from gradhomog.cli import main
 from gradhomog.experiments.episodes.splits import close_domains
 from gradhomog.experiments.execution.comparison import compare
-from gradhomog.experiments.results.columns import load as load_results
+from gradhomog.experiments.results.records import records
 from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
 from gradhomog_data.domains._picture_set import CACHED_FROM
@@ -181,7 +181,11 @@ def test_data_that_were_copied_to_another_folder_resume_and_verify(finished, tmp
     shutil.rmtree(data)
     close_domains()
     compare(config(moved), out, resume=True)
-    assert load_results(out).scores["score"].tolist() == load_results(finished / "out").scores["score"].tolist()
+    moved_scores, scores = (
+        [record["scores"] for record in records(folder) if record["event"] == "result"]
+        for folder in (out, finished / "out")
+    )
+    assert moved_scores == scores
     code, errors = verify(out, capsys)
     assert code == 0
     assert "the data were not compared" in errors[0]  # `plan.json` has the first path

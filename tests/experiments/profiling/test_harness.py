@@ -10,6 +10,7 @@ import torch
 
 from gradhomog.errors import GradhomogError, PluginRunError
 from gradhomog.experiments.profiling.harness import Comparison, Timings, measure_all, round_order
+from gradhomog.experiments.profiling.table import Column
 
 
 class Recorder:
@@ -60,7 +61,8 @@ def test_a_ratio_is_to_the_reference_in_the_same_round():
     assert list(timings.measured_seconds("b").values()) == [9.0, 12.0, 15.0, 18.0]
     for label, ratio in {"a": 1.0, "b": 1.5, "c": 0.5}.items():
         found = timings.ratio(label, "a")
-        assert (found.minimum, found.maximum, found.n) == (ratio, ratio, 4)
+        assert {own / other for own, other in timings.pairs(label, "a")} == {ratio}
+        assert (found.median, found.n) == (ratio, 4)
 
 
 def test_ratios_are_within_rounds_even_if_numbers_of_rounds_differ():
@@ -100,7 +102,7 @@ def test_a_workload_that_fails_is_reported_and_the_others_continue():
     assert timings.failures == {"b": "out of ideas"}
     assert list(timings.seconds["b"]) == [0, 1]
     assert len(timings.seconds["a"]) == len(timings.seconds["c"]) == 7
-    assert [row.label for row in recorder.measure(peers={"a": "b", "c": "a"}).rows] == ["a", "c"]
+    assert [row.label for row in recorder.measure().rows] == ["a", "c"]
 
 
 def test_an_error_of_the_reference_is_raised():
@@ -110,26 +112,26 @@ def test_an_error_of_the_reference_is_raised():
         recorder.time()
 
 
-def test_further_references_differences_and_peers_are_columns():
-    peers = {"b": "c", "c": "absent"}
-    table = Recorder(a=1, b=1.5, c=3).measure("a", "c", rounds=1, difference=True, peers=peers)
+def test_further_references_and_given_columns_follow_the_first_ratio():
+    made = lambda timings: [Column("over a", {"b": timings.ratio("b", "a")}, str), Column("none", {}, str)]  # noqa: E731
+    table = Recorder(a=1, b=1.5, c=3).measure("a", "c", rounds=1, columns=made)
     found = {column.title: {k: value.median for k, value in column.values.items()} for column in table.columns}
     # The only measured round is the second, which takes twice as long.
-    assert found == {"to c": {"a": 1 / 3, "b": 0.5}, "over a": {"b": 1.0, "c": 4.0}, "to peer": {"b": 0.5}}
+    assert found == {"to c": {"a": 1 / 3, "b": 0.5}, "over a": {"b": 1.5}}
     assert Recorder(a=1, b=1).measure("a").columns == ()
 
 
-def test_memory_state_and_cosine_are_measured_after_one_further_call_on_the_first_input():
+def test_memory_and_state_are_measured_before_columns_by_one_further_call_on_the_first_input():
     kept = []
     workloads = {"a": lambda given: kept.append(torch.ones(given, 250)), "b": lambda given: None}
     comparison = Comparison(
         "title", workloads, lambda number: number + 1, ("a",),
         state=lambda workload: {"memory": torch.zeros(5)} if workload is workloads["b"] else None,
-        cosine=lambda label: float(len(kept)) if label == "a" else None,
+        columns=lambda timings: [Column("calls", {"a": float(len(kept))}, str)],
     )  # fmt: skip
     table = comparison.measure(2, math.inf)
     assert [(row.peak_bytes, row.state_bytes) for row in table.rows] == [(1000, 0), (0, 20)]
-    assert [(column.title, column.values) for column in table.columns] == [("cosine", {"a": 4.0})]
+    assert [(column.title, column.values) for column in table.columns] == [("calls", {"a": 4.0})]
 
 
 def test_notes_name_rounds_threads_and_clock():

@@ -32,7 +32,10 @@ def test_the_table_has_times_ratios_columns_and_added_memory_in_all_formats():
 
     made = table.TimingTable(
         "a step", "plain", (row("plain", 0.1, 1.0, 10**7), row("b", 0.103, 1.03, 12 * 10**6, 10**6)), ("a note",),
-        {"c": "broke"}, (table.differences("over plain", {"b": Quantiles.of([0.003])}), table.cosines({"plain": 0.5})),
+        {"c": "broke"}, (
+            table.Column("over plain", {"b": Quantiles.of([0.003])}, lambda value: f"+{1e3 * value.median:.2f} ms"),
+            table.Column("cosine", {"plain": 0.5}, lambda value: f"{value:.6f}"),
+        ),
     )  # fmt: skip
     lines = made.render().splitlines()
     assert lines[4].split("  ")[0] == "plain"
@@ -40,11 +43,11 @@ def test_the_table_has_times_ratios_columns_and_added_memory_in_all_formats():
     assert lines[5].split()[:7] == ["b", "103", "ms", "×", "1.03", "1.03", "–"]
     assert lines[5].split()[7:] == ["1.03", "+3.00", "ms", "–", "+3.00", "MB", "6"]
     assert lines[-2:] == ["a note", "Failed: c: broke"]
-    assert made.markdown().splitlines() == [
-        "## a step", "", "| method | time | to plain | 95 % | over plain | cosine | memory | rounds |",
+    assert made.table().markdown().splitlines() == [
+        "| method | time | to plain | 95 % | over plain | cosine | memory | rounds |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
         "| plain | 100 ms | – | – | – | 0.500000 | 10.0 MB | 6 |",
-        "| b | 103 ms | × 1.03 | 1.03 – 1.03 | +3.00 ms | – | +3.00 MB | 6 |", "", "- a note", "- Failed: c: broke",
+        "| b | 103 ms | × 1.03 | 1.03 – 1.03 | +3.00 ms | – | +3.00 MB | 6 |",
     ]  # fmt: skip
     data = json.loads(json.dumps(made.record(), allow_nan=False))
     assert data["rows"][1]["added_bytes"] == 3 * 10**6

@@ -1,4 +1,4 @@
-"""The saliency figure: which methods and maps are drawn, which are listed as omitted, and images of any size."""
+"""The saliency figure: which methods and maps are drawn, and images of any size."""
 
 from __future__ import annotations
 
@@ -39,21 +39,9 @@ def of_methods(count, **more):
 
 
 def test_all_methods_are_drawn_up_to_the_maximum():
-    found = {("maml", "plain"): look(), **of_methods(MAX_METHODS - 1)}
+    found = {("maml", "plain"): look(), ("maml", "x"): look(saliency=None), **of_methods(MAX_METHODS)}
     shown = labels(figures.saliency(found))
     assert shown == ["image", "saliency: plain", *(f"saliency: m{number}" for number in range(MAX_METHODS - 1))]
-    assert figures.saliency_omissions(found, list(found)) == []
-
-
-def test_every_omitted_method_is_listed_with_the_reason():
-    found = {("maml", name): look() for name in ("plain", "a", "b", "c")}
-    found["maml", "a"] = look(saliency=None)
-    found["maml", "b"] = look(images=np.zeros((2, 1, 8, 8), np.float32))
-    assert figures.saliency_omissions(found, [*found, ("maml", "mgda")]) == [
-        "Without saliency: a (its outputs are not differentiable w.r.t. the images).",
-        "Without saliency: b (its run used other test images).",
-        "Without saliency: mgda (its runs saved no saliency).",
-    ]
 
 
 def test_only_some_maps_of_the_first_and_the_last_method_are_drawn():
@@ -61,19 +49,12 @@ def test_only_some_maps_of_the_first_and_the_last_method_are_drawn():
     found = {("maml", name): look(1, maps=names, saliency=None) for name in ("isi", "isi + rotate", "isi + reweight")}
     shown = [text.split(" 0 to ")[0] for text in labels(figures.saliency(found))[1:]]
     layers = (0, 4, 8)
-    remark = "Without maps: isi + rotate (only maps of the first and the last method with maps are drawn)."
-    assert remark in figures.saliency_omissions(found, list(found))
     assert shown == [f"map of isi: {layer} in {name}" for name in ("isi", "isi + reweight") for layer in layers]
 
 
 def test_without_saliency_and_maps_or_without_runs_there_is_no_figure():
     assert figures.saliency({}) is None
     assert figures.saliency({("maml", "plain"): look(saliency=None)}) is None
-
-
-def test_a_run_with_other_test_images_is_omitted():
-    found = {("maml", "plain"): look(), ("maml", "b"): look(images=np.zeros((2, 1, 8, 8), np.float32))}
-    assert labels(figures.saliency(found)) == ["image", "saliency: plain"]
 
 
 @pytest.mark.slow

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradhomog.experiments.reproduce import find_domains, read_experiment
+from gradhomog.experiments.reproduce.comparisons import find_domains
+from gradhomog.experiments.reproduce.paper_schema import read_experiment
 
 NAMES = tuple(read_experiment("strong")[0].benchmarks)
 TINY = [

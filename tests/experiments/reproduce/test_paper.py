@@ -12,7 +12,8 @@ import pytest
 
 from gradhomog.cli import main
 from gradhomog.errors import ConfigError, PluginLoadError, UnknownPluginError
-from gradhomog.experiments.reproduce import Settings, parse_paper, parts, read_experiment
+from gradhomog.experiments.reproduce.comparisons import Settings, parts
+from gradhomog.experiments.reproduce.paper_schema import parse_paper, read_experiment
 from gradhomog.registry import Registry, using
 from tests.docs import pages
 

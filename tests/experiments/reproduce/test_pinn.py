@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from gradhomog.cli import main
-from gradhomog.experiments.reproduce import Reproduction, Settings, reproduce, text_table
+from gradhomog.experiments.reproduce.comparisons import Settings
+from gradhomog.experiments.reproduce.execute import Reproduction, reproduce
+from gradhomog.experiments.reproduce.report import text_table
 
 TINY = [
     "network.width=4", "problem.depth=2", "problem.interior=8", "problem.boundary=2", "train.steps=3",

@@ -12,7 +12,8 @@ import pytest
 from gradhomog.errors import ConfigError, DataError
 from gradhomog.experiments.episodes.splits import streams
 from gradhomog.experiments.execution.methods import make_methods
-from gradhomog.experiments.reproduce import Settings, find_domains, image_size, parts, read_experiment
+from gradhomog.experiments.reproduce.comparisons import Settings, find_domains, image_size, parts
+from gradhomog.experiments.reproduce.paper_schema import read_experiment
 from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.training.trainer import learning_rate, make_trainable
 from gradhomog.registry import available
@@ -45,7 +46,7 @@ def test_every_row_of_every_experiment_is_a_method_of_its_configuration(
     ("name", "columns", "comparisons", "rows"),
     [
         ("weak", 4, 44, 104), ("strong", 16, 112, 320), ("ablation", 8, 8, 80), ("beta", 8, 8, 56),
-        ("temperature", 8, 8, 56), ("backbone", 8, 24, 48), ("saliency", 1, 1, 2), ("conflict", 1, 1, 1),
+        ("temperature", 8, 8, 56), ("backbone", 8, 24, 48), ("saliency", 1, 1, 2),
         ("pinn", 4, 11, 57),
     ],
 )  # fmt: skip
@@ -230,7 +231,7 @@ def test_targets_of_saliency_are_benchmarks(domains: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "size"),
     [(("weak", "paper", []), 84), (("strong", "paper", []), 224), (("ablation", "paper", []), 224),
-     (("conflict", "smoke", []), 32), (("strong", "smoke", ["network.size=16"]), 16)],
+     (("saliency", "smoke", []), 32), (("strong", "smoke", ["network.size=16"]), 16)],
 )  # fmt: skip
 def test_data_are_searched_at_the_size_of_the_network(arguments: tuple[str, str, list[str]], size: int) -> None:
     assert image_size(*arguments) == size
@@ -241,14 +242,6 @@ def test_errors_without_data_list_the_benchmarks_and_the_options(domains: dict[s
         parts("weak", Settings({}))
     with pytest.raises(ConfigError, match="target cub needs at least one of miniimagenet, cars"):
         parts("strong", Settings({"cub": "cub.npz", "isic": "isic.npz"}, targets=["cub"]))
-    with pytest.raises(ConfigError, match="found isic"):
-        parts("conflict", Settings({"isic": domains["isic"]}))
-
-
-def test_the_conflict_is_measured_between_all_benchmarks(domains: dict[str, str]) -> None:
-    (part,) = parts("conflict", Settings(domains, learners=["maml"], overrides=TINY))
-    assert len(part.config.domains.train) == len(NAMES)
-    assert part.rows[0].homogenizers.startswith('rotogbml(key="domain"')
 
 
 def test_files_can_be_assigned_to_benchmarks(nine_benchmarks: Path, tmp_path: Path) -> None:

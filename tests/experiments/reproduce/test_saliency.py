@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradhomog.experiments.reproduce import Settings, reproduce
+from gradhomog.experiments.reproduce.comparisons import Settings
+from gradhomog.experiments.reproduce.execute import reproduce
 from tests.experiments.reproduce.conftest import TINY
 
 

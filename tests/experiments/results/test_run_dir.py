@@ -12,7 +12,7 @@ from gradhomog.experiments.results.run_dir import RunDir
 RESULT = {
     "event": "result", "run": "maml-none-s0", "learner": "maml", "homogenizers": "none", "seed": 0, "metric": "mse",
     "scores": [0.5], "losses": [0.5], "domains": ["a"], "validation": None, "best_step": 3, "steps": 3, "seconds": 1.0,
-    "step_seconds": 0.1, "homogenizer_seconds": [], "digest": "of the configuration", "fingerprints": {},
+    "step_seconds": 0.1, "digest": "of the configuration", "fingerprints": {},
 }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gradhomog.cli import main
-from gradhomog.experiments import load as results
+from gradhomog.experiments import records
 from gradhomog.experiments.run_file.schema import load, shorten
 from tests.experiments.conftest import SMALL
 
@@ -26,4 +26,5 @@ def test_the_command_warns_not_to_compare_methods(tmp_path, monkeypatch, capsys)
     arguments = [word for text in SMALL for word in ("--set", text)]
     assert main(["compare", "--quick", "--jobs", "1", *arguments]) == 0
     assert "Do not compare methods by these numbers." in capsys.readouterr().out
-    assert set(results(tmp_path / "runs" / "compare-quick").runs["steps"]) == {2}
+    found = records(tmp_path / "runs" / "compare-quick")
+    assert {record["steps"] for record in found if record["event"] == "result"} == {2}

@@ -124,7 +124,7 @@ def test_the_error_of_a_broken_checkpoint_names_the_file(small, tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        {"done": 10**9}, {"homogenizer_seconds": [1.0] * 3}, {"trained": {}}, {"outer": {"a": 1}}, {"random": "a"},
+        {"done": 10**9}, {"trained": {}}, {"outer": {"a": 1}}, {"random": "a"},
         {"best": [{"score": "a", "step": 1, "state": {}}]}, {"random": torch.zeros(3)},
     ],
     ids=str,

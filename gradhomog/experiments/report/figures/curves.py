@@ -104,27 +104,20 @@ def running_mean(values: Sequence[float], window: int) -> list[float]:
     return [finite_mean(values[max(0, index - half) : index + half + 1]) for index in range(len(values))]
 
 
-def average(runs: Sequence[Mapping[int, float]]) -> Curve:
-    """The mean at each step over the runs `{step: value}` that have this step; the band is the range over runs."""
-    steps = sorted({step for run in runs for step in run})
-    middle, low, high = [], [], []
-    for step in steps:
-        values = [run[step] for run in runs if step in run and math.isfinite(run[step])]
-        middle.append(finite_mean(values))
-        low.append(min(values, default=math.nan))
-        high.append(max(values, default=math.nan))
-    return Curve(steps, middle, low, high)
+def average(runs: Sequence[Mapping[int, float]], interval: bool = False) -> Curve:
+    """The mean at each step over the runs `{step: value}` that have this step; the band is the range over runs.
 
-
-def average_with_interval(runs: Sequence[Mapping[int, float]]) -> Curve:
-    """As `average`; the band is the 95 % confidence interval, NaN if fewer than two runs have a value."""
-    curve = average(runs)
-    intervals = []
-    for step in curve.steps:
-        values = [run[step] for run in runs if step in run and math.isfinite(run[step])]
-        intervals.append(mean_interval(values or [math.nan]))
-    low, high = [interval.low for interval in intervals], [interval.high for interval in intervals]
-    return Curve(curve.steps, curve.middle, low, high)
+    With `interval`, the band is the 95 % confidence interval, NaN if fewer than two runs have a value.
+    """
+    curve = Curve([], [], [], [])
+    for step in sorted({step for run in runs for step in run}):
+        values = [run[step] for run in runs if step in run and math.isfinite(run[step])] or [math.nan]
+        found = mean_interval(values)
+        curve.steps.append(step)
+        curve.middle.append(finite_mean(values))
+        curve.low.append(found.low if interval else min(values))
+        curve.high.append(found.high if interval else max(values))
+    return curve
 
 
 def finite_mean(values: Sequence[float]) -> float:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Picture = NDArray[np.float64]
 
 MAX_METHODS = 12
-"""Maximum number of rows with saliency; the caption lists methods without a row."""
+"""Maximum number of rows with saliency."""
 MAX_MAPS = 6
 """Maximum number of rows with maps."""
 CELL_SIZE = 0.82
@@ -40,10 +40,8 @@ def saliency(looks: Mapping[tuple[str, str], SaliencyMaps]) -> Figure | None:
     """One column per image: the image, then the image overlaid with the saliency of each method, then with maps.
 
     Saliency: the largest magnitude over the channels, scaled per image to its 99th percentile. Maps of homogenizers:
-    scaled per row; the label has the range. `saliency_omissions` lists methods that are not drawn. None if there is
-    neither saliency nor a map.
+    scaled per row; the label has the range. None if there is neither saliency nor a map.
     """
-    looks = _with_same_images(looks)
     rows = [*_saliency_rows(looks), *_map_rows(looks)]
     if not rows:
         return None
@@ -62,44 +60,6 @@ def saliency(looks: Mapping[tuple[str, str], SaliencyMaps]) -> Figure | None:
                 _draw_image(panel, overlay(picture, heat, row.opacity))
                 _draw_note(panel, note)
     return figure
-
-
-def saliency_omissions(looks: Mapping[tuple[str, str], SaliencyMaps], methods: Sequence[tuple[str, str]]) -> list[str]:
-    """Sentences that list the methods of the table whose saliency or maps are not in the figure, with the reason."""
-    same = _with_same_images(looks)
-    drawn = _drawn_methods(same)
-    reasons: dict[str, list[str]] = {}
-    for pair in methods:
-        if pair in drawn:
-            continue
-        if pair not in looks:
-            reason = "its runs saved no saliency"
-        elif pair not in same:
-            reason = "its run used other test images"
-        elif same[pair].saliency is None:
-            reason = "its outputs are not differentiable w.r.t. the images"
-        else:
-            reason = f"the figure has rows for {MAX_METHODS} methods"
-        reasons.setdefault(reason, []).append(_method_name(pair, dict.fromkeys(methods)))
-    lines = [f"Without saliency: {', '.join(names)} ({reason})." for reason, names in reasons.items()]
-    with_maps = [pair for pair, look in same.items() if look.maps]
-    if omitted := with_maps[1:-1]:
-        names = ", ".join(_method_name(pair, same) for pair in omitted)
-        lines.append(f"Without maps: {names} (only maps of the first and the last method with maps are drawn).")
-    return [" ".join(line.split()) for line in lines]
-
-
-def _with_same_images(looks: Mapping[tuple[str, str], SaliencyMaps]) -> dict[tuple[str, str], SaliencyMaps]:
-    """The entries with the same images as the first entry; a column of the figure is one image."""
-    first = next(iter(looks.values()), None)
-    return {
-        pair: look for pair, look in looks.items() if first is not None and np.array_equal(look.images, first.images)
-    }
-
-
-def _drawn_methods(looks: Mapping[tuple[str, str], SaliencyMaps]) -> list[tuple[str, str]]:
-    """The first methods with saliency in the order of the table, at most `MAX_METHODS`; plain is the first of them."""
-    return [pair for pair, look in looks.items() if look.saliency is not None][:MAX_METHODS]
 
 
 def brightness(image: NDArray[Any]) -> Picture:
@@ -136,13 +96,14 @@ def overlay(picture: Picture, heat: Picture, opacity: float) -> Picture:
 
 
 def _saliency_rows(looks: Mapping[tuple[str, str], SaliencyMaps]) -> list[ImageRow]:
+    """The first methods with saliency in the order of the table; plain is the first of them."""
     rows: list[ImageRow] = []
-    for pair in _drawn_methods(looks):
-        look = looks[pair]
-        notes = [f"{probability:.2f}" for probability in look.probabilities]
-        heat = [scaled_magnitude(saliency) for saliency in look.saliency] if look.saliency is not None else []
-        rows.append(ImageRow(f"saliency:\n{_method_name(pair, looks)}", heat, notes, 0.9))
-    return rows
+    for pair, look in looks.items():
+        if look.saliency is not None:
+            notes = [f"{probability:.2f}" for probability in look.probabilities]
+            heat = [scaled_magnitude(saliency) for saliency in look.saliency]
+            rows.append(ImageRow(f"saliency:\n{_method_name(pair, looks)}", heat, notes, 0.9))
+    return rows[:MAX_METHODS]
 
 
 def _map_rows(looks: Mapping[tuple[str, str], SaliencyMaps]) -> list[ImageRow]:

@@ -1,4 +1,4 @@
-"""Figures of test scores: each method with its interval, over all test tasks and by domain."""
+"""Figure of test scores: each method with its interval, and the differences to the plain learner."""
 
 from __future__ import annotations
 
@@ -55,33 +55,6 @@ def scores(summary: Summary) -> Figure | None:
         if paired:
             unit = " (percentage points)" if metric(summary.metric).percent else ""
             axes[-1][1].set_xlabel(f"paired difference to plain{unit}")
-    return figure
-
-
-def domain_scores(summary: Summary) -> Figure | None:
-    """Mean and interval over the test tasks of each domain, one panel per domain and learner; None for one domain."""
-    domains, learners = summary.domains, summary.learners
-    if len(domains) < 2:
-        return None
-    counts = [len(summary.rows_of(learner)) for learner in learners]
-    columns = min(len(domains), 3)  # with more columns, panels are too narrow for their ticks
-    blocks = math.ceil(len(domains) / columns)
-    height = 0.3 + blocks * (0.45 * len(counts) + 0.27 * sum(counts))
-    with style.figure_style():
-        figure, axes = style.make_panels(
-            blocks * len(counts), columns, height, sharey="row", height_ratios=counts * blocks
-        )
-        colors = style.colors([row.label for row in summary.rows])
-        for index in range(blocks * columns):
-            for offset, learner in enumerate(learners):
-                panel = axes[index // columns * len(counts) + offset][index % columns]
-                if index >= len(domains):
-                    panel.set_visible(False)
-                    continue
-                rows, name = summary.rows_of(learner), domains[index]
-                _draw_intervals(panel, rows, [row.by_domain.get(name) for row in rows], summary.metric, colors)
-                panel.set_title(name if len(learners) == 1 else f"{name}, {learner}")
-        figure.supxlabel(style.score_axis_label(summary, "test"), fontsize=9)
     return figure
 
 

@@ -65,11 +65,10 @@ def stages(records: Iterable[Record]) -> Figure | None:
             left.axhline(0, **style.GUIDE_LINE)
             right.axhline(math.sqrt(2), **style.GUIDE_LINE)
             for index, name in enumerate(method.names):
-                line = _StageLine(method, index, colors[name])
-                line.draw(left, mean_cosine)
+                _draw_stage(left, method, index, colors[name], mean_cosine)
                 # Logarithms are averaged, because the axis is logarithmic.
-                line.draw(middle, lambda stage: math.log(norm_ratio(stage)), math.exp)
-                line.draw(right, relative_distance)
+                _draw_stage(middle, method, index, colors[name], lambda stage: math.log(norm_ratio(stage)), math.exp)
+                _draw_stage(right, method, index, colors[name], relative_distance)
             left.set_ylabel("cosine")
             middle.set_ylabel("norm ratio")
             right.set_ylabel("distance")
@@ -114,22 +113,20 @@ def _unique_names(names: Sequence[str]) -> list[str]:
     return [name if count == 1 else f"{name}#{count}" for name, count in zip(names, counts, strict=True)]
 
 
-@dataclass(frozen=True)
-class _StageLine:
-    """The line of one stage in the panels of a method."""
+def _draw_stage(
+    panel: Axes,
+    method: MethodStages,
+    index: int,
+    color_and_dashes: tuple[str, str],
+    value: Callable[[Record], float],
+    transform: Callable[[float], float] = float,
+) -> None:
+    """Draw the line of one stage of a method."""
 
-    method: MethodStages
-    index: int
-    color_and_dashes: tuple[str, str]
+    def stage_value(record: Record) -> float:
+        return value(record["stages"][index])
 
-    def draw(self, panel: Axes, value: Callable[[Record], float], transform: Callable[[float], float] = float) -> None:
-        probed = self.method.probed
-
-        def stage_value(record: Record) -> float:
-            return value(record["stages"][self.index])
-
-        averaged = average([curve(run, stage_value, smooth=not probed) for run in self.method.runs])
-        last = len(self.method.names) - 1
-        width = min(1.2 + 0.4 * (last - self.index), 2.2) if self.index else REFERENCE_WIDTH
-        name = style.wrap_label(f"after {self.method.names[self.index]}", 20) if self.index else "before"
-        draw_curve(panel, averaged, *self.color_and_dashes, name, width=width, dots=probed, transform=transform)
+    averaged = average([curve(run, stage_value, smooth=not method.probed) for run in method.runs])
+    width = min(1.2 + 0.4 * (len(method.names) - 1 - index), 2.2) if index else REFERENCE_WIDTH
+    name = style.wrap_label(f"after {method.names[index]}", 20) if index else "before"
+    draw_curve(panel, averaged, *color_and_dashes, name, width=width, dots=method.probed, transform=transform)

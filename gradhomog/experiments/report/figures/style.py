@@ -7,7 +7,6 @@ import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -58,14 +57,6 @@ _STYLE: dict[Any, Any] = {
     # Identifiers in an SVG are hashes; without this setting their salt is random.
     "svg.hashsalt": "gradhomog",
 }
-
-
-@dataclass(frozen=True)
-class SavedFigure:
-    """The SVG file of a figure, and sentences to append to its caption."""
-
-    svg: Path
-    remarks: Sequence[str] = ()
 
 
 class MissingMatplotlib(GradhomogError):

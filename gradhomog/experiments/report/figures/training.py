@@ -6,15 +6,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from gradhomog.experiments.analysis import metrics
 from gradhomog.experiments.report.figures import style
 from gradhomog.experiments.report.figures.curves import (
     REFERENCE_WIDTH,
     Runs,
     average,
-    average_with_interval,
     curve,
     draw_curve,
     mean_cosine,
@@ -64,17 +61,16 @@ def conflict(records: Iterable[Record]) -> Figure | None:
 
 
 def weights(records: Iterable[Record]) -> Figure | None:
-    """Task weights over training, one panel per method that reweights tasks; None if no method does.
+    """Task weights over training, one panel per method that reweights tasks, with one line per training domain.
 
-    With several training domains, one line per domain: the mean over its tasks. With a single domain, one line per
-    rank, from the largest weight of the step to the smallest, because slots of tasks of one domain are interchangeable.
-    Running means over a tenth of training, averaged over seeds; 1 is the plain mean.
+    A line is the mean over the tasks of a domain, as a running mean over a tenth of training, averaged over seeds; 1 is
+    the plain mean. None if no method reweights, or for one domain, whose tasks are interchangeable.
     """
     runs = {key: group for key, group in runs_of(records, "step").items() if _changes_weights(group)}
-    if not runs:
-        return None
     domains = sorted({name for group in runs.values() for run in group for record in run for name in record["names"]})
-    weight_lines = _lines_by_domain(domains) if len(domains) > 1 else _lines_by_rank(runs)
+    if len(domains) < 2:
+        return None
+    weight_lines = _lines_by_domain(domains)
     several = len({learner for learner, _ in runs}) > 1
     with style.figure_style():
         figure, panels, lowest, leftmost = style.make_panel_list(len(runs), 3, 1.75, 1.95, sharex=True, sharey=True)
@@ -127,7 +123,7 @@ def _draw_lines(
     for (owner, label), group in runs.items():
         if owner == learner:
             curves = [curve(run, value, smooth) for run in group]
-            averaged = average(curves) if smooth else average_with_interval(curves)
+            averaged = average(curves, interval=not smooth)
             draw_curve(
                 panel, averaged, *colors[label], style.wrap_label(label), band=len(group) > 1, dots=not smooth,
                 width=REFERENCE_WIDTH if label == PLAIN else 1.3, transform=transform,
@@ -159,23 +155,4 @@ def _lines_by_domain(domains: Sequence[str]) -> list[tuple[str, str, str, Callab
             mean_weight(domain),
         )
         for i, domain in enumerate(domains)
-    ]
-
-
-def _lines_by_rank(runs: Runs) -> list[tuple[str, str, str, Callable[[Record], float]]]:
-    """Name, colour, dashes and value of the lines of at most five ranks."""
-    count = max(len(record["weights"] or ()) for group in runs.values() for run in group for record in run)
-    ranks = sorted({round(rank) for rank in np.linspace(0, count - 1, min(count, 5))})
-
-    def ranked_weight(rank: int) -> Callable[[Record], float]:
-        def value(record: Record) -> float:
-            ordered = sorted(numbers(record["weights"]), reverse=True)
-            return ordered[rank] if rank < len(ordered) else math.nan
-
-        return value
-
-    names = {0: "largest weight", count - 1: "smallest weight"}
-    return [
-        (names.get(rank, f"rank {rank + 1}"), style.PALETTE[i], "-", ranked_weight(rank))
-        for i, rank in enumerate(ranks)
     ]

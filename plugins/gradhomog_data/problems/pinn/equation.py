@@ -469,7 +469,7 @@ def specification(problem: type[Pinn], summary: str, reference: str) -> ProblemS
 
     def defaults(options: Mapping[str, Any]) -> dict[str, Any]:
         count = len(problem.parts) if options["conditions"] == "separate" else 1
-        # The list "pinn", with static weights for as many tasks as the problem has.
+        # Static weights for as many tasks as the problem has; they reach 1000 in the papers.
         static = " | ".join(["static", *(f"static(weights={[1] + [w] * count})" for w in (10, 100, 1000))])
         return {
             "homogenizers": ["none", static, "pcgrad", "upgrad", "config"],
