@@ -19,10 +19,10 @@ from gradhomog.testing.subjects import DomainSubject, HomogenizerSubject, Learne
 MODULES: dict[Kind, tuple[str, ...]] = {
     "homogenizers": (
         "declarations", "homogenizers.directions", "homogenizers.stage_side_effects", "homogenizers.encoder_stages",
-        "homogenizers.derivatives", "homogenizers.state", "training_state", "cost",
+        "homogenizers.derivatives", "homogenizers.state", "training_state", "memory",
     ),
     "learners": (
-        "declarations", "learners.rows", "learners.steps", "learners.evaluation", "training_state", "cost",
+        "declarations", "learners.rows", "learners.steps", "learners.evaluation", "training_state", "memory",
     ),
     "domains": ("declarations", "domains.tasks", "domains.splits"),
 }  # fmt: skip

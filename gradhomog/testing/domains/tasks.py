@@ -1,11 +1,9 @@
-"""Checks of a domain's attributes and tasks: tensors, labels, names, memory, time, and the generator of a task."""
+"""Checks of a domain's attributes and tasks: tensors, labels, names, memory, and the generator of a task."""
 
 from __future__ import annotations
 
 import copy
 import pickle
-import statistics
-import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -21,7 +19,6 @@ from gradhomog.testing.snapshots import changed_generators, input_bits, seeded_g
 from gradhomog.testing.subjects import SIZE, DomainSubject, Numbers, draw_task, seeded_generator, supports
 
 OTHER_SIZE = 20  # pixels
-DRAWS = 40  # tasks drawn to measure the time
 TENSORS = ("support_x", "support_y", "query_x", "query_y")
 _NUMBERS = st.fixed_dictionaries({"ways": st.integers(1, 6), "shots": st.integers(1, 5), "queries": st.integers(1, 5)})
 
@@ -235,25 +232,6 @@ def tasks_own_their_memory(subject: DomainSubject) -> None:
             raise CheckFailure(f"two tasks of the split {split!r} share memory: writing to one changes the other")
         if not same_task(draw_task(domain, split, 1, numbers), expected):
             raise CheckFailure(f"writing to a task of the split {split!r} changes later draws from the domain")
-
-
-@check("domains")
-def cost(subject: DomainSubject) -> str:
-    """Reports the time to make the domain and to draw a task."""
-    _ = subject.domain
-    start = time.perf_counter()
-    domain = subject.make_fresh()
-    making = time.perf_counter() - start
-    split, numbers = next(iter(subject.supported.items()))
-    seconds = []
-    for seed in range(DRAWS):
-        start = time.perf_counter()
-        draw_task(domain, split, seed, numbers)
-        seconds.append(time.perf_counter() - start)
-    inputs = f"{numbers['shots']} + {numbers['queries']} inputs" + (" of each way" if subject.classifies else "")
-    ways = f"{numbers['ways']} ways, " if subject.classifies else ""
-    drawing = 1e3 * statistics.median(seconds)
-    return f"a task takes {drawing:.2g} ms ({ways}{inputs}); making the domain took {making:.2g} s"
 
 
 # -- randomness ------------------------------------------------------------------------------------------------------

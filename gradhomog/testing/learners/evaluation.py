@@ -84,11 +84,10 @@ def scores_independent_of_batch(subject: LearnerSubject) -> None:
 
 
 @check("learners")
-def saliency(subject: LearnerSubject) -> str:
-    """Reports if predictions are differentiable w.r.t. the queries, as saliency maps require.
+def saliency(subject: LearnerSubject) -> None:
+    """Predictions are differentiable w.r.t. the queries, as saliency maps require, or detached.
 
-    The derivative is compared with central differences. `adapted_outputs` may return detached outputs, but must not
-    raise if `query_x` requires grad.
+    The derivative is compared with central differences. `adapted_outputs` must not raise if `query_x` requires grad.
     """
     learner, task = subject.learner(), subject.task(4)
     generator = torch.Generator().manual_seed(0)
@@ -102,12 +101,11 @@ def saliency(subject: LearnerSubject) -> str:
     query_x = task.query_x.clone().requires_grad_()
     outputs = value(query_x)
     if not outputs.requires_grad:
-        return "predictions are detached from the graph: no saliency maps for this learner"
+        raise NotApplicable("predictions are detached from the graph: no saliency maps for this learner")
     gradient = torch.autograd.grad(outputs, query_x, allow_unused=True)[0]
     found = 0.0 if gradient is None else float((gradient * along).sum())
     expected = float(central_difference(lambda t: value(task.query_x + t * along)))
     require_derivative(found, expected, "the derivative of a prediction w.r.t. the queries is")
-    return "predictions are differentiable w.r.t. the queries: saliency maps are available"
 
 
 # -- frozen parameters and batch normalization -----------------------------------------------------------------------
@@ -168,7 +166,8 @@ def batch_norm(subject: LearnerSubject) -> None:
     """With batch normalization, rows, steps and predictions are finite and running statistics do not change.
 
     Statistics must not leak from one task to another, so the network's running statistics are not written. A learner
-    without support for batch normalization raises a `GradhomogError`.
+    without support for batch normalization raises a `GradhomogError`. This network has more features than that of the
+    other checks.
     """
     if not subject.accepts_batch_norm:
         raise NotApplicable("the learner rejects networks with batch normalization")

@@ -146,7 +146,7 @@ fails("tasks_own_their_memory", "two tasks of the split 'train' share memory: wr
 fault("CopiesEverySecondTask", ReturnsViews, "tasks_own_their_memory",
       "writing to a task of the split 'train' changes later draws from the domain", drawn=0,
       sample=every_second_copied)
-fault("LimitedNumberOfTasks", Ramps, "cost", "RuntimeError: no more tasks", left=30, sample=at_most_30_tasks)
+fault("LimitedNumberOfTasks", Ramps, "inputs_fit", "RuntimeError: no more tasks", left=30, sample=at_most_30_tasks)
 
 # -- randomness ------------------------------------------------------------------------------------------------------
 
