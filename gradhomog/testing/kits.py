@@ -19,12 +19,10 @@ from gradhomog.testing.subjects import DomainSubject, HomogenizerSubject, Learne
 MODULES: dict[Kind, tuple[str, ...]] = {
     "homogenizers": (
         "declarations", "homogenizers.directions", "homogenizers.stage_side_effects", "homogenizers.encoder_stages",
-        "homogenizers.derivatives", "homogenizers.state", "training_state", "memory",
+        "homogenizers.derivatives", "homogenizers.state", "training_runs",
     ),
-    "learners": (
-        "declarations", "learners.rows", "learners.steps", "learners.evaluation", "training_state", "memory",
-    ),
-    "domains": ("declarations", "domains.tasks", "domains.splits"),
+    "learners": ("declarations", "learners", "training_runs"),
+    "domains": ("declarations", "domains"),
 }  # fmt: skip
 SUBJECTS: dict[Kind, type[PluginSubject[Any]]] = {
     subject.kind: subject for subject in (HomogenizerSubject, LearnerSubject, DomainSubject)
