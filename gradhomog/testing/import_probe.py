@@ -48,21 +48,20 @@ def _optional_packages(distribution: str) -> set[str]:
     return {package for package, owners in packages.items() if {*map(_normalized, owners)} & optional - required}
 
 
-def main(kind: Any, selector: str, path: list[str]) -> None:
+def main(kind: Any, distribution: str, path: list[str]) -> None:
     sys.path[:] = path
     from gradhomog.registry import Registry
 
     registry = Registry()
-    info = registry.find(kind, selector)
-    infos = [one for one in registry.list(kind) if one.distribution == info.distribution]
-    modules = {one.selector: one.module.partition(":")[0] for one in (info, *infos)}
+    infos = [info for info in registry.list(kind) if info.distribution == distribution]
+    modules = {info.selector: info.module.partition(":")[0] for info in infos}
     early = {"torch", *modules.values()} & set(sys.modules)
 
     import torch
 
     from gradhomog.testing.snapshots import changed_names, global_generators
 
-    blocked = _optional_packages(info.distribution)
+    blocked = _optional_packages(distribution)
     for name in [name for name in sys.modules if name.partition(".")[0] in blocked]:
         del sys.modules[name]
     sys.meta_path.insert(0, ImportBlocker(blocked))

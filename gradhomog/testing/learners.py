@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from operator import attrgetter
 from typing import Any, get_args
 
 import torch
@@ -677,7 +678,8 @@ def _require_constant(subject: LearnerSubject, learner: Learner, layer: nn.Modul
 
     def compare(module: nn.Module, *_: Any) -> None:
         for name, value in before.items():
-            if not torch.equal(_tensor(module, name).detach(), value):
+            # Not get_parameter: a functional call may replace a parameter by a tensor that is no nn.Parameter.
+            if not torch.equal(attrgetter(name)(module).detach(), value):
                 raise CheckFailure(f"{when}, the inner loop changes its `{name}`")
 
     handle = layer.register_forward_pre_hook(compare)
@@ -687,14 +689,6 @@ def _require_constant(subject: LearnerSubject, learner: Learner, layer: nn.Modul
     learner.evaluate(subject.batch())
     handle.remove()
     require_all_equal(module_values(layer), before, f"`{{}}` after two steps {when}")
-
-
-def _tensor(module: Any, name: str) -> Tensor:
-    # Not get_parameter: a functional call may replace a parameter by a tensor that is no nn.Parameter.
-    for part in name.split("."):
-        module = getattr(module, part)
-    assert isinstance(module, Tensor)
-    return module
 
 
 @check("learners")

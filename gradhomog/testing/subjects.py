@@ -17,7 +17,7 @@ from gradhomog.learners.domains import Domain, Split, split_domain
 from gradhomog.learners.learner import Learner
 from gradhomog.learners.tasks import Task, TaskBatch
 from gradhomog.registry import Kind, PluginInfo, Registry, expression, installed
-from gradhomog.registry.options import bind, option_parameters
+from gradhomog.registry.options import bind
 from gradhomog.registry.specs import DomainSpec, HomogenizerSpec, LearnerSpec
 from gradhomog.step.homogenizer import Homogenizer
 from gradhomog.step.member import Member
@@ -271,9 +271,6 @@ class HomogenizerSubject(PluginSubject[HomogenizerSpec]):
             return pipeline(made, nonfinite=nonfinite, registry=self.registry)
         raise PluginRunError(f"{self} must make a gradhomog.Homogenizer; got {type(made).__name__}.")
 
-    def has_option(self, name: str) -> bool:
-        return name in option_parameters(self.spec)
-
     @property
     def installed_learners(self) -> tuple[LearnerSubject, ...]:
         return trainable_learners(self.registry, tuple(self.registry.names("learners")))
@@ -327,7 +324,7 @@ class HomogenizerSubject(PluginSubject[HomogenizerSpec]):
             "losses": losses,
             "domains": [names[number] for number in numbers.tolist()],
             "features": self.at_taps(features),
-            "feature_grads": self.at_taps(features),
+            "feature_grads": self.at_taps(features.clone()),
             "targets": torch.zeros(tasks, 1, dtype=torch.int64),
             "kernel_traces": self._kernel_traces([matrix]),
         }

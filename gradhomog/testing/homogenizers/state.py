@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from gradhomog.errors import NonfiniteError
+from gradhomog.registry.options import option_parameters
 from gradhomog.testing.assertions import error_of, require_close, require_equal
 from gradhomog.testing.check_results import CheckFailure, NotApplicable, check
 from gradhomog.testing.snapshots import find_objects, snapshot
@@ -63,7 +64,7 @@ def state_by_name(subject: HomogenizerSubject) -> None:
     """
     if not subject.stateful:
         raise NotApplicable("it has no state")
-    options: dict[str, Any] = {"key": "domain"} if subject.has_option("key") else {}
+    options: dict[str, Any] = {"key": "domain"} if "key" in option_parameters(subject.spec) else {}
     fixed_order, other_orders = subject.pipeline(**options), subject.pipeline(**options)
     for number, order in enumerate(([1, 0, 2, 3], [3, 1, 0, 2], [3, 0, 1], [2, 3, 1, 0])):
         generator = torch.Generator().manual_seed(number)

@@ -248,11 +248,12 @@ def drawn_by_python(self, good, norms):
     return normalized(torch.tensor([random.random() for _ in norms], dtype=norms.dtype))
 
 
-fault("ZeroesData", Clip, "inputs_unchanged", "`rows` writes to `jacobian`", scaled=zeroed)
-fault("SortsInPlace", LossRatio, "inputs_unchanged", "`mix` writes to `losses`", mix=sorted_in_place)
-fault("NormalizesInPlace", Rotate, "inputs_unchanged", "`update` writes to `feature_grads`",
+fault("ZeroesData", Clip, "inputs_unchanged", "modified `jacobian` in place in `rows`", scaled=zeroed)
+fault("SortsInPlace", LossRatio, "inputs_unchanged", "modified `losses` in place in `mix`", mix=sorted_in_place)
+fault("NormalizesInPlace", Rotate, "inputs_unchanged", "modified `feature_grads 0` in place in `update`",
       update=normalized_in_place)
-fault("RotatesInPlace", Rotate, "inputs_unchanged", "`transform` writes to `features`", transform=rotated_in_place)
+fault("RotatesInPlace", Rotate, "inputs_unchanged", "the features passed to `transform`: not exactly equal",
+      transform=rotated_in_place)
 fault("DropsPixels", Drop, "inputs_unchanged", "`support_x` after the steps: not exactly equal", attach=drops_pixels)
 fault("PassesByAttribute", Balance, "no_stage_writes_to_self",
       "`mix` changes `self.last`: return new state from `update`", mix=passed_by_attribute)
