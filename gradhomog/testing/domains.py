@@ -4,37 +4,146 @@ from __future__ import annotations
 
 import bisect
 import copy
+import functools
 import pickle
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import combinations
+from typing import Any, get_args
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradhomog.errors import DataError, OptionError
-from gradhomog.learners.domains import Domain, Split
+from gradhomog.errors import DataError, GradhomogError, OptionError, did_you_mean
+from gradhomog.learners.domains import Domain, Split, split_domain
 from gradhomog.learners.tasks import Task
+from gradhomog.registry import Registry
+from gradhomog.registry.specs import DomainSpec
 from gradhomog.testing.assertions import error_of
-from gradhomog.testing.check_results import CheckFailure, NotApplicable, check
+from gradhomog.testing.check_results import CheckFailure, NotApplicable, check, describe_failure
 from gradhomog.testing.property_search import for_all
 from gradhomog.testing.snapshots import changed_generators, input_bits, seeded_global_generators
-from gradhomog.testing.subjects import (
-    SIZE,
-    SMALLEST,
-    TOO_MANY,
-    DomainSubject,
-    Numbers,
-    draw_task,
-    seeded_generator,
-    supported_numbers,
-    supports,
-)
+from gradhomog.testing.subjects import PluginSubject
 
 OTHER_SIZE = 20  # pixels
 TENSORS = ("support_x", "support_y", "query_x", "query_y")
 _NUMBERS = st.fixed_dictionaries({"ways": st.integers(1, 6), "shots": st.integers(1, 5), "queries": st.integers(1, 5)})
+Numbers = dict[str, int]
+"""Ways, shots and queries."""
+
+SPLITS: tuple[Split, ...] = get_args(Split)
+SIZE = 28  # pixels; the default of runs
+TOO_MANY = 10**6  # ways, shots or queries: more than any data set has
+CANDIDATES: tuple[Numbers, ...] = tuple(
+    {"ways": ways, "shots": shots, "queries": queries} for ways, shots, queries in ((5, 2, 3), (3, 1, 2), (2, 1, 1))
+)
+SMALLEST = CANDIDATES[-1]
+
+
+class DomainSubject(PluginSubject[DomainSpec]):
+    """The domain under check, given as text (`"glyphs:greek"`) or spec. The default variant is the first listed one."""
+
+    kind = "domains"
+    spec_type = DomainSpec
+    product = Domain
+    variant = ""
+
+    def __init__(self, plugin: Any, registry: Registry | None = None) -> None:
+        super().__init__(plugin, registry)
+        listed = self.spec.variants
+        self.variant = self.variant or (listed[0] if listed else "")
+        if listed and self.variant not in listed:
+            hint = did_you_mean(self.variant, listed, f"'{self.name}:{{}}'")
+            raise OptionError(f"{self.name} has no variant {self.variant!r}.{hint} Its variants: {', '.join(listed)}.")
+
+    def parse(self, text: str) -> tuple[str, dict[str, Any]]:
+        name, self.variant, options = split_domain(text, self.registry)
+        return name, dict(options)
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}:{self.variant}" if self.variant else self.name
+
+    def make_with(self, *, variant: str | None = None, size: int = SIZE, **options: Any) -> Domain:
+        """Make a fresh domain with the options under check, updated by `options`."""
+        domain: Domain = self.make(self.variant if variant is None else variant, size=size, options=options)
+        return domain
+
+    @property
+    def invalid_options(self) -> list[tuple[str, int]]:
+        """Option values that a domain of images must reject. Other domains ignore `size`."""
+        return [("size", 0), ("size", -1)] if self.has_images else []
+
+    @functools.cached_property
+    def _domain_and_supported(self) -> tuple[Domain, dict[Split, Numbers]]:
+        domain = self.make_with()
+        supported = {split: supported_numbers(domain, split) for split in SPLITS}
+        return domain, {split: numbers for split, numbers in supported.items() if numbers is not None}
+
+    @functools.cached_property
+    def error(self) -> str:
+        """The error of making the domain or drawing a task; empty without an error."""
+        try:
+            domain, supported = self._domain_and_supported
+            if not supported:
+                domain.check("all", **SMALLEST)
+            for split, numbers in supported.items():
+                draw_task(domain, split, 0, numbers)
+        except Exception as error:  # reported once, by the check `draws_tasks`
+            return describe_failure(error).partition("\n")[0]
+        return ""
+
+    @property
+    def domain(self) -> Domain:
+        """The domain, shared by all checks: it has no state, and a large data set is read only once."""
+        if self.error:
+            raise NotApplicable("the domain draws no tasks: see the check `draws_tasks`")
+        return self._domain_and_supported[0]
+
+    def make_fresh(self) -> Domain:
+        """Make another domain with the same options."""
+        _ = self.domain
+        return self.make_with()
+
+    @property
+    def supported(self) -> dict[Split, Numbers]:
+        """Ways, shots and queries that each split supports; splits without tasks are left out."""
+        _ = self.domain
+        return self._domain_and_supported[1]
+
+    @property
+    def classifies(self) -> bool:
+        return self.domain.outputs is None
+
+    @property
+    def has_images(self) -> bool:
+        return len(self.domain.input_shape) == 3
+
+
+def supported_numbers(domain: Domain, split: Split) -> Numbers | None:
+    """Return the first of the `CANDIDATES` that a split supports; None if it supports none."""
+    return next((numbers for numbers in CANDIDATES if supports(domain, split, numbers)), None)
+
+
+def supports(domain: Domain, split: Split, numbers: Numbers) -> bool:
+    """True if the domain's `check` accepts these numbers."""
+    try:
+        domain.check(split, **numbers)
+    except GradhomogError:
+        return False
+    return True
+
+
+def draw_task(domain: Domain, split: Split, seed: int, numbers: Numbers) -> Task:
+    """Draw the task of a seed, with a generator like the one that a run makes for each task."""
+    return domain.sample(split, seeded_generator(seed), **numbers)
+
+
+def seeded_generator(seed: int) -> np.random.Generator:
+    """Return a generator like the one that a run makes for each task."""
+    return np.random.Generator(np.random.PCG64(seed))
 
 
 # -- attributes ------------------------------------------------------------------------------------------------------

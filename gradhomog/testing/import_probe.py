@@ -11,17 +11,6 @@ import sys
 from typing import Any
 
 
-class ImportBlocker:
-    """Makes imports of the distribution's optional packages fail."""
-
-    def __init__(self, names: set[str]) -> None:
-        self.names = names
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if name.partition(".")[0] in self.names:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
 def _normalized(name: str) -> str:
     return name.lower().replace("_", "-")
 
@@ -64,7 +53,7 @@ def main(kind: Any, distribution: str, path: list[str]) -> None:
     blocked = _optional_packages(distribution)
     for name in [name for name in sys.modules if name.partition(".")[0] in blocked]:
         del sys.modules[name]
-    sys.meta_path.insert(0, ImportBlocker(blocked))
+    sys.modules.update(dict.fromkeys(blocked))  # type: ignore[arg-type]  # an import of None raises
     own = {module.partition(".")[0] for module in modules.values()} - {"gradhomog"}
     base = set(sys.modules)
 

@@ -35,7 +35,6 @@ from gradhomog.testing.probing_homogenizers import (
     Call,
     InputDependentWeights,
     Recorder,
-    RowRecorder,
     ShiftedFeatures,
     ZeroEncoder,
     ZeroFeatures,
@@ -58,12 +57,8 @@ def computes_rows(subject: LearnerSubject) -> None:
     if len(subject.row_errors) == len(get_args(TaskType)):
         raise CheckFailure(
             "with an encoder of two convolutions and a linear head, in float64, the learner computes no rows: "
-            f"{_first_line(subject.row_errors['classification'])}"
+            f"{describe_failure(subject.row_errors['classification'])}"
         )
-
-
-def _first_line(error: Exception) -> str:
-    return describe_failure(error).partition("\n")[0]
 
 
 @check("learners")
@@ -86,7 +81,7 @@ def task_types_supported_or_rejected(subject: LearnerSubject) -> None:
                 )
         elif not isinstance(error, GradhomogError) or TASK_TYPE_WORDS[task_type] not in str(error).lower():
             raise CheckFailure(
-                f"{task_type} is rejected by {_first_line(error)}: raise a GradhomogError whose message states that "
+                f"{task_type} is rejected by {describe_failure(error)}: raise a GradhomogError whose message states that "
                 f"{task_type} is not supported"
             )
 
@@ -509,7 +504,7 @@ def restored_after_failure(subject: LearnerSubject) -> None:
     batch = subject.batch(tasks=2)
     for where in ("the encoder", "the head", "the loss", "a homogenizer"):
         failure = _Failure()
-        learner = _with_mixed_modes(subject, [failure, RowRecorder(failure)] if where == "a homogenizer" else None)
+        learner = _with_mixed_modes(subject, [failure] if where == "a homogenizer" else None)
         _install_failure(learner, where, failure)
         outer = torch.optim.Adam(learner.parameters(), lr=0.05)
         expected = learner.rows(batch)

@@ -52,8 +52,3 @@ def _regression_targets(images: Tensor, count: int) -> Tensor:
 def batch(seed: int = 0, tasks: int = 3) -> TaskBatch:
     """Different tasks, each of another domain."""
     return TaskBatch.stack([task(100 * seed + index, f"domain {index}") for index in range(tasks)])
-
-
-def repeated_task(seed: int = 0, tasks: int = 3) -> TaskBatch:
-    """The same task several times, each time with another domain."""
-    return TaskBatch.stack([task(seed, f"domain {index}") for index in range(tasks)])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -42,7 +40,9 @@ def jacobians(
     max_tasks, max_params = _maximum(tasks), _maximum(params)
     # Draw the maximal number of rows and entries and keep the last ones: lists shrink to zeros at the front.
     row = st.tuples(st.integers(0, int(10 * spread)), st.sampled_from(kinds), _vectors(max_params))
-    tenths, row_kinds, vectors = zip(*draw(_list(row, max_tasks))[max_tasks - n :], strict=True)
+    tenths, row_kinds, vectors = zip(
+        *draw(st.lists(row, min_size=max_tasks, max_size=max_tasks))[max_tasks - n :], strict=True
+    )
     rows = torch.stack(vectors)[:, max_params - p :]
     rows = _limit_spread(rows * 10 ** (-torch.tensor(tenths, dtype=torch.float64) / 10)[:, None], spread)
     for index, kind in enumerate(row_kinds):
@@ -60,10 +60,6 @@ def _draw_number(draw: st.DrawFn, bounds: Range) -> int:
 
 def _maximum(bounds: Range) -> int:
     return bounds if isinstance(bounds, int) else bounds[1]
-
-
-def _list(strategy: st.SearchStrategy[Any], size: int) -> st.SearchStrategy[list[Any]]:
-    return st.lists(strategy, min_size=size, max_size=size)
 
 
 def _vectors(size: int) -> st.SearchStrategy[Tensor]:

@@ -57,7 +57,7 @@ class DividesByRate(Balance):
         return super().weights(norms) * self.rate / self.rate
 
 
-ALLOWED = "option `rate`=.* is allowed by its annotation, but raises PluginRunError: .*"
+ALLOWED = "option `rate`=.* is allowed by its annotation, but raises (ValueError|PluginRunError): .*"
 fails("options_validated", "option `rate` has no type annotation")(NoAnnotation)
 fails("options_work", ALLOWED + "out of range")(RaisesValueError)
 fault("NamelessError", RaisesValueError, "options_work", "the error for option `rate`=.* names no option: must be",
@@ -431,7 +431,8 @@ fault("FirstOrderOnly", Balance, "differentiable",
       "the second derivative w.r.t. the rows is wrong .* Likely cause: a custom backward",
       weights=lambda self, good, norms: FirstOrderFunction.apply(norms))
 fault("RootAtZero", Clip, "differentiable", "with a zero row a derivative is NaN", lengths=root_of_squares)
-fault("DetachesDicts", Clip, "meta_gradient", "the derivative through the inner loop is .*; finite differences give",
+fault("DetachesDicts", Clip, "meta_gradient",
+      "the derivative of the direction of rows in a dict is .*; finite differences give",
       rows=lambda self, good, step: good(step) if step.jacobian.names == ("",) else good(step).detach())
 
 # -- state -----------------------------------------------------------------------------------------------------------
