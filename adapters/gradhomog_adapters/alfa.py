@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from gradhomog import LearnerSpec, OptionError, hookimpl
-from gradhomog_adapters._mamlpp import rates, step_parameter
 from gradhomog_adapters._network import Parameters, call_learner_module
 from gradhomog_adapters._option_types import CountOrZero, NonNegative, Positive
 from gradhomog_adapters.maml import MAML, InnerLoopOptions, Tensors
+from gradhomog_adapters.mamlpp import rates, step_parameter
 
 
 class ALFA(MAML):

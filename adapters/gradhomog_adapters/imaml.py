@@ -147,9 +147,7 @@ class IMAML(MAML):
             curved = hessian(v)
             return {name: (1 + self.damping) * v[name] + curved[name] / self.proximal for name in v}
 
-        return conjugate_gradients.solve(
-            operator, g, iterations=self.cg_steps, max_norm_ratio=self.max_norm_ratio
-        ).tensors
+        return conjugate_gradients.solve(operator, g, iterations=self.cg_steps, max_norm_ratio=self.max_norm_ratio)
 
 
 @hookimpl

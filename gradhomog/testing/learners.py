@@ -81,8 +81,8 @@ def task_types_supported_or_rejected(subject: LearnerSubject) -> None:
                 )
         elif not isinstance(error, GradhomogError) or TASK_TYPE_WORDS[task_type] not in str(error).lower():
             raise CheckFailure(
-                f"{task_type} is rejected by {describe_failure(error)}: raise a GradhomogError whose message states that "
-                f"{task_type} is not supported"
+                f"{task_type} is rejected by {describe_failure(error)}: raise a GradhomogError whose message states "
+                f"that {task_type} is not supported"
             )
 
 
