@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradhomog
 from gradhomog import OptionError, Pipeline, Ranks, StepReport
+from gradhomog_adapters._gradients import graph_nodes
 
 
 def check_pipeline(pipe: Pipeline, framework: str) -> None:
@@ -144,8 +145,9 @@ class ZeroLosses:
         found = {}
         for key, loss in losses.items():
             if isinstance(loss, Tensor):
-                used = _leaves(loss) - not_heads
-                found[key] = [name for name, parameter in named.items() if id(parameter) in used]
+                nodes = graph_nodes(loss.grad_fn)
+                used = {id(node.variable) for node in nodes if node.name() == "torch::autograd::AccumulateGrad"}
+                found[key] = [name for name, parameter in named.items() if id(parameter) in used - not_heads]
         of_ranks: list[Any] = [None] * ranks.size
         dist.all_gather_object(of_ranks, found, group=ranks.group)
         for heads in of_ranks:
@@ -176,20 +178,6 @@ class FunctionOfAll(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return (grad, *[None] * ctx.count)
-
-
-def _leaves(loss: Tensor) -> set[int]:
-    """Return the ids of the leaves of a loss's graph."""
-    found, seen, stack = set[int](), set[Any](), [loss.grad_fn]
-    while stack:
-        node: Any = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node.name() == "torch::autograd::AccumulateGrad":
-            found.add(id(node.variable))
-        stack.extend(following for following, _ in node.next_functions)
-    return found
 
 
 class RunningMeans:

@@ -8,7 +8,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from gradhomog import OptionError
+from gradhomog_adapters._gradients import graph_nodes
 
 Parameters = Mapping[str, Tensor]
 """Tensors named `encoder.*`, `head.*` and, for some learners, `learner.*`; networks ignore other names."""
@@ -273,14 +273,6 @@ def reject_reentrant_checkpoints(output: Tensor, inputs: Iterable[Tensor]) -> No
     Raises:
         OptionError.
     """
-    seen: set[Any] = {tensor.grad_fn for tensor in inputs} | {None}
-    stack = [output.grad_fn]
-    while stack:
-        node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        assert node is not None  # None is in `seen`
-        if node.name() == "CheckpointFunctionBackward":
-            raise OptionError(_REENTRANT)
-        stack += [child for child, _ in node.next_functions]
+    nodes = graph_nodes(output.grad_fn, [tensor.grad_fn for tensor in inputs])
+    if any(node.name() == "CheckpointFunctionBackward" for node in nodes):
+        raise OptionError(_REENTRANT)

@@ -32,7 +32,7 @@ class ALFA(MAML):
         first_order: omit the Hessian; g_φ, a and b still receive their gradients.
         adapt: glob pattern, or several, over the parameters that the inner loop changes.
         seed: seed of the initial weights of g_φ, with the initialization of `torch.nn.Linear`.
-        execution, engine, compile, autocast, norm, recompute: see `Execution`.
+        engine, compile, autocast, norm, recompute: see `Execution`.
 
     Besides the network, these are trained: `learner.generator.*` (φ), `learner.rates.<name>` and
     `learner.decays.<name>` `[max(K, 1)]` (a and b). As published, initial rates are small and of both signs, because

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, Unpack, cast
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from gradhomog_adapters._network import (
 )
 from gradhomog_adapters._network_mode import Norm, Statistics
 from gradhomog_adapters._option_types import CountOrZero, NonNegative, Positive
-from gradhomog_adapters.execution import Execution, ExecutionOptions, ExecutionOptionsExceptNorm
+from gradhomog_adapters.execution import ExecutionOptionsExceptNorm
 from gradhomog_adapters.few_shot import Query, Support
 from gradhomog_adapters.maml import MAML, Tensors
 
@@ -261,7 +261,7 @@ class MAMLPP(MAML):
             meta-test the statistics of each step, averaged in training (inductive: queries do not depend on each
             other). They are recorded in `step`, without homogenizers, by one more first-order inner loop per task:
             buffers `learner.statistics.<name>` `[K + 1, ...]`, of each inner step and of the query set after the last.
-        execution, engine, compile, autocast, recompute: see `Execution`.
+        engine, compile, autocast, recompute: see `Execution`.
 
     The number of completed steps is state, `learner.count.done`: a loaded learner continues its schedules. The losses
     of rows and reports are the multi-step losses Σ v_k L_Q; outputs and features are those after the last step, and
@@ -320,18 +320,13 @@ class MAMLPP(MAML):
         final_outer_lr: NonNegative = 1e-5,
         norm: Norm | Literal["running"] = "batch",
         loss: Any = None,
-        execution: Execution | None = None,
         **keywords: Unpack[ExecutionOptionsExceptNorm],
     ) -> None:
         self._keeps_statistics = norm == "running"
-        options = cast(ExecutionOptions, dict(keywords))
-        if norm != "running" and (execution is None or norm != "batch"):
-            options["norm"] = norm
-        if norm == "running" and execution is not None and execution.norm != "batch":
-            raise OptionError(f"`norm` 'running' requires norm='batch' in `execution`; got {execution.norm!r}.")
         super().__init__(
             encoder, head, homogenizers, inner=inner, inner_lr=inner_lr, inner_steps=inner_steps,
-            test_steps=test_steps, adapt=adapt, loss=loss, execution=Execution.of(execution, options),
+            test_steps=test_steps, adapt=adapt, loss=loss,
+            norm="batch" if norm == "running" else norm, **keywords,
         )  # fmt: skip
         self.multi_step_steps = multi_step_steps
         self.first_order_steps = first_order_steps

@@ -75,7 +75,7 @@ class RelationNetATA(RelationNet):
             and its entries are from N(0, 1/(C · side²)). Inputs other than images are not convolved.
         seed: seed of the kernels.
         loss, maps, input_shape, hidden, objective: see `RelationNet`.
-        execution, engine, compile, autocast, norm, recompute: see `Execution`. `autocast` applies to the ascent too;
+        engine, compile, autocast, norm, recompute: see `Execution`. `autocast` applies to the ascent too;
             its result then differs much from that in float32.
 
     A kernel is a function of the seed, the number of the meta-step, the task's domain, and the task's place among those

@@ -27,7 +27,7 @@ class RelationNetLRP(RelationNet):
         loss, maps, input_shape, hidden, objective: see `RelationNet`.
         guidance: λ ≥ 0; default: 0.5 for tasks of one support example per class, 1 for others, as in the authors' code.
             0: RelationNet.
-        execution, engine, compile, autocast, norm, recompute: see `Execution`. With `norm="support"`, the statistics of
+        engine, compile, autocast, norm, recompute: see `Execution`. With `norm="support"`, the statistics of
             the unweighted support pairs normalize the weighted pairs.
 
     v_w is positive if p_w is larger than chance. Linear layers of g have the ε-rule with ε = 0.01, convolutions the

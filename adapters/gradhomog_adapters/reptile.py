@@ -37,15 +37,8 @@ class Minibatches(SeededByStep):
         super().__init__(seed)
         self.size = size
 
-    def training_positions(self, examples: int, steps: int) -> Tensor | None:
-        """Positions for the next meta-step; None if a minibatch would contain all examples."""
-        return self._positions(examples, steps, self.step)
-
-    def test_positions(self, examples: int, steps: int) -> Tensor | None:
-        """Positions of the first meta-step, so that predictions do not depend on the number of training steps."""
-        return self._positions(examples, steps, 0)
-
-    def _positions(self, examples: int, steps: int, number: int) -> Tensor | None:
+    def positions(self, examples: int, steps: int, number: int) -> Tensor | None:
+        """Positions for the meta-step of this number; None if a minibatch would contain all examples."""
         if self.size >= examples or not steps:
             return None
         generator = torch.Generator().manual_seed((self.seed * SEED_STRIDE + number) % 2**32)
@@ -158,7 +151,7 @@ class Reptile(FewShotLearner):
             for each. Rows then depend on the order of tasks and on earlier steps. Tasks run one after the other. The
             state is saved with the learner and updated by `step`, not by `rows`. At meta-test, a task starts with the
             state after training and does not change it.
-        execution, engine, compile, autocast, norm, recompute: see `Execution`. Inner steps normalize with the
+        engine, compile, autocast, norm, recompute: see `Execution`. Inner steps normalize with the
             statistics of each minibatch, also under `norm="support"`. There is no graph to recompute.
 
     The row is not a derivative of the query loss. Query loss, outputs, features and their gradients, which some
@@ -292,7 +285,7 @@ class Reptile(FewShotLearner):
                 support_y=torch.cat([tasks.support_y, tasks.query_y], dim),
             )  # fmt: skip
         if self._minibatches is not None:
-            drawn = self._minibatches.training_positions(tasks.support_x.shape[dim], self.inner_steps)
+            drawn = self._minibatches.positions(tasks.support_x.shape[dim], self.inner_steps, self._minibatches.step)
             self._positions = None if drawn is None else to_device(drawn, tasks.support_x.device)
         return tasks
 
@@ -300,7 +293,8 @@ class Reptile(FewShotLearner):
         """Return the examples of each inner step."""
         positions = self._positions if training else None
         if self._minibatches is not None and not training:
-            positions = self._minibatches.test_positions(len(support.x), support.steps)
+            # Those of the first meta-step, so that predictions do not depend on the number of training steps.
+            positions = self._minibatches.positions(len(support.x), support.steps, 0)
         if positions is None:
             return [support] * support.steps
         return (replace(support, x=support.x[chosen], y=support.y[chosen]) for chosen in positions)

@@ -126,7 +126,7 @@ class SKD(ClassifierLearner, MetricLearner):
         temperature: T > 0.
         distance_weight: β ≥ 0.
         regularization: λ > 0 in Σ_support −log softmax(W f + c)_class + λ/2 ‖W‖² at meta-test.
-        execution, engine, compile, autocast, norm, recompute: see `Execution`. All rotated images are one batch for
+        engine, compile, autocast, norm, recompute: see `Execution`. All rotated images are one batch for
             batch normalization, with the support set; queries are another.
 
     (A, b) is `learner.classifier`, and V, a linear layer from classes to rotations, `learner.rotation`, whose rows are
