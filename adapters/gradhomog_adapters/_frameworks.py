@@ -181,7 +181,7 @@ class FunctionOfAll(torch.autograd.Function):
 
 
 class RunningMeans:
-    """Weighted means of values by name. Tensors stay on their device until `pop`, which synchronizes once per log."""
+    """Weighted means of values by name. Tensors stay on their device until `pop`, which synchronizes."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor | float] = {}
@@ -195,7 +195,7 @@ class RunningMeans:
 
     def pop(self, ranks: int = 1) -> dict[str, float]:
         """Return the means, and begin new ones; with several ranks those over the values of all, the same on each."""
-        values = {name: (total, self._weights[name]) for name, total in _to_floats(self._sums).items()}
+        values = {name: (float(total), self._weights[name]) for name, total in self._sums.items()}
         self._sums, self._weights = {}, {}
         parts = [values] * ranks
         if ranks > 1:
@@ -206,11 +206,3 @@ class RunningMeans:
                 before = sums.get(name, (0.0, 0.0))
                 sums[name] = before[0] + total, before[1] + weight
         return {name: total / weight for name, (total, weight) in sums.items()}
-
-
-def _to_floats(values: Mapping[str, Tensor | float]) -> dict[str, float]:
-    """Convert tensors of one element on any devices, by one copy to the CPU."""
-    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-    device = next((tensor.device for tensor in tensors.values() if tensor.device.type != "cpu"), None)
-    joined = torch.stack([tensor.to(device) for tensor in tensors.values()]).tolist() if tensors else []
-    return {**values, **dict(zip(tensors, joined, strict=True))}

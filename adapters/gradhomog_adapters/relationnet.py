@@ -125,10 +125,7 @@ class RelationNet(MetricLearner):
             self.shape = (math.prod(self.shape),)
             self.register_module("relation", make_vector_module(self.shape[0], hidden or self.shape[0]))
         elif len(self.shape) == 3:
-            self.register_module(
-                "relation",
-                make_feature_map_module(self.shape, hidden or DEFAULT_HIDDEN),
-            )
+            self.register_module("relation", make_feature_map_module(self.shape, hidden or DEFAULT_HIDDEN))
         else:
             raise OptionError(
                 "`maps` requires an encoder that returns maps [n, C, h, w], and `input_shape`; features of one input "

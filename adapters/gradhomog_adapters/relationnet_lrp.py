@@ -79,13 +79,10 @@ class RelationNetLRP(RelationNet):
     def weights(self, parameters: Parameters, pairs: Tensor, scores: Tensor) -> Tensor:
         """Return the weights of the pairs, constants in [0, 2] of the shape of `pairs`."""
         present = parameters["task.members"].sum(0) > 0
-        layers = [
-            (
-                layer,
-                {name: parameters.get(f"learner.relation.{index}.{name}", p) for name, p in layer.named_parameters()},
-            )
-            for index, layer in self.extra_modules["relation"].named_children()
-        ]
+        layers = []
+        for index, layer in self.extra_modules["relation"].named_children():
+            prefix = f"learner.relation.{index}."
+            layers.append((layer, {name: parameters.get(prefix + name, p) for name, p in layer.named_parameters()}))
         with self.relation_normalization(parameters):
             relevance = relevance_of_inputs(layers, pairs.flatten(0, 1), class_scores(scores, present).reshape(-1, 1))
         largest = relevance.abs().amax(1, keepdim=True)

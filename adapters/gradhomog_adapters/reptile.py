@@ -118,9 +118,6 @@ class InnerOptimizerState(nn.Module):
         return [getattr(self, f"leaf{index}") for index in range(self._count)]
 
 
-On = Literal["support", "all"]
-
-
 class Reptile(FewShotLearner):
     """Learns an initialization θ that is close to the adapted parameters of each task.
 
@@ -191,7 +188,7 @@ class Reptile(FewShotLearner):
         test_steps: CountOrZero | None = None,
         scale: Positive | None = None,
         adapt: str | Sequence[str] = "*",
-        on: On = "support",
+        on: Literal["support", "all"] = "support",
         inner_batch: Count | None = None,
         seed: CountOrZero = 0,
         keep_state: bool = False,
