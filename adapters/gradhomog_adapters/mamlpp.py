@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Unpack
 
@@ -15,7 +15,6 @@ from torch.distributed import ProcessGroup
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradhomog import LearnerSpec, OptionError, Ranks, StepReport, Task, TaskBatch, hookimpl, to_device
-from gradhomog_adapters._gradients import Order
 from gradhomog_adapters._inner_optimizer import Inner, make_inner_optimizer
 from gradhomog_adapters._network import (
     Network,
@@ -136,34 +135,6 @@ def loss_weights(inner_steps: int, done: int, until: int) -> list[float]:
         return [0.0] * (inner_steps - 1) + [1.0]
     early = max(1 - done / until, MIN_SHARE) / inner_steps
     return [early] * (inner_steps - 1) + [1 - (inner_steps - 1) * early]
-
-
-@dataclass(frozen=True)
-class MetaStepSettings:
-    """Settings of one meta-step according to the schedules: order of derivatives, and weights of the losses.
-
-    Computed once per meta-step, because this synchronizes with the device.
-
-
-    Attributes:
-        order: order of the derivatives of inner steps.
-        passes: the numbers of inner steps after which the query loss is evaluated, increasing; the last one is K.
-        loss_weights: weight of each pass in the loss, `[passes]`; a tensor, so that compiled code reads new values.
-    """
-
-    order: Order
-    passes: tuple[int, ...]
-    loss_weights: Tensor
-
-    @classmethod
-    def of(
-        cls, done: int, inner_steps: int, multi_step_steps: int, first_order_steps: int, like: Tensor
-    ) -> MetaStepSettings:
-        weights = {k + 1: v for k, v in enumerate(loss_weights(inner_steps, done, multi_step_steps)) if v} or {0: 1.0}
-        order: Order = "first" if done < first_order_steps else "second"
-        return cls(
-            order, tuple(weights), to_device(torch.tensor(list(weights.values()), dtype=like.dtype), like.device)
-        )
 
 
 def _cosine_rate(initial: float, final: float, steps: int, done: Any) -> float:
@@ -354,7 +325,7 @@ class MAMLPP(MAML):
             self.register_module("norm", copies_by_step(self._layers, inner_steps))
         if self._keeps_statistics:
             self.register_module("statistics", statistics(self.network, inner_steps + 1))
-        self._settings = self._current_settings()
+        self._read_schedules()
 
     # -- θ^{k+1} = θ^k − α_k ∇L_S(θ^k; γ_k, β_k) ---------------------------------------------------------------------
 
@@ -380,12 +351,12 @@ class MAMLPP(MAML):
     # -- Σ_k v_k L_Q(θ^{k+1}; γ_k, β_k) ------------------------------------------------------------------------------
 
     def evaluation_points(self, parameters: Parameters, support: Support) -> list[Parameters]:
-        passes = self._settings.passes
+        passes = self._passes
         points = zip(passes, self.inner_loop(parameters, support, passes), strict=True)
         return [self.at_step(point, k - 1) for k, point in points]
 
     def combine_losses(self, losses: Sequence[Tensor]) -> Tensor:
-        return (torch.stack(list(losses)) * self._settings.loss_weights).sum()
+        return (torch.stack(list(losses)) * self._loss_weights).sum()
 
     def adapt(self, parameters: Parameters, support: Support) -> Parameters:
         return self.at_step(super().adapt(parameters, support), support.steps - 1)
@@ -407,8 +378,7 @@ class MAMLPP(MAML):
         with ExitStack() as stack:
             stack.enter_context(super().mode(training))
             if training:
-                self._settings = self._current_settings()
-                self.order = self._settings.order
+                self._read_schedules()
             elif self._keeps_statistics:
                 stack.enter_context(self._running.read(dict(self.extra_modules["statistics"].named_buffers())))
             yield
@@ -439,9 +409,19 @@ class MAMLPP(MAML):
     def _done(self) -> int:
         return int(self.extra_modules["count"].get_buffer("done"))
 
-    def _current_settings(self) -> MetaStepSettings:
-        like = next(iter(self.named_parameters().values()))
-        return MetaStepSettings.of(self._done, self.inner_steps, self.multi_step_steps, self.first_order_steps, like)
+    def _read_schedules(self) -> None:
+        """Set the order of derivatives, and the passes of the query loss, for the current number of meta-steps.
+
+        `_passes` are the numbers of inner steps after which the query loss is evaluated, increasing; the last one is K.
+        `_loss_weights` `[passes]` are their weights; a tensor, so that compiled code reads new values. Read once per
+        meta-step, because this synchronizes with the device.
+        """
+        done, like = self._done, next(iter(self.named_parameters().values()))
+        self.order = "first" if done < self.first_order_steps else "second"
+        weights = dict(enumerate(loss_weights(self.inner_steps, done, self.multi_step_steps), 1))
+        weights = {k: weight for k, weight in weights.items() if weight} or {0: 1.0}
+        self._passes = tuple(weights)
+        self._loss_weights = to_device(torch.tensor(list(weights.values()), dtype=like.dtype), like.device)
 
     def _updated_statistics(self, batch: TaskBatch) -> dict[str, Tensor]:
         """Running statistics updated with those of a batch, after adaptation as at meta-test."""
