@@ -222,7 +222,7 @@ BUDGETS = {
     "gradhomog/experiments": 7191,
     "gradhomog/learners": 783,
     "gradhomog/ranks": 499,
-    "gradhomog/registry": 820,
+    "gradhomog/registry": 822,
     "gradhomog/rows": 580,
     "gradhomog/scaffold": 182,
     "gradhomog/solvers": 442,

@@ -54,6 +54,7 @@ class DomainSubject(PluginSubject[DomainSpec]):
         super().__init__(plugin, registry)
         listed = self.spec.variants
         self.variant = self.variant or (listed[0] if listed else "")
+        self.title = f"{self.name}:{self.variant}" if self.variant else self.name
         if listed and self.variant not in listed:
             hint = did_you_mean(self.variant, listed, f"'{self.name}:{{}}'")
             raise OptionError(f"{self.name} has no variant {self.variant!r}.{hint} Its variants: {', '.join(listed)}.")
@@ -61,10 +62,6 @@ class DomainSubject(PluginSubject[DomainSpec]):
     def parse(self, text: str) -> tuple[str, dict[str, Any]]:
         name, self.variant, options = split_domain(text, self.registry)
         return name, dict(options)
-
-    @property
-    def title(self) -> str:
-        return f"{self.name}:{self.variant}" if self.variant else self.name
 
     def make_with(self, *, variant: str | None = None, size: int = SIZE, **options: Any) -> Domain:
         """Make a fresh domain with the options under check, updated by `options`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Generic, Literal, TypeVar, get_args
 
 import torch
@@ -42,6 +42,8 @@ class PluginSubject(Generic[Spec]):
     kind: Kind
     spec_type: type[Spec]
     product: type
+    make_with: Callable[..., Any]
+    """Makes a fresh plugin for a check that needs no special network, size or pipeline."""
 
     def __init__(self, plugin: Any, registry: Registry | None = None) -> None:
         self.registry = registry or installed()
@@ -63,15 +65,11 @@ class PluginSubject(Generic[Spec]):
         if not isinstance(plugin, self.spec_type):
             self.info, self.spec = self.registry.load(self.kind, self.name)  # type: ignore[assignment]
         bind(self.spec, self.name, self.options)
+        self.title = self.name  # in reports and messages
 
     def parse(self, text: str) -> tuple[str, dict[str, Any]]:
         """Return name and options of a plugin's text."""
         return expression.parse_one(text)
-
-    @property
-    def title(self) -> str:
-        """The plugin's name in reports and messages."""
-        return self.name
 
     def __str__(self) -> str:
         text = f"{self.kind[:-1]} {expression.render_one(self.title, self.options)}"
@@ -93,10 +91,6 @@ class PluginSubject(Generic[Spec]):
         if not isinstance(made, self.product):
             raise PluginRunError(f"{self} must make a gradhomog.{self.product.__name__}; got {type(made).__name__}.")
         return made
-
-    def make_with(self, **options: Any) -> Any:
-        """Make a fresh plugin for a check that needs no special network, size or pipeline."""
-        raise NotImplementedError
 
 
 # -- learners --------------------------------------------------------------------------------------------------------
@@ -238,8 +232,7 @@ class HomogenizerSubject(PluginSubject[HomogenizerSpec]):
             return pipe
         return Pipeline([_with_claim(member, assume) for member in pipe.members], nonfinite)
 
-    def make_with(self, **options: Any) -> Pipeline:
-        return self.pipeline(**options)
+    make_with = pipeline
 
     def _pipeline_from_spec(self, options: Mapping[str, Any], nonfinite: Any) -> Pipeline:
         merged = {**self.options, **options}
