@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, NamedTuple
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Jacobian, Step, hookimpl
 from gradhomog_plugins import _columns
-from gradhomog_plugins._columns import wide_dtype
+from gradhomog_plugins._columns import column_means, wide_dtype
 
 
 class MaskedMean(NamedTuple):
@@ -34,13 +33,6 @@ def by_blocks(rows: Tensor, masked_mean: Callable[[Tensor], MaskedMean]) -> Mask
     parts = [masked_mean(block.to(wide_dtype(block))) for block in _columns.split(rows)]
     means, sums, present = zip(*parts, strict=True)
     return MaskedMean(_columns.join(means, rows), torch.stack(sums).sum(), torch.stack(present).sum())
-
-
-def column_means(rows: Tensor) -> Tensor:
-    """Return the mean of each column of `[tasks, columns]`; the sum itself may overflow."""
-    power = 2.0 ** math.ceil(math.log2(len(rows)))  # exact: entries that cancel have the mean zero
-    total: Tensor = (rows / power).sum(dim=0)
-    return total * (power / len(rows))
 
 
 def sign_counts(rows: Tensor) -> tuple[Tensor, Tensor]:
