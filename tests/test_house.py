@@ -218,7 +218,7 @@ BUDGETS = {
     "gradhomog": 683,
     "gradhomog/autograd": 2338,
     "gradhomog/cli": 1209,
-    "gradhomog/diagnosis": 1230,
+    "gradhomog/diagnosis": 1210,
     "gradhomog/experiments": 7191,
     "gradhomog/learners": 783,
     "gradhomog/ranks": 499,
