@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,24 +14,9 @@ Named = Mapping[str, Tensor]
 """Tensors by name, which together form one vector."""
 
 
-@dataclass(frozen=True)
-class Solution:
-    """Result of `solve`. All fields are tensors; the device synchronizes only when the caller reads their values."""
-
-    tensors: dict[str, Tensor]
-    """x, with the names, shapes and dtypes of b."""
-    relative_residual: Tensor
-    """‖b − A x‖ / ‖b‖ from the recurrence, 0-d, float64; 0 if b is zero. Near the dtype's precision it can be smaller
-    than the true residual, by rounding errors."""
-    iterations: Tensor
-    """Number of iterations that changed x, 0-d, int64."""
-    indefinite: Tensor
-    """True if a direction had no positive curvature, or a step exceeded `max_norm_ratio`; 0-d, bool."""
-
-
 def solve(
     operator: Callable[[dict[str, Tensor]], Named], b: Named, *, iterations: int, max_norm_ratio: float = math.inf
-) -> Solution:
+) -> dict[str, Tensor]:
     """The minimiser x of ½ xᵀA x − bᵀx over the Krylov space span{b, A b, …, A^{k−1} b}; A x = b once k is the rank.
 
     x₀ = 0, r₀ = p₀ = b;  α = rᵀr / pᵀA p,  x ← x + α p,  r ← r − α A p,  β = r₊ᵀr₊ / rᵀr,  p ← r₊ + β p
@@ -60,15 +44,14 @@ def solve(
     first direction would silently drop the task from the step. b is the row for λ → ∞ and the first-order row, with a
     length similar to the rows of other tasks; it is also Steihaug's result for the radius ‖b‖. This requires an
     operator that tends to the identity: pass I + H/λ, not λI + H. If I + H/λ is not positive definite, the adapted
-    point is not a strict minimum of the proximal problem and no implicit gradient exists, so no result is correct:
-    `indefinite` reports this.
+    point is not a strict minimum of the proximal problem and no implicit gradient exists, so no result is correct.
 
     A small positive curvature makes x long, up to 1/ε, just before a system is found to be indefinite (measured:
     474 ‖b‖). If H is positive semi-definite, ‖(I + H/λ)⁻¹ b‖ ≤ ‖b‖, and the same holds for every iterate:
     `max_norm_ratio` then has no effect. `max_norm_ratio=2` has no effect as long as all eigenvalues of H are ≥ −λ/2.
 
     Damping is added by the caller: `lambda v: v + H v / λ + δ v` costs one addition, the unit of δ depends on the
-    caller's problem, and residual and curvature then refer to the system that is solved.
+    caller's problem, and the curvature then refers to the system that is solved.
 
     NaN or infinity in b or in the results of the operator makes x NaN, which a check of rows for finiteness detects.
     The result is not differentiable: b and the operator's results are detached, so graphs do not outlive an iteration.
@@ -90,8 +73,8 @@ def solve(
 
     >>> b = {"weight": torch.tensor([1.0, 2.0]), "bias": torch.tensor(3.0)}
     >>> solution = solve(lambda v: {name: 4 * tensor for name, tensor in v.items()}, b, iterations=5)
-    >>> solution.tensors["weight"].tolist(), solution.tensors["bias"].item(), int(solution.iterations)
-    ([0.25, 0.5], 0.75, 1)
+    >>> solution["weight"].tolist(), solution["bias"].item()
+    ([0.25, 0.5], 0.75)
     """
     b = {name: tensor.detach() for name, tensor in b.items()}
     if not b:
@@ -105,25 +88,21 @@ def solve(
     r = p = start
     first = squared = _inner(r, r)
     alive = first > 0
-    indefinite = torch.zeros_like(alive)
-    used = torch.zeros_like(alive, dtype=torch.int64)
-    rejected = first  # ‖b − A b‖², the squared residual if the result is b
+    untouched = torch.zeros_like(alive)  # the first direction has no positive curvature: the result is b
     for iteration in range(iterations):
         product = operator(p)
         q = {name: product[name].detach() for name in p}
         curvature, limit = _inner(p, q), epsilon * torch.sqrt(_inner(p, p) * _inner(q, q))
         # A curvature of minus infinity is a broken operator, not a direction of negative curvature.
         curvature = torch.where(torch.isfinite(limit), curvature, torch.nan)
-        if iteration == 0:
-            rejected = first - 2 * curvature + _inner(q, q)
         flat = curvature <= limit  # false for NaN, so that NaN reaches x
         if max_norm_ratio < math.inf:
             step = squared / torch.where(flat, 1.0, curvature)
             reach = _inner(x, x) + 2 * step * _inner(x, p) + step**2 * _inner(p, p)
             flat = flat | (reach > max_norm_ratio**2 * first)
-        indefinite = indefinite | (alive & flat)
+        if iteration == 0:
+            untouched = alive & flat
         alive = alive & ~flat
-        used = used + alive.to(torch.int64)
 
         alpha = torch.where(alive, squared / torch.where(alive, curvature, 1.0), 0.0)
         x, r = _add(x, alpha, p), _add(r, -alpha, q)
@@ -133,15 +112,11 @@ def solve(
         beta = torch.where(alive, squared / torch.where(alive, before, 1.0), 0.0)
         p = _add(r, beta, p)
 
-    untouched = indefinite & (used == 0)
-    squared = torch.where(untouched, rejected, squared)
     finite = torch.isfinite(first) & torch.isfinite(squared)
-    residual = torch.where(first == 0, 0.0, torch.sqrt(squared / torch.where(first == 0, 1.0, first)))
-    answer = {
+    return {
         name: torch.where(finite, torch.where(untouched, b[name], tensor * scale.to(tensor.dtype)), torch.nan)
         for name, tensor in x.items()
     }
-    return Solution(answer, residual, used, indefinite)
 
 
 def _inner(a: Named, b: Named) -> Tensor:
@@ -157,9 +132,5 @@ def _add(a: Named, factor: Tensor, b: Named) -> dict[str, Tensor]:
 def _largest(b: Named) -> Tensor:
     """Largest absolute entry, 0-d, float64; 1 if all are zero, so that it can be a divisor."""
     largest = [tensor.abs().max().double() for tensor in b.values() if tensor.numel()]
-    peak = torch.stack(largest).max() if largest else torch.ones((), dtype=torch.float64, device=_device(b))
+    peak = torch.stack(largest).max() if largest else next(iter(b.values())).new_ones((), dtype=torch.float64)
     return torch.where(peak == 0, 1.0, peak)
-
-
-def _device(b: Named) -> torch.device:
-    return next(iter(b.values())).device

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradhomog
 from gradhomog import OptionError, Pipeline, Ranks, StepReport
+from gradhomog_adapters._gradients import graph_nodes
 
 
 def check_pipeline(pipe: Pipeline, framework: str) -> None:
@@ -144,8 +145,9 @@ class ZeroLosses:
         found = {}
         for key, loss in losses.items():
             if isinstance(loss, Tensor):
-                used = _leaves(loss) - not_heads
-                found[key] = [name for name, parameter in named.items() if id(parameter) in used]
+                nodes = graph_nodes(loss.grad_fn)
+                used = {id(node.variable) for node in nodes if node.name() == "torch::autograd::AccumulateGrad"}
+                found[key] = [name for name, parameter in named.items() if id(parameter) in used - not_heads]
         of_ranks: list[Any] = [None] * ranks.size
         dist.all_gather_object(of_ranks, found, group=ranks.group)
         for heads in of_ranks:
@@ -178,22 +180,8 @@ class FunctionOfAll(torch.autograd.Function):
         return (grad, *[None] * ctx.count)
 
 
-def _leaves(loss: Tensor) -> set[int]:
-    """Return the ids of the leaves of a loss's graph."""
-    found, seen, stack = set[int](), set[Any](), [loss.grad_fn]
-    while stack:
-        node: Any = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node.name() == "torch::autograd::AccumulateGrad":
-            found.add(id(node.variable))
-        stack.extend(following for following, _ in node.next_functions)
-    return found
-
-
 class RunningMeans:
-    """Weighted means of values by name. Tensors stay on their device until `pop`, which synchronizes once per log."""
+    """Weighted means of values by name. Tensors stay on their device until `pop`, which synchronizes."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor | float] = {}
@@ -207,7 +195,7 @@ class RunningMeans:
 
     def pop(self, ranks: int = 1) -> dict[str, float]:
         """Return the means, and begin new ones; with several ranks those over the values of all, the same on each."""
-        values = {name: (total, self._weights[name]) for name, total in _to_floats(self._sums).items()}
+        values = {name: (float(total), self._weights[name]) for name, total in self._sums.items()}
         self._sums, self._weights = {}, {}
         parts = [values] * ranks
         if ranks > 1:
@@ -218,11 +206,3 @@ class RunningMeans:
                 before = sums.get(name, (0.0, 0.0))
                 sums[name] = before[0] + total, before[1] + weight
         return {name: total / weight for name, (total, weight) in sums.items()}
-
-
-def _to_floats(values: Mapping[str, Tensor | float]) -> dict[str, float]:
-    """Convert tensors of one element on any devices, by one copy to the CPU."""
-    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-    device = next((tensor.device for tensor in tensors.values() if tensor.device.type != "cpu"), None)
-    joined = torch.stack([tensor.to(device) for tensor in tensors.values()]).tolist() if tensors else []
-    return {**values, **dict(zip(tensors, joined, strict=True))}

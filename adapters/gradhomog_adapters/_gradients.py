@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -26,6 +26,16 @@ def detach_all(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def zeros_for_missing(found: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
     """Replace missing gradients, of tensors that a loss does not depend on, by zeros."""
     return [torch.zeros_like(t) if g is None else g for g, t in zip(found, like, strict=True)]
+
+
+def graph_nodes(root: Any, leaves: Iterable[Any] = ()) -> Iterator[Any]:
+    """Yield the nodes of an autograd graph, each once, from a `grad_fn` up to, but without, some `leaves`."""
+    seen, stack = {None, *leaves}, [root]
+    while stack:
+        if (node := stack.pop()) not in seen:
+            seen.add(node)
+            yield node
+            stack += [following for following, _ in node.next_functions]
 
 
 def autograd_gradient(loss: Loss, at: Mapping[str, Tensor], differentiable: bool) -> dict[str, Tensor]:

@@ -7,8 +7,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from gradhomog import OptionError
+from gradhomog_adapters._gradients import graph_nodes
 
 Parameters = Mapping[str, Tensor]
 """Tensors named `encoder.*`, `head.*` and, for some learners, `learner.*`; networks ignore other names."""
@@ -36,7 +36,7 @@ class Network:
         for name, parameter in self._both.named_parameters(remove_duplicate=False):
             canonical.setdefault(id(parameter), name)
         self._parts = {
-            prefix: _Submodel.of(prefix, module, canonical)
+            prefix: _submodel(prefix, module, canonical)
             for prefix, module in (("", self._both), ("encoder.", encoder), ("head.", head))
         }
 
@@ -88,8 +88,7 @@ class Network:
         return result
 
 
-@dataclass(frozen=True)
-class _Submodel:
+class _Submodel(NamedTuple):
     """The encoder, the head, or both, as one callable.
 
     Attributes:
@@ -104,14 +103,14 @@ class _Submodel:
     parameters: list[tuple[str, str]]
     module_names: set[str]
 
-    @classmethod
-    def of(cls, prefix: str, module: nn.Module, canonical: Mapping[int, str]) -> _Submodel:
-        parameters = [
-            (local, canonical[id(parameter)])
-            for path, part in module.named_modules()
-            for local, parameter in part.named_parameters(path, recurse=False, remove_duplicate=False)
-        ]
-        return cls(module, parameters, {(prefix + path).rstrip(".") for path, _ in module.named_modules()})
+
+def _submodel(prefix: str, module: nn.Module, canonical: Mapping[int, str]) -> _Submodel:
+    parameters = [
+        (local, canonical[id(parameter)])
+        for path, part in module.named_modules()
+        for local, parameter in part.named_parameters(path, recurse=False, remove_duplicate=False)
+    ]
+    return _Submodel(module, parameters, {(prefix + path).rstrip(".") for path, _ in module.named_modules()})
 
 
 def learner_parameter(extra_modules: nn.ModuleDict, parameters: Parameters, part: str, name: str) -> Tensor:
@@ -273,14 +272,6 @@ def reject_reentrant_checkpoints(output: Tensor, inputs: Iterable[Tensor]) -> No
     Raises:
         OptionError.
     """
-    seen: set[Any] = {tensor.grad_fn for tensor in inputs} | {None}
-    stack = [output.grad_fn]
-    while stack:
-        node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        assert node is not None  # None is in `seen`
-        if node.name() == "CheckpointFunctionBackward":
-            raise OptionError(_REENTRANT)
-        stack += [child for child, _ in node.next_functions]
+    nodes = graph_nodes(output.grad_fn, [tensor.grad_fn for tensor in inputs])
+    if any(node.name() == "CheckpointFunctionBackward" for node in nodes):
+        raise OptionError(_REENTRANT)

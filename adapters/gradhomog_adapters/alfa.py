@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from gradhomog import LearnerSpec, OptionError, hookimpl
-from gradhomog_adapters._mamlpp import rates, step_parameter
 from gradhomog_adapters._network import Parameters, call_learner_module
 from gradhomog_adapters._option_types import CountOrZero, NonNegative, Positive
 from gradhomog_adapters.maml import MAML, InnerLoopOptions, Tensors
+from gradhomog_adapters.mamlpp import rates, step_parameter
 
 
 class ALFA(MAML):
@@ -32,7 +32,7 @@ class ALFA(MAML):
         first_order: omit the Hessian; g_φ, a and b still receive their gradients.
         adapt: glob pattern, or several, over the parameters that the inner loop changes.
         seed: seed of the initial weights of g_φ, with the initialization of `torch.nn.Linear`.
-        execution, engine, compile, autocast, norm, recompute: see `Execution`.
+        engine, compile, autocast, norm, recompute: see `Execution`.
 
     Besides the network, these are trained: `learner.generator.*` (φ), `learner.rates.<name>` and
     `learner.decays.<name>` `[max(K, 1)]` (a and b). As published, initial rates are small and of both signs, because

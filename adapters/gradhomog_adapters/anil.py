@@ -16,7 +16,7 @@ Args:
     adapt: glob pattern, or several, over the parameters that the inner loop changes: more than the head, or part of
         it.
     inner, inner_lr, inner_steps, test_steps, first_order: see `MAML`.
-    execution, engine, compile, autocast, norm, recompute: see `Execution`. With `recompute` the support set is
+    engine, compile, autocast, norm, recompute: see `Execution`. With `recompute` the support set is
         encoded in every step.
 
 The encoder is trained by the query loss and, through the head's inner steps, by the support features; `first_order`

@@ -45,7 +45,7 @@ class Baseline(ClassifierLearner, MetricLearner):
         test_lr: > 0; `test_epochs` ≥ 0; `test_batch` ≥ 1, images per batch: SGD at meta-test, with momentum and
             dampening 0.9 and weight decay 1e-3.
         seed: ≥ 0, for the new layer and the order of batches at meta-test, the same for each task.
-        execution, engine, compile, autocast, norm, recompute: see `Execution`. Support set and queries are separate
+        engine, compile, autocast, norm, recompute: see `Execution`. Support set and queries are separate
             batches for batch normalization.
 
     The classifier is the module `learner.classifier`. Outputs in training are those of the task's own classes. Rows are

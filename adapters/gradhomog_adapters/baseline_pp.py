@@ -19,7 +19,7 @@ class BaselinePP(Baseline):
     Args:
         encoder, head, homogenizers, loss, classes, input_shape: see `Baseline`.
         seed: see `Baseline`.
-        execution, engine, compile, autocast, norm, recompute: see `Execution`.
+        engine, compile, autocast, norm, recompute: see `Execution`.
         test_lr, test_epochs, test_batch: training at meta-test, see `Baseline`.
         scale: s > 0; default, by the number of classes of each classifier: 2 for up to 200 and 10 for more.
 

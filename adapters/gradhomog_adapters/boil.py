@@ -15,7 +15,7 @@ Args:
     inner_lr, inner_steps: 0.5 and one step, as published; longer loops need smaller rates.
     adapt: glob pattern, or several, over the parameters that the inner loop changes, for example part of the encoder.
     inner, test_steps, first_order: see `MAML`.
-    execution, engine, compile, autocast, norm, recompute: see `Execution`.
+    engine, compile, autocast, norm, recompute: see `Execution`.
 
 Cost: as MAML.
 

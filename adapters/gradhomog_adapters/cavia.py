@@ -35,7 +35,7 @@ class CAVIA(MAML):
             paper for regression.
         inner, inner_lr, inner_steps, test_steps, first_order: see `MAML`; published: rate 1 and few steps.
         seed: seed of the initial weights W.
-        execution, engine, compile, autocast, norm, recompute: see `Execution`.
+        engine, compile, autocast, norm, recompute: see `Execution`.
 
     The context is zero at the start of every task and is not trained. θ does not change at meta-test, so a task is
     stored in `context` numbers. Cost on features: the support set is encoded once, and inner steps run only the head;

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 import torch
 from torch import nn
@@ -35,7 +35,7 @@ class ExecutionOptions(ExecutionOptionsExceptNorm, total=False):
 
 @dataclass(frozen=True)
 class Execution(ValidatedConstructor):
-    """Settings for the computation of rows. Learners accept `execution=Execution(...)` or its fields as keywords.
+    """Settings for the computation of rows, `learner.execution`. Learners accept the fields as keywords.
 
     `engine`, `compile` and `recompute` change the rows only by rounding errors. `autocast` changes their precision, and
     `norm` changes the model.
@@ -89,23 +89,6 @@ class Execution(ValidatedConstructor):
             )
         if self.recompute:
             self.check_sequential("`recompute` processes")
-
-    @classmethod
-    def of(cls, execution: Execution | None, keywords: Mapping[str, Any]) -> Execution:
-        """Return the given object, or one constructed from the keywords.
-
-        Raises:
-            OptionError: both were given, or `execution` is not an `Execution`.
-        """
-        if execution is None:
-            return cls(**keywords)
-        if not isinstance(execution, cls):
-            raise OptionError(f"`execution` must be an Execution; got {execution!r}.")
-        if keywords:
-            raise OptionError(
-                f"`{next(iter(keywords))}` is a field of `execution`, which is also given. Pass one of them."
-            )
-        return execution
 
     def check_sequential(self, requirement: str) -> None:
         """Raise OptionError for the vectorized engine; `requirement` starts the message: the option and a verb."""

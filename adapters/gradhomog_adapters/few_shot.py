@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +26,10 @@ from gradhomog_adapters._gradients import (
     zeros_for_missing,
 )  # fmt: skip
 from gradhomog_adapters._network import Network, Parameters, check_supported
-from gradhomog_adapters._network_mode import Statistics, SupportStatistics
+from gradhomog_adapters._network_mode import Norm, Statistics, SupportStatistics
 from gradhomog_adapters._recompute import InnerStep, recompute_step
 from gradhomog_adapters._vectorized import VectorizedRows
-from gradhomog_adapters.execution import Execution, ExecutionOptions
+from gradhomog_adapters.execution import Autocast, Compile, Engine, Execution, ExecutionOptions
 
 __all__ = ["FewShotLearner", "LearnerOptions", "Query", "Support"]
 
@@ -38,7 +38,6 @@ class LearnerOptions(ExecutionOptions, total=False):
     """Keywords of every learner, which a subclass passes on to `FewShotLearner`."""
 
     loss: Any
-    execution: Execution | None
 
 
 EvaluationPoints = Callable[[Parameters, "Support"], Sequence[Parameters]]
@@ -144,8 +143,7 @@ class FewShotLearner(Learner):
 
     Args:
         encoder, head, homogenizers, loss: see `Learner`.
-        execution: how rows are computed; see `Execution`.
-        engine, compile, autocast, norm, recompute: the fields of `execution`, as keywords instead of an object.
+        engine, compile, autocast, norm, recompute: how rows are computed; see `Execution`.
 
     Parameters are named tensors: `encoder.*`, `head.*` and, for learners that call `register_module`, `learner.*`.
     `adapt` must be a pure function of the parameters and the support set, because both the loop and `vmap` run it: it
@@ -186,11 +184,14 @@ class FewShotLearner(Learner):
         homogenizers: Any = None,
         *,
         loss: Any = None,
-        execution: Execution | None = None,
-        **keywords: Unpack[ExecutionOptions],
+        engine: Engine = "auto",
+        compile: Compile = False,
+        autocast: Autocast = None,
+        norm: Norm = "batch",
+        recompute: bool = False,
     ) -> None:
         super().__init__(encoder, head, homogenizers, loss)
-        self.execution = Execution.of(execution, keywords)
+        self.execution = Execution(engine, compile, autocast, norm, recompute)
         check_supported(encoder, head)
         self.network = Network(encoder, head)
         self.normalizations = SupportStatistics(())

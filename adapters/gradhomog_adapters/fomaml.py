@@ -16,7 +16,7 @@ def fomaml(*network: Any, **options: Any) -> MAML:
         encoder, head, homogenizers, loss: see `Learner`.
         inner, inner_lr, inner_steps, test_steps, adapt: the inner optimizer, its rate, its steps in training and at
             meta-test, and the parameters that it changes; see `MAML`.
-        execution, engine, compile, autocast, norm, recompute: see `Execution`. There is no graph to recompute.
+        engine, compile, autocast, norm, recompute: see `Execution`. There is no graph to recompute.
 
     Source: Finn et al. 2017, arXiv 1703.03400, section 5.2.
     """

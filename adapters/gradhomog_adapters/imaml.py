@@ -46,7 +46,7 @@ class IMAML(MAML):
         max_norm_ratio: ≥ 1: conjugate gradients stop before the row is longer than this times ‖∇L_Q‖. The value 2 has
             no effect if all eigenvalues of H are ≥ −λ/2.
         adapt: glob pattern, or several, over the names of the parameters of the inner problem.
-        execution, engine, compile, autocast, norm, recompute: see `Execution`. If compiled, K and `cg_steps` are
+        engine, compile, autocast, norm, recompute: see `Execution`. If compiled, K and `cg_steps` are
             unrolled, which takes minutes; under `autocast` products with H have its accuracy; there is no graph to
             recompute.
 
@@ -147,9 +147,7 @@ class IMAML(MAML):
             curved = hessian(v)
             return {name: (1 + self.damping) * v[name] + curved[name] / self.proximal for name in v}
 
-        return conjugate_gradients.solve(
-            operator, g, iterations=self.cg_steps, max_norm_ratio=self.max_norm_ratio
-        ).tensors
+        return conjugate_gradients.solve(operator, g, iterations=self.cg_steps, max_norm_ratio=self.max_norm_ratio)
 
 
 @hookimpl

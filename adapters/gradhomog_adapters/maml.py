@@ -56,13 +56,13 @@ class MAML(FewShotLearner):
             `"head.*"`. The others are trained in the outer loop only. If no parameter of the encoder is adapted, the
             support set is encoded once for all steps.
         engine: one task after the other, `"loop"`, or all at once, `"vmap"`; `"auto"`: selected by the network.
+            `gradhomog_adapters.Execution` documents this option and the next four.
         compile: compile the vectorized engine.
         autocast: `"bfloat16"` for forward passes.
         norm: the statistics of batch normalization: `"batch"`, of each batch; `"support"`, of the support set;
             `"frozen"`, the running statistics of the given network.
         recompute: build the graph of each inner step in the backward pass, so that memory does not grow with K; takes
             1.1 to 1.8 times as long.
-        execution: these five options as one object, `gradhomog_adapters.Execution`, which documents them.
 
     The row is computed by one backward pass per task, which also computes the gradients w.r.t. the query features; each
     task's graph is freed before the next one is built. The network is called as a function of named tensors, so an

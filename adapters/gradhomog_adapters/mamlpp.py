@@ -2,37 +2,199 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Unpack, cast
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from gradhomog import LearnerSpec, OptionError, Ranks, StepReport, Task, TaskBatch, hookimpl
+from gradhomog import LearnerSpec, OptionError, Ranks, StepReport, Task, TaskBatch, hookimpl, to_device
 from gradhomog_adapters._inner_optimizer import Inner, make_inner_optimizer
-from gradhomog_adapters._mamlpp import (
-    MetaStepSettings,
-    RunningStatistics,
-    affine_parameters,
-    anneal_rate,
-    copies_by_step,
-    cosine,
-    rates,
-    statistics,
-    step_parameter,
+from gradhomog_adapters._network import (
+    Network,
+    Parameters,
+    buffer_module,
+    learner_parameter,
+    parameter_module,
+    step_counter,
 )
-from gradhomog_adapters._network import Parameters, step_counter
 from gradhomog_adapters._network_mode import Norm, Statistics
 from gradhomog_adapters._option_types import CountOrZero, NonNegative, Positive
-from gradhomog_adapters.execution import Execution, ExecutionOptions, ExecutionOptionsExceptNorm
+from gradhomog_adapters.execution import ExecutionOptionsExceptNorm
 from gradhomog_adapters.few_shot import Query, Support
 from gradhomog_adapters.maml import MAML, Tensors
 
-__all__ = ["MAMLPP", "cosine", "gradhomog_learner"]
+
+def rates(names: Sequence[str], inner_steps: int, start: float) -> nn.Module:
+    """Parameters `<name>` `[inner_steps]`, initially `start`, in float64 until converted to the network's dtype."""
+    return parameter_module({name: torch.full((max(inner_steps, 1),), start, dtype=torch.float64) for name in names})
+
+
+def step_parameter(extra_modules: nn.ModuleDict, parameters: Parameters, part: str, name: str, k: int) -> Tensor:
+    """The entry of step k of a parameter `[inner_steps, ...]`; steps beyond the last use its entry."""
+    entries = learner_parameter(extra_modules, parameters, part, name)
+    return entries[max(min(k, len(entries) - 1), 0)]
+
+
+def batch_norm_layers(network: Network) -> dict[str, _BatchNorm]:
+    """Batch normalization layers, under each of their names."""
+    return {name: module for name, module in network.modules().items() if isinstance(module, _BatchNorm)}
+
+
+def affine_parameters(network: Network) -> dict[str, Tensor]:
+    """The trainable scales and shifts of batch normalization."""
+    affine_ids = {id(p) for layer in batch_norm_layers(network).values() for p in layer.parameters(recurse=False)}
+    return {name: parameter for name, parameter in network.parameters().items() if id(parameter) in affine_ids}
+
+
+def copies_by_step(parameters: Parameters, inner_steps: int) -> nn.Module:
+    """Parameters `<name>` `[inner_steps, *]`, initially the given ones in every step."""
+    return parameter_module({name: torch.stack([p] * max(inner_steps, 1)) for name, p in parameters.items()})
+
+
+def statistics(network: Network, slots: int) -> nn.Module:
+    """Buffers `<name>` `[slots, ...]`: `slots` copies of the layers' running statistics.
+
+    Raises:
+        OptionError: a layer has no running statistics.
+    """
+    found: dict[str, Tensor] = {}
+    for name, layer in batch_norm_layers(network).items():
+        if layer.running_mean is None:
+            raise OptionError(
+                f"`norm` 'running' needs layers with running statistics; `{name}`, a {type(layer).__name__}, has none "
+                "(track_running_stats=False). Use 'batch' or 'support'."
+            )
+        for part, buffer in layer.named_buffers(recurse=False):
+            found[f"{name}.{part}"] = torch.stack([buffer] * slots)
+    return buffer_module(found)
+
+
+class RunningStatistics:
+    """Replaces the network's running statistics by those of a slot, within `read` or `record`."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self._active: Mapping[str, Tensor] = {}
+
+    def at_step(self, support: Support, slot: int) -> Support:
+        """Support set with the buffers of a slot; they are views, which layers update while recording."""
+        if not self._active:
+            return support
+        return replace(support, buffers={**support.buffers, **{n: b[slot] for n, b in self._active.items()}})
+
+    @contextmanager
+    def read(self, statistics: Mapping[str, Tensor]) -> Iterator[None]:
+        """Context in which layers normalize with these statistics."""
+        with self._activate(statistics, training=False):
+            yield
+
+    @contextmanager
+    def record(self, statistics: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+        """Context in which layers normalize with each batch and update a copy of `statistics` with their `momentum`."""
+        found = {name: buffer.clone() for name, buffer in statistics.items()}
+        with self._activate(found, training=True):
+            yield found
+
+    @contextmanager
+    def _activate(self, statistics: Mapping[str, Tensor], training: bool) -> Iterator[None]:
+        layers = list(dict.fromkeys(batch_norm_layers(self.network).values()))
+        before = [(layer.training, layer.track_running_stats) for layer in layers]
+        try:
+            self._active = statistics
+            for layer in layers:
+                layer.training, layer.track_running_stats = training, True
+            yield
+        finally:
+            self._active = {}
+            for layer, (was, tracks) in zip(layers, before, strict=True):
+                layer.training, layer.track_running_stats = was, tracks
+
+
+# Minimum weight of a step before the last, in units of 1/K, until the annealing ends (the authors' code).
+MIN_SHARE = 0.03
+
+
+def loss_weights(inner_steps: int, done: int, until: int) -> list[float]:
+    """Weights v_0 … v_{K−1} of L = Σ_k v_k L_Q(θ^{k+1}) after `done` meta-steps; their sum is one.
+
+    With e = done/until: v_k = max(1 − e, 0.03)/K for k < K − 1, and the last weight is the rest; 1 if done ≥ until.
+
+    Source: Antoniou et al. 2019, arXiv 1810.09502, section 4 (multi-step loss). The constants are those of the authors'
+    code, in which e changes only between epochs.
+    """
+    if inner_steps == 0:
+        return []
+    if done >= until:
+        return [0.0] * (inner_steps - 1) + [1.0]
+    early = max(1 - done / until, MIN_SHARE) / inner_steps
+    return [early] * (inner_steps - 1) + [1 - (inner_steps - 1) * early]
+
+
+def _cosine_rate(initial: float, final: float, steps: int, done: Any) -> float:
+    share = min(float(done) / steps, 1.0)
+    return final + (initial - final) * (1 + math.cos(math.pi * share)) / 2
+
+
+def cosine(initial: float, final: float, steps: int) -> Callable[[Any], float]:
+    """Cosine schedule: final + (initial − final)(1 + cos(π · done/steps))/2 after `done` steps, then `final`.
+
+    Also for TorchOpt's optimizers: `torchopt.Adam(parameters, lr=cosine(1e-3, 1e-5, 50_000))`.
+
+    Raises:
+        OptionError: `steps` is not positive.
+
+    >>> rate = cosine(1.0, 0.0, 100)
+    >>> [round(rate(done), 4) for done in (0, 50, 100, 200)]
+    [1.0, 0.5, 0.0, 0.0]
+    """
+    if steps < 1:
+        raise OptionError(f"`steps` must be at least 1; got {steps!r}.")
+    return partial(_cosine_rate, initial, final, steps)
+
+
+@contextmanager
+def anneal_rate(outer: Any, done: int, steps: int, final: float) -> Iterator[None]:
+    """Context for one step, with the optimizer's rates set by the cosine schedule; restored if the step raises.
+
+    The initial rate of each group is its `initial_lr`, stored in the group and saved with it, as in PyTorch's
+    schedulers.
+
+    Raises:
+        OptionError: `outer` is not an optimizer of PyTorch, whose rate could be set, or its rate is below `final`.
+    """
+    if not isinstance(outer, torch.optim.Optimizer):
+        kind = f"{type(outer).__module__}.{type(outer).__qualname__}"
+        raise OptionError(
+            f"`anneal_steps` requires an optimizer of torch.optim; got a {kind}, whose rate cannot be set. For one of "
+            "TorchOpt pass a schedule, lr=gradhomog_adapters.mamlpp.cosine(1e-3, 1e-5, 50_000), and "
+            "leave `anneal_steps` at 0."
+        )
+    before = [(group, group["lr"], "initial_lr" in group) for group in outer.param_groups]
+    try:
+        for group in outer.param_groups:
+            rate = group["lr"]
+            initial = float(group.setdefault("initial_lr", rate.clone() if isinstance(rate, Tensor) else rate))
+            if final > initial:
+                raise OptionError(
+                    f"`final_outer_lr` must not exceed the outer optimizer's rate, {initial:g}; got {final:g}."
+                )
+            annealed = cosine(initial, final, steps)(done)
+            # A new tensor, so that the old one can be restored.
+            group["lr"] = torch.full_like(rate, annealed) if isinstance(rate, Tensor) else annealed
+        yield
+    except BaseException:
+        for group, rate, annealing in before:
+            group["lr"] = rate
+            if not annealing:
+                group.pop("initial_lr", None)
+        raise
 
 
 class MAMLPP(MAML):
@@ -70,7 +232,7 @@ class MAMLPP(MAML):
             meta-test the statistics of each step, averaged in training (inductive: queries do not depend on each
             other). They are recorded in `step`, without homogenizers, by one more first-order inner loop per task:
             buffers `learner.statistics.<name>` `[K + 1, ...]`, of each inner step and of the query set after the last.
-        execution, engine, compile, autocast, recompute: see `Execution`.
+        engine, compile, autocast, recompute: see `Execution`.
 
     The number of completed steps is state, `learner.count.done`: a loaded learner continues its schedules. The losses
     of rows and reports are the multi-step losses Σ v_k L_Q; outputs and features are those after the last step, and
@@ -129,18 +291,13 @@ class MAMLPP(MAML):
         final_outer_lr: NonNegative = 1e-5,
         norm: Norm | Literal["running"] = "batch",
         loss: Any = None,
-        execution: Execution | None = None,
         **keywords: Unpack[ExecutionOptionsExceptNorm],
     ) -> None:
         self._keeps_statistics = norm == "running"
-        options = cast(ExecutionOptions, dict(keywords))
-        if norm != "running" and (execution is None or norm != "batch"):
-            options["norm"] = norm
-        if norm == "running" and execution is not None and execution.norm != "batch":
-            raise OptionError(f"`norm` 'running' requires norm='batch' in `execution`; got {execution.norm!r}.")
         super().__init__(
             encoder, head, homogenizers, inner=inner, inner_lr=inner_lr, inner_steps=inner_steps,
-            test_steps=test_steps, adapt=adapt, loss=loss, execution=Execution.of(execution, options),
+            test_steps=test_steps, adapt=adapt, loss=loss,
+            norm="batch" if norm == "running" else norm, **keywords,
         )  # fmt: skip
         self.multi_step_steps = multi_step_steps
         self.first_order_steps = first_order_steps
@@ -168,7 +325,7 @@ class MAMLPP(MAML):
             self.register_module("norm", copies_by_step(self._layers, inner_steps))
         if self._keeps_statistics:
             self.register_module("statistics", statistics(self.network, inner_steps + 1))
-        self._settings = self._current_settings()
+        self._read_schedules()
 
     # -- θ^{k+1} = θ^k − α_k ∇L_S(θ^k; γ_k, β_k) ---------------------------------------------------------------------
 
@@ -194,12 +351,12 @@ class MAMLPP(MAML):
     # -- Σ_k v_k L_Q(θ^{k+1}; γ_k, β_k) ------------------------------------------------------------------------------
 
     def evaluation_points(self, parameters: Parameters, support: Support) -> list[Parameters]:
-        passes = self._settings.passes
+        passes = self._passes
         points = zip(passes, self.inner_loop(parameters, support, passes), strict=True)
         return [self.at_step(point, k - 1) for k, point in points]
 
     def combine_losses(self, losses: Sequence[Tensor]) -> Tensor:
-        return (torch.stack(list(losses)) * self._settings.loss_weights).sum()
+        return (torch.stack(list(losses)) * self._loss_weights).sum()
 
     def adapt(self, parameters: Parameters, support: Support) -> Parameters:
         return self.at_step(super().adapt(parameters, support), support.steps - 1)
@@ -221,8 +378,7 @@ class MAMLPP(MAML):
         with ExitStack() as stack:
             stack.enter_context(super().mode(training))
             if training:
-                self._settings = self._current_settings()
-                self.order = self._settings.order
+                self._read_schedules()
             elif self._keeps_statistics:
                 stack.enter_context(self._running.read(dict(self.extra_modules["statistics"].named_buffers())))
             yield
@@ -253,9 +409,19 @@ class MAMLPP(MAML):
     def _done(self) -> int:
         return int(self.extra_modules["count"].get_buffer("done"))
 
-    def _current_settings(self) -> MetaStepSettings:
-        like = next(iter(self.named_parameters().values()))
-        return MetaStepSettings.of(self._done, self.inner_steps, self.multi_step_steps, self.first_order_steps, like)
+    def _read_schedules(self) -> None:
+        """Set the order of derivatives, and the passes of the query loss, for the current number of meta-steps.
+
+        `_passes` are the numbers of inner steps after which the query loss is evaluated, increasing; the last one is K.
+        `_loss_weights` `[passes]` are their weights; a tensor, so that compiled code reads new values. Read once per
+        meta-step, because this synchronizes with the device.
+        """
+        done, like = self._done, next(iter(self.named_parameters().values()))
+        self.order = "first" if done < self.first_order_steps else "second"
+        weights = dict(enumerate(loss_weights(self.inner_steps, done, self.multi_step_steps), 1))
+        weights = {k: weight for k, weight in weights.items() if weight} or {0: 1.0}
+        self._passes = tuple(weights)
+        self._loss_weights = to_device(torch.tensor(list(weights.values()), dtype=like.dtype), like.device)
 
     def _updated_statistics(self, batch: TaskBatch) -> dict[str, Tensor]:
         """Running statistics updated with those of a batch, after adaptation as at meta-test."""

@@ -29,7 +29,7 @@ class MetaSGD(MAML):
             −Σ_k ∇L_Q∘∇L_S(θ^k), which α needs for training.
         adapt: glob pattern, or several, over the parameters that the inner loop changes; only these have rates.
         seed: seed of the initial rates.
-        execution, engine, compile, autocast, norm, recompute: see `Execution`.
+        engine, compile, autocast, norm, recompute: see `Execution`.
 
     Rates are named `learner.rates.<parameter>` and can become negative, as in the paper. Homogenizers receive their
     rows together with those of the weights. Cost: as MAML, with twice the parameters.

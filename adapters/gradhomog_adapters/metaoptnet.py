@@ -26,7 +26,7 @@ class MetaOptNet(MetricLearner):
             number of classes of a task; the head is not trained and its rows are zero.
         regularization: λ > 0.
         scale: initial value of s, the parameter `learner.logits.scale` `[1]`; any finite number except 0.
-        execution, engine, compile, autocast, norm, recompute: see `Execution`. Support set and queries are separate
+        engine, compile, autocast, norm, recompute: see `Execution`. Support set and queries are separate
             batches for batch normalization.
 
     The system is solved in float64 and has a solution for every λ > 0: support examples can be repeated, fewer or more

@@ -39,7 +39,7 @@ class MTL(ClassifierLearner, MAML):
         inner_steps, test_steps: K ≥ 0 in training and at meta-test.
         first_order: treat inner gradients as constants, as the authors' code in PyTorch does: Φ is then trained by the
             query features only.
-        execution, engine, compile, autocast, norm, recompute: see `Execution`.
+        engine, compile, autocast, norm, recompute: see `Execution`.
 
     Φ is named `learner.scales.<weight>` and `learner.shifts.<bias>`, and (A, b) `learner.classifier`. Frozen parameters
     have no rows and no `.grad`, so an outer optimizer of `torch.optim` does not change them; one of TorchOpt with

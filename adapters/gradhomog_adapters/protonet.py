@@ -19,7 +19,7 @@ class ProtoNet(MetricLearner):
     Args:
         encoder, head, homogenizers, loss: see `Learner`. Only the number of outputs of the head is used, the maximum
             number of classes of a task; the head is not trained and its rows are zero.
-        execution, engine, compile, autocast, norm, recompute: see `Execution`. Support set and queries are separate
+        engine, compile, autocast, norm, recompute: see `Execution`. Support set and queries are separate
             batches for batch normalization. Distances are computed in float32 or wider.
 
     Outputs are −‖f(x) − c_w‖². Feature maps are flattened to vectors of length C·h·w. Differentiable in every parameter

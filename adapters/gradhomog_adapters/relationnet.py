@@ -76,7 +76,7 @@ class RelationNet(MetricLearner):
             number of inputs of the head's first linear layer.
         hidden: ≥ 1, units between g's linear layers; default: 8 for maps, the number of features for vectors.
         objective: `"mse"`, above; `"softmax"`, cross entropy of g without σ.
-        execution, engine, compile, autocast, norm, recompute: see `Execution`. Batch normalization in g is over all
+        engine, compile, autocast, norm, recompute: see `Execution`. Batch normalization in g is over all
             pairs of a batch; with `norm="support"`, over the pairs of support examples and class means.
 
     g is the module `learner.relation`. Outputs are relations in [0, 1], and 0 for a class without a support example;
@@ -125,10 +125,7 @@ class RelationNet(MetricLearner):
             self.shape = (math.prod(self.shape),)
             self.register_module("relation", make_vector_module(self.shape[0], hidden or self.shape[0]))
         elif len(self.shape) == 3:
-            self.register_module(
-                "relation",
-                make_feature_map_module(self.shape, hidden or DEFAULT_HIDDEN),
-            )
+            self.register_module("relation", make_feature_map_module(self.shape, hidden or DEFAULT_HIDDEN))
         else:
             raise OptionError(
                 "`maps` requires an encoder that returns maps [n, C, h, w], and `input_shape`; features of one input "

@@ -27,7 +27,7 @@ class RelationNetLRP(RelationNet):
         loss, maps, input_shape, hidden, objective: see `RelationNet`.
         guidance: λ ≥ 0; default: 0.5 for tasks of one support example per class, 1 for others, as in the authors' code.
             0: RelationNet.
-        execution, engine, compile, autocast, norm, recompute: see `Execution`. With `norm="support"`, the statistics of
+        engine, compile, autocast, norm, recompute: see `Execution`. With `norm="support"`, the statistics of
             the unweighted support pairs normalize the weighted pairs.
 
     v_w is positive if p_w is larger than chance. Linear layers of g have the ε-rule with ε = 0.01, convolutions the
@@ -79,13 +79,10 @@ class RelationNetLRP(RelationNet):
     def weights(self, parameters: Parameters, pairs: Tensor, scores: Tensor) -> Tensor:
         """Return the weights of the pairs, constants in [0, 2] of the shape of `pairs`."""
         present = parameters["task.members"].sum(0) > 0
-        layers = [
-            (
-                layer,
-                {name: parameters.get(f"learner.relation.{index}.{name}", p) for name, p in layer.named_parameters()},
-            )
-            for index, layer in self.extra_modules["relation"].named_children()
-        ]
+        layers = []
+        for index, layer in self.extra_modules["relation"].named_children():
+            prefix = f"learner.relation.{index}."
+            layers.append((layer, {name: parameters.get(prefix + name, p) for name, p in layer.named_parameters()}))
         with self.relation_normalization(parameters):
             relevance = relevance_of_inputs(layers, pairs.flatten(0, 1), class_scores(scores, present).reshape(-1, 1))
         largest = relevance.abs().amax(1, keepdim=True)

@@ -12,14 +12,110 @@ from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, OptionError, TaskBatch, TaskRow, hookimpl, to_device
 from gradhomog_adapters._gradients import autograd_gradient, detach_all
-from gradhomog_adapters._inner_optimizer import Inner, make_inner_optimizer
-from gradhomog_adapters._network import Parameters, match_names
+from gradhomog_adapters._inner_optimizer import Inner, InnerOptimizer, make_inner_optimizer
+from gradhomog_adapters._network import Parameters, SeededByStep, match_names
 from gradhomog_adapters._network_mode import Statistics
 from gradhomog_adapters._option_types import Count, CountOrZero, Positive
-from gradhomog_adapters._reptile import InnerOptimizerState, Minibatches
 from gradhomog_adapters.few_shot import FewShotLearner, LearnerOptions, QueryRow, Support, Tasks
 
-On = Literal["support", "all"]
+# Odd, and by the golden ratio far from small multiples of 2³², so that adjacent seeds have different streams.
+SEED_STRIDE = 2654435761
+
+
+class Minibatches(SeededByStep):
+    """Positions `[steps, size]` of the examples of each inner step, a function of the seed and the meta-step number.
+
+    Examples are shuffled, split into minibatches, and shuffled again when all are used; a minibatch can span two
+    shuffles. All tasks of a meta-step use the same positions, so both engines do; the examples at a position differ.
+
+    Args:
+        size: examples in a minibatch, the option `inner_batch`.
+        seed: seed of a separate generator, the option `seed`.
+    """
+
+    def __init__(self, size: int, seed: int) -> None:
+        super().__init__(seed)
+        self.size = size
+
+    def positions(self, examples: int, steps: int, number: int) -> Tensor | None:
+        """Positions for the meta-step of this number; None if a minibatch would contain all examples."""
+        if self.size >= examples or not steps:
+            return None
+        generator = torch.Generator().manual_seed((self.seed * SEED_STRIDE + number) % 2**32)
+        shuffles = -(-steps * self.size // examples)
+        drawn = torch.cat([torch.randperm(examples, generator=generator) for _ in range(shuffles)])
+        return drawn[: steps * self.size].view(steps, self.size)
+
+
+class InnerOptimizerState(nn.Module):
+    """Two states of the inner optimizer, after the previous meta-step and after the previous task of this meta-step.
+
+    The first is stored in buffers.
+
+
+    Args:
+        inner: the inner optimizer.
+        parameters: the parameters that it adapts, by name.
+
+    Raises:
+        OptionError: the optimizer has further state in a closure.
+    """
+
+    def __init__(self, inner: InnerOptimizer, parameters: dict[str, Tensor]) -> None:
+        super().__init__()
+        if inner.has_hidden_state:
+            raise OptionError(
+                "`keep_state` requires an inner optimizer without hidden state; TorchOpt's momentum with dampening "
+                "stores which call was the first. Use one without dampening."
+            )
+        self.names = list(parameters)
+        leaves, self._structure = torchopt.pytree.tree_flatten(inner().init(detach_all(parameters)))
+        self._count = len(leaves)
+        for index, leaf in enumerate(leaves):
+            self.register_buffer(f"leaf{index}", leaf.clone())
+        self._current: list[Tensor] | None = None
+
+    def restart(self) -> None:
+        """Start a meta-step with the state after the last one."""
+        self._current = None
+
+    def current(self, parameters: dict[str, Tensor]) -> Any:
+        """State for the next task of a meta-step. Raises as `committed`."""
+        return self._tree(parameters, self._leaves() if self._current is None else self._current)
+
+    def committed(self, parameters: dict[str, Tensor]) -> Any:
+        """State after the last meta-step.
+
+        Raises:
+            OptionError: the adapted parameters are not those of the state.
+        """
+        return self._tree(parameters, self._leaves())
+
+    def record_task(self, state: Any, checked: Sequence[Tensor]) -> None:
+        """Store the state after a task, unless it or a tensor in `checked` is not finite."""
+        before = self._leaves() if self._current is None else self._current
+        after = [leaf.detach() for leaf in torchopt.pytree.tree_leaves(state)]
+        finite = torch.stack([torch.isfinite(tensor).all() for tensor in (*after, *checked)]).all()
+        self._current = [torch.where(finite, new, old) for new, old in zip(after, before, strict=True)]
+
+    def commit(self) -> None:
+        """Store the state after a meta-step, for the next one."""
+        if self._current is not None:
+            for index, leaf in enumerate(self._current):
+                setattr(self, f"leaf{index}", leaf)
+        self._current = None
+
+    def _tree(self, parameters: dict[str, Tensor], leaves: list[Tensor]) -> Any:
+        if list(parameters) != self.names:
+            missing = ", ".join(sorted(set(self.names) ^ set(parameters)))
+            raise OptionError(
+                f"`keep_state` stores the state of all adapted parameters, but {missing} was frozen later. Freeze "
+                "parameters before the learner is created."
+            )
+        return torchopt.pytree.tree_unflatten(self._structure, [leaf.clone() for leaf in leaves])
+
+    def _leaves(self) -> list[Tensor]:
+        return [getattr(self, f"leaf{index}") for index in range(self._count)]
 
 
 class Reptile(FewShotLearner):
@@ -52,7 +148,7 @@ class Reptile(FewShotLearner):
             for each. Rows then depend on the order of tasks and on earlier steps. Tasks run one after the other. The
             state is saved with the learner and updated by `step`, not by `rows`. At meta-test, a task starts with the
             state after training and does not change it.
-        execution, engine, compile, autocast, norm, recompute: see `Execution`. Inner steps normalize with the
+        engine, compile, autocast, norm, recompute: see `Execution`. Inner steps normalize with the
             statistics of each minibatch, also under `norm="support"`. There is no graph to recompute.
 
     The row is not a derivative of the query loss. Query loss, outputs, features and their gradients, which some
@@ -92,7 +188,7 @@ class Reptile(FewShotLearner):
         test_steps: CountOrZero | None = None,
         scale: Positive | None = None,
         adapt: str | Sequence[str] = "*",
-        on: On = "support",
+        on: Literal["support", "all"] = "support",
         inner_batch: Count | None = None,
         seed: CountOrZero = 0,
         keep_state: bool = False,
@@ -177,8 +273,8 @@ class Reptile(FewShotLearner):
         return super().support_statistics(point, support)
 
     def prepared(self, tasks: Tasks) -> Tasks:
-        dim = int(isinstance(tasks, TaskBatch))
         """Put all examples of inner steps into the support set, and draw the minibatches outside `vmap`."""
+        dim = int(isinstance(tasks, TaskBatch))
         self._support_size = tasks.support_x.shape[dim]
         if self.on == "all":
             tasks = replace(
@@ -186,7 +282,7 @@ class Reptile(FewShotLearner):
                 support_y=torch.cat([tasks.support_y, tasks.query_y], dim),
             )  # fmt: skip
         if self._minibatches is not None:
-            drawn = self._minibatches.training_positions(tasks.support_x.shape[dim], self.inner_steps)
+            drawn = self._minibatches.positions(tasks.support_x.shape[dim], self.inner_steps, self._minibatches.step)
             self._positions = None if drawn is None else to_device(drawn, tasks.support_x.device)
         return tasks
 
@@ -194,7 +290,8 @@ class Reptile(FewShotLearner):
         """Return the examples of each inner step."""
         positions = self._positions if training else None
         if self._minibatches is not None and not training:
-            positions = self._minibatches.test_positions(len(support.x), support.steps)
+            # Those of the first meta-step, so that predictions do not depend on the number of training steps.
+            positions = self._minibatches.positions(len(support.x), support.steps, 0)
         if positions is None:
             return [support] * support.steps
         return (replace(support, x=support.x[chosen], y=support.y[chosen]) for chosen in positions)

@@ -27,7 +27,7 @@ class SharpMAML(MAML):
         outer_radius: ρ ≥ 0 of the outer loop; 0 disables it.
         inner_radius: ρ' ≥ 0 of the inner loop; 0 disables it. Used in training only.
         inner, inner_lr, inner_steps, test_steps, first_order, adapt: see `MAML`.
-        execution, engine, compile, autocast, norm, recompute: see `Execution`.
+        engine, compile, autocast, norm, recompute: see `Execution`.
 
     ε and ε_i are constants in derivatives, as in sharpness-aware minimization. m is the mean of the rows before
     homogenization, over all trained parameters and all tasks with a finite row. Losses, outputs and features are those

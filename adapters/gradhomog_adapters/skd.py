@@ -16,12 +16,53 @@ from torch import Tensor, nn
 from gradhomog import DataError, LearnerSpec, Task, TaskBatch, hookimpl
 from gradhomog_adapters._classifiers import ClassifierLearner, class_count, make_linear, normalize_rows
 from gradhomog_adapters._gradients import detach_all
-from gradhomog_adapters._logistic_regression import fit_logistic_regression
 from gradhomog_adapters._metric import MetricLearner, at_least_float32, feature_shape
 from gradhomog_adapters._network import Parameters, call_learner_module, step_counter
 from gradhomog_adapters._network_mode import SupportStatistics, norm_policy
 from gradhomog_adapters._option_types import Count, CountOrZero, NonNegative, Positive
 from gradhomog_adapters.few_shot import LearnerOptions, Query, Support, Tasks
+
+# Largest entry of the gradient; scikit-learn's default is 1e-4. Much below 1e-7, the line search compares values of the
+# objective that differ by rounding errors only.
+GRADIENT_TOLERANCE = 1e-6
+MAX_ITERATIONS = 1000  # as in the code of SKD; 10 to 30 suffice for unit vectors
+
+
+def fit_logistic_regression(x: Tensor, members: Tensor, regularization: float) -> tuple[Tensor, Tensor]:
+    """Minimize Σ_i −log softmax(W x_i + b)_{y_i} + λ/2 ‖W‖² by L-BFGS, in float64.
+
+    The problem is convex, and W is unique. Biases have no penalty; their sum is 0, as at the start. A class without
+    examples has no part in the softmax. With one class only, W = 0 and b = 0.
+
+    Args:
+        x: `[n, features]`.
+        members: one-hot labels y `[n, classes]`.
+        regularization: λ > 0; 1/C of scikit-learn's `LogisticRegression`.
+
+    Returns:
+        W `[classes, features]` and b `[classes]`, float64, without a graph. The error of W is about 1e-6/λ.
+    """
+    x, members = x.detach().double(), members.detach().double()
+    weights = x.new_zeros(members.shape[1], x.shape[1], requires_grad=True)
+    bias = x.new_zeros(members.shape[1], requires_grad=True)
+    absent = members.sum(0) == 0
+    labels = members.argmax(1)
+    solver = torch.optim.LBFGS(
+        [weights, bias], max_iter=MAX_ITERATIONS, tolerance_grad=GRADIENT_TOLERANCE, tolerance_change=0,
+        line_search_fn="strong_wolfe",
+    )  # fmt: skip
+
+    def objective() -> Tensor:
+        solver.zero_grad()
+        outputs = (x @ weights.T + bias).masked_fill(absent, -torch.inf)
+        value = torch.nn.functional.cross_entropy(outputs, labels, reduction="sum")
+        value = value + regularization / 2 * weights.square().sum()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
+        solver.step(objective)  # type: ignore[no-untyped-call]
+    return weights.detach(), bias.detach()
 
 
 def rotate_images(x: Tensor, turns: Sequence[int]) -> Tensor:
@@ -85,7 +126,7 @@ class SKD(ClassifierLearner, MetricLearner):
         temperature: T > 0.
         distance_weight: β ≥ 0.
         regularization: λ > 0 in Σ_support −log softmax(W f + c)_class + λ/2 ‖W‖² at meta-test.
-        execution, engine, compile, autocast, norm, recompute: see `Execution`. All rotated images are one batch for
+        engine, compile, autocast, norm, recompute: see `Execution`. All rotated images are one batch for
             batch normalization, with the support set; queries are another.
 
     (A, b) is `learner.classifier`, and V, a linear layer from classes to rotations, `learner.rotation`, whose rows are
@@ -175,9 +216,9 @@ class SKD(ClassifierLearner, MetricLearner):
     # -- training ----------------------------------------------------------------------------------------------------
 
     def prepared(self, tasks: Tasks) -> Tasks:
+        """Add the rotated images to the support set; replace labels by indices of classes or outputs of the teacher."""
         if isinstance(tasks, TaskBatch):
             return TaskBatch.stack([self.prepared(task) for task in tasks])  # type: ignore[return-value]
-        """Add the rotated images to the support set; replace labels by indices of classes or outputs of the teacher."""
         found = super().prepared(tasks)
         images = torch.cat([tasks.support_x, tasks.query_x])
         turns = [2] if self._distills else [1, 2, 3]

@@ -9,8 +9,8 @@ import torchopt
 from torch import Tensor, nn
 
 from gradhomog import OptionError, Pipeline
-from gradhomog_adapters._meta_step import MetaStep
-from gradhomog_adapters._snapshot import Snapshot
+from gradhomog_adapters._frameworks import require_pipeline
+from gradhomog_adapters._meta_step import MetaStep, Snapshot
 
 __all__ = ["MetaStep", "meta_step"]
 
@@ -92,10 +92,7 @@ def meta_step(
 def _check(net: nn.Module, pipe: Pipeline, encoder: nn.Module | None) -> None:
     if not isinstance(net, nn.Module):
         raise OptionError(f"`net` must be a torch.nn.Module; got {type(net).__name__}.")
-    if not isinstance(pipe, Pipeline):
-        raise OptionError(
-            f"`pipe` must be a pipeline, created once before the loop, as gradhomog.pipeline('pcgrad'); got {pipe!r}."
-        )
+    require_pipeline(pipe)
     attaching = [member.selector for member in pipe.requirements.attaching]
     if encoder is None and attaching:
         raise OptionError(

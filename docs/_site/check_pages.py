@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from _site.plugin_tables import table_head, table_row
 from gradhomog.testing import checks
-from gradhomog.testing.kits import MODULES
+from gradhomog.testing.kits import SUBJECTS
 
 HEAD = """\
 # Checks of the conformance kit
@@ -17,7 +17,7 @@ use in your own tests.
 def pages() -> dict[str, str]:
     """One table for each kind of plugin."""
     lines = [HEAD]
-    for kind in MODULES:
+    for kind in SUBJECTS:
         lines += [f"## {kind.capitalize()}", "", *table_head("check", "property", "required of")]
         for check in checks(kind):
             required = "all" if check.claim is None else f"the trait `{check.claim}`"

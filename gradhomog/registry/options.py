@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import typing
@@ -27,11 +26,10 @@ def option_parameters(spec: Spec) -> Mapping[str, inspect.Parameter]:
 
     Their annotations are types, or `Parameter.empty` if they cannot be resolved. The option `scale` is added if the
     method has a `paper_scale`. Keywords with the annotation `**keywords: Unpack[SomeTypedDict]` are options with the
-    names of its keys. Their defaults are those of the base classes, or of the dataclass that can be passed instead,
-    `together: SomeDataclass | None = None`.
+    names of its keys. Their defaults are those of the base classes.
     """
     parameters, hints = inspect.signature(spec.factory).parameters, type_hints(spec.factory)
-    defaults = {field.name: field.default for hint in hints.values() for field in _dataclass_fields(hint)}
+    defaults: dict[str, Any] = {}
     for base in reversed(getattr(unwrapped(spec.factory), "__mro__", ())):
         defaults |= {name: one.default for name, one in inspect.signature(base.__init__).parameters.items()}
     found: dict[str, inspect.Parameter] = {}
@@ -45,12 +43,6 @@ def option_parameters(spec: Spec) -> Mapping[str, inspect.Parameter]:
             found[name] = parameter
     found = {name: one.replace(annotation=hints.get(name, one.empty)) for name, one in found.items()}
     return {**found, "scale": SCALE} if has_paper_scale(spec) else found
-
-
-def _dataclass_fields(annotation: Any) -> tuple[dataclasses.Field[Any], ...]:
-    """Return the fields of an annotated dataclass, or of an optional dataclass."""
-    candidates = (annotation, *typing.get_args(annotation))
-    return next((dataclasses.fields(each) for each in candidates if dataclasses.is_dataclass(each)), ())
 
 
 def has_paper_scale(spec: Spec) -> bool:

@@ -10,6 +10,4 @@ from .kits import check_homogenizer as check_homogenizer
 from .kits import check_learner as check_learner
 from .kits import checks as checks
 from .parametrization import parametrize_with_checks as parametrize_with_checks
-from .strategies import gramians as gramians
 from .strategies import jacobians as jacobians
-from .strategies import task_batches as task_batches

@@ -31,10 +31,9 @@ def require_close(
             **example,
         )
     if not bool(((found - expected).abs() - rtol * expected.abs() <= atol).all()):  # NaN too
-        likely = f". Likely cause: {text}" if (text := cause()) else ""
         raise CheckFailure(
             f"{what}: off by {_largest_difference(found, expected):.3g} (allowed: {atol:.1g} + {rtol:.1g} · expected)"
-            f"{likely}",
+            f"{_likely(cause)}",
             **example, expected=expected, found=found,
         )  # fmt: skip
 
@@ -50,6 +49,10 @@ def require_all_equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor
     """Raise unless all tensors of `expected` are exactly equal to those in `found`; `{}` in `what` is the name."""
     for name, value in expected.items():
         require_equal(found[name], value, what.replace("{}", name))
+
+
+def _likely(cause: Callable[[], str]) -> str:
+    return f". Likely cause: {text}" if (text := cause()) else ""
 
 
 def _largest_difference(found: Tensor, expected: Tensor) -> float:
@@ -69,10 +72,12 @@ def derivatives_close(found: float, expected: float, scale: float = 0.0) -> bool
     return abs(found - expected) <= RTOL * max(abs(expected), 1e-3 * scale) + ATOL
 
 
-def require_derivative(found: float, expected: float, what: str) -> None:
-    """Raise unless a derivative is close to that of central differences; `what` ends where the number follows."""
-    if not derivatives_close(found, expected):
-        raise CheckFailure(f"{what} {found:.6g}; finite differences give {expected:.6g}")
+def require_derivative(
+    found: float, expected: float, what: str, scale: float = 0.0, cause: Callable[[], str] = lambda: ""
+) -> None:
+    """Raise unless `derivatives_close`; `what` ends where the number follows, and `cause` is as in `require_close`."""
+    if not derivatives_close(found, expected, scale):
+        raise CheckFailure(f"{what} {found:.6g}; finite differences give {expected:.6g}{_likely(cause)}")
 
 
 def require_exact_rows(

@@ -18,15 +18,14 @@ from typing import Any, Literal
 from gradhomog.errors import GradhomogError
 from gradhomog.registry import Kind
 
-Outcome = Literal["passed", "failed", "held", "not held", "expected", "not applicable", "reported"]
+Outcome = Literal["passed", "failed", "held", "not held", "expected", "not applicable"]
 """The result of a check.
 
 `"passed"`, `"failed"`: a check required of every plugin or of a claimed trait. `"held"`, `"not held"`: a check of a
-trait that is not claimed; neither is a failure. `"expected"`: a failure listed in `expected_failures`. `"reported"`: a
-measurement.
+trait that is not claimed; neither is a failure. `"expected"`: a failure listed in `expected_failures`.
 """
 
-MARKS = {"passed": "✓", "failed": "✗", "expected": "x", "held": "+", "not held": "·", "reported": "i"}
+MARKS = {"passed": "✓", "failed": "✗", "expected": "x", "held": "+", "not held": "·"}
 WIDTH = 120
 
 
@@ -54,13 +53,13 @@ class Check:
         name: the name used by `expected_failures`, `--only` and test ids.
         kind: the kind of plugin.
         claim: the trait that makes the check binding; None if it binds every plugin.
-        function: called with the subject; raises `CheckFailure`, or returns a measurement as a string.
+        function: called with the subject; raises `CheckFailure`.
     """
 
     name: str
     kind: Kind
     claim: str | None
-    function: Callable[[Any], str | None] = field(repr=False)
+    function: Callable[[Any], None] = field(repr=False)
 
     @property
     def summary(self) -> str:
@@ -84,7 +83,7 @@ class CheckResult:
     Attributes:
         check: name of the check.
         outcome: see `Outcome`.
-        message: the failure, the measurement, or the reason why the check is not applicable.
+        message: the failure, or the reason why the check is not applicable.
         example: the failing input by name, tensors as nested lists.
         seconds: duration of the check.
     """
@@ -159,10 +158,10 @@ FAST: ContextVar[bool] = ContextVar("fast", default=False)
 """True if checks run with fewer examples and steps, for the development loop."""
 
 
-def check(*kinds: Kind, claim: str | None = None) -> Callable[[Callable[[Any], str | None]], Check]:
+def check(*kinds: Kind, claim: str | None = None) -> Callable[[Callable[[Any], None]], Check]:
     """Register a function as a check of some kinds of plugins."""
 
-    def register(function: Callable[[Any], str | None]) -> Check:
+    def register(function: Callable[[Any], None]) -> Check:
         for kind in kinds:
             registered = KIT[kind][function.__name__] = Check(function.__name__, kind, claim, function)
         return registered
@@ -198,14 +197,12 @@ def run(check: Check, subject: Any, reason: str | None = None, *, fast: bool = F
 def _outcome(check: Check, subject: Any) -> tuple[Outcome, str, Mapping[str, Any]]:
     binding = check.binds(subject)
     try:
-        measured = check.function(subject)
+        check.function(subject)
     except NotApplicable as reason:
         return "not applicable", str(reason), {}
     except Exception as error:  # an error in one plugin must not stop the checks of the others
         example = error.example if isinstance(error, CheckFailure) else {}
         return "failed" if binding else "not held", describe_failure(error), example
-    if measured is not None:
-        return "reported", measured, {}
     return ("passed", "", {}) if binding else ("held", f"not claimed: '{check.claim}' could be added to its traits", {})
 
 

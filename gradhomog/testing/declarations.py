@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
-import os
 import re
 import subprocess
 import sys
-import time
+from collections.abc import Sequence
 from typing import Any
 
 from gradhomog.errors import GradhomogError, OptionError
-from gradhomog.registry import PluginInfo
 from gradhomog.registry.annotated_values import fits
 from gradhomog.registry.options import documentation, option_parameters
 from gradhomog.testing import import_probe
@@ -93,31 +92,21 @@ def imports_cleanly(subject: PluginSubject[Any]) -> None:
     """
     if subject.info is None:
         raise NotApplicable("a spec without a distribution cannot be listed or imported")
-    if failure := _import_failure(subject.info):
+    failures = _import_failures(subject.kind, subject.info.distribution, tuple(sys.path))
+    otherwise = failures.get("", "the plugin is not listed in a fresh interpreter")
+    if failure := failures.get(subject.info.selector, otherwise):
         raise CheckFailure(failure)
 
 
-_probe_results: dict[tuple[object, ...], tuple[int, dict[str, str]]] = {}
-"""Time of the probe and failures by plugin. One fresh interpreter, which needs seconds to import torch, probes all
-plugins of a distribution."""
-
-
-def _import_failure(info: PluginInfo) -> str:
-    file = getattr(sys.modules.get(info.module.partition(":")[0]), "__file__", None)
-    released = os.stat(file).st_mtime_ns if file and os.path.exists(file) else 0
-    key = info.kind, info.distribution, info.version, tuple(sys.path)
-    if key not in _probe_results or _probe_results[key][0] <= released or info.selector not in _probe_results[key][1]:
-        _probe_results[key] = time.time_ns(), _run_probe(info)
-    return _probe_results[key][1].get(info.selector, "the plugin is not listed in a fresh interpreter")
-
-
-def _run_probe(info: PluginInfo) -> dict[str, str]:
-    arguments = {"kind": info.kind, "selector": info.selector, "path": sys.path}
-    command = [sys.executable, "-P", "-W", "error::ImportWarning", import_probe.__file__, json.dumps(arguments)]
+@functools.cache  # one fresh interpreter, which needs seconds to import torch, probes all plugins of a distribution
+def _import_failures(kind: str, distribution: str, path: Sequence[str]) -> dict[str, str]:
+    """Return failures by selector; that of the interpreter under the name ""."""
+    arguments = json.dumps({"kind": kind, "distribution": distribution, "path": path})
+    command = [sys.executable, "-P", "-W", "error::ImportWarning", import_probe.__file__, arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
         failures: dict[str, str] = json.loads(done.stdout)
     except ValueError:  # the interpreter exited before it printed the results
         last = (done.stderr.strip().splitlines() or ["the interpreter exited"])[-1]
-        failures = {info.selector: done.stdout.strip() or last}
+        failures = {"": done.stdout.strip() or last}
     return {selector: failure[:500] for selector, failure in failures.items()}

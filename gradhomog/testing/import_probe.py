@@ -11,17 +11,6 @@ import sys
 from typing import Any
 
 
-class ImportBlocker:
-    """Makes imports of the distribution's optional packages fail."""
-
-    def __init__(self, names: set[str]) -> None:
-        self.names = names
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if name.partition(".")[0] in self.names:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
 def _normalized(name: str) -> str:
     return name.lower().replace("_", "-")
 
@@ -48,24 +37,23 @@ def _optional_packages(distribution: str) -> set[str]:
     return {package for package, owners in packages.items() if {*map(_normalized, owners)} & optional - required}
 
 
-def main(kind: Any, selector: str, path: list[str]) -> None:
+def main(kind: Any, distribution: str, path: list[str]) -> None:
     sys.path[:] = path
     from gradhomog.registry import Registry
 
     registry = Registry()
-    info = registry.find(kind, selector)
-    infos = [one for one in registry.list(kind) if one.distribution == info.distribution]
-    modules = {one.selector: one.module.partition(":")[0] for one in (info, *infos)}
+    infos = [info for info in registry.list(kind) if info.distribution == distribution]
+    modules = {info.selector: info.module.partition(":")[0] for info in infos}
     early = {"torch", *modules.values()} & set(sys.modules)
 
     import torch
 
     from gradhomog.testing.snapshots import changed_names, global_generators
 
-    blocked = _optional_packages(info.distribution)
+    blocked = _optional_packages(distribution)
     for name in [name for name in sys.modules if name.partition(".")[0] in blocked]:
         del sys.modules[name]
-    sys.meta_path.insert(0, ImportBlocker(blocked))
+    sys.modules.update(dict.fromkeys(blocked))  # type: ignore[arg-type]  # an import of None raises
     own = {module.partition(".")[0] for module in modules.values()} - {"gradhomog"}
     base = set(sys.modules)
 

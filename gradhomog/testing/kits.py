@@ -7,25 +7,21 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import hypothesis  # noqa: F401  # fails early if missing: `gradhomog.testing` then reports how to install it
-
 from gradhomog.errors import OptionError, did_you_mean
 from gradhomog.registry import Kind, Registry
 from gradhomog.registry.specs import HomogenizerSpec
 from gradhomog.testing.check_results import KIT, Check, CheckReport, run
-from gradhomog.testing.subjects import DomainSubject, HomogenizerSubject, LearnerSubject, PluginSubject
+from gradhomog.testing.domains import DomainSubject
+from gradhomog.testing.subjects import HomogenizerSubject, LearnerSubject, PluginSubject
 
 # The checks run and are printed in this order.
-MODULES: dict[Kind, tuple[str, ...]] = {
-    "homogenizers": (
-        "declarations", "homogenizers.directions", "homogenizers.stage_side_effects", "homogenizers.encoder_stages",
-        "homogenizers.derivatives", "homogenizers.state", "training_state", "cost",
-    ),
-    "learners": (
-        "declarations", "learners.rows", "learners.steps", "learners.evaluation", "training_state", "cost",
-    ),
-    "domains": ("declarations", "domains.tasks", "domains.splits"),
-}  # fmt: skip
+MODULES = tuple(
+    f"gradhomog.testing.{module}"
+    for module in (
+        "declarations", "homogenizers.directions", "homogenizers.state", "homogenizers.encoder_stages",
+        "homogenizers.derivatives", "learners", "domains", "training_runs",
+    )
+)  # fmt: skip
 SUBJECTS: dict[Kind, type[PluginSubject[Any]]] = {
     subject.kind: subject for subject in (HomogenizerSubject, LearnerSubject, DomainSubject)
 }
@@ -35,13 +31,11 @@ Patterns = str | Sequence[str]
 
 def checks(kind: Kind = "homogenizers") -> tuple[Check, ...]:
     """Return all checks of a kind of plugin, in the order in which they run."""
-    if kind not in MODULES:
-        raise OptionError(f"`kind` must be one of {', '.join(map(repr, MODULES))}; got {kind!r}.")
-    modules = [f"gradhomog.testing.{module}" for module in MODULES[kind]]
-    for module in modules:
+    if kind not in KIT:
+        raise OptionError(f"`kind` must be one of {', '.join(map(repr, KIT))}; got {kind!r}.")
+    for module in MODULES:
         importlib.import_module(module)
-    position = {module: index for index, module in enumerate(modules)}
-    return tuple(sorted(KIT[kind].values(), key=lambda check: position.get(check.function.__module__, len(position))))
+    return tuple(sorted(KIT[kind].values(), key=lambda check: MODULES.index(check.function.__module__)))
 
 
 def check_homogenizer(

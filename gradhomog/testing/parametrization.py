@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
 
-from gradhomog.errors import GradhomogError, OptionError
+from gradhomog.errors import OptionError
 from gradhomog.registry import Kind, expression
 from gradhomog.testing.check_results import Check, CheckFailure, run
 from gradhomog.testing.kits import SUBJECTS, Patterns, select_checks, validate_expected_failures
@@ -16,32 +17,20 @@ from gradhomog.testing.subjects import PluginSubject
 Test = TypeVar("Test", bound=Callable[..., Any])
 
 
-class BoundCheck:
-    """A check of one plugin as a callable that raises if the check fails. `expected`: an expected failure."""
-
-    def __init__(self, check: Check, subject: PluginSubject[Any], expected: bool, fast: bool) -> None:
-        self.check, self.subject, self.expected, self.fast = check, subject, expected, fast
-
-    def __call__(self) -> None:
-        __tracebackhide__ = True
-        result = run(self.check, self.subject, fast=self.fast)
-        if result.outcome == "not applicable":
-            if self.expected:  # the check may apply on another machine, so the expected failure stays
-                pytest.xfail(f"not applicable: {result.message}")
-            return
-        if result.outcome == "failed":
-            example = "".join(f"\n{name} = {value}" for name, value in result.example.items())
-            raise CheckFailure(f"{self.subject}: {result.check}: {result.message}{example}\n{self.check.explanation}")
+def _run_bound(check: Check, subject: PluginSubject[Any], expected: bool, fast: bool) -> None:
+    """Raise if a check fails. `expected`: an expected failure."""
+    __tracebackhide__ = True
+    result = run(check, subject, fast=fast)
+    if result.outcome == "not applicable" and expected:  # it may apply on another machine: the expected failure stays
+        pytest.xfail(f"not applicable: {result.message}")
+    if result.outcome == "failed":
+        example = "".join(f"\n{name} = {value}" for name, value in result.example.items())
+        raise CheckFailure(f"{subject}: {result.check}: {result.message}{example}\n{check.explanation}")
 
 
-class LoadFailure:
+def _raise(error: Exception) -> None:
     """Replaces all checks of a plugin that cannot be made: raises the error of its construction."""
-
-    def __init__(self, error: GradhomogError) -> None:
-        self.error = error
-
-    def __call__(self) -> None:
-        raise self.error
+    raise error
 
 
 def parametrize_with_checks(
@@ -72,14 +61,14 @@ def parametrize_with_checks(
         label = _label(plugin)
         try:
             subject = SUBJECTS[kind](plugin)
-        except GradhomogError as error:
-            cases.append(pytest.param(LoadFailure(error), id=f"{label}-loads"))
+        except Exception as error:
+            cases.append(pytest.param(partial(_raise, error), id=f"{label}-loads"))
             continue
         for check in chosen:
             if check.binds(subject):
                 reason = expected.get(check.name)
                 marks = [pytest.mark.xfail(reason=reason, raises=CheckFailure, strict=True)] if reason else []
-                bound = BoundCheck(check, subject, bool(reason), fast)
+                bound = partial(_run_bound, check, subject, bool(reason), fast)
                 cases.append(pytest.param(bound, id=f"{label}-{check.name}", marks=marks))
     return pytest.mark.parametrize("check", cases)
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import keyed
-from gradhomog.rows import Jacobian
 from gradhomog.step.homogenizer import Homogenizer, Part, Removable
 from gradhomog.step.step import Step, TaskKey
 
@@ -61,17 +60,6 @@ class Recorder(Homogenizer):
     def update(self, step: Step) -> dict[str, Any]:
         self._record("update", step.keys)
         return {}
-
-
-class RowRecorder(Homogenizer):
-    """Records calls of the stage `rows` in the list of another `Recorder`."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-
-    def rows(self, step: Step) -> Jacobian:
-        self.recorder._record("rows")
-        return step.jacobian
 
 
 class ZeroEncoder(Homogenizer):

@@ -10,9 +10,8 @@ from typing import Annotated, Any, Literal
 import hypothesis
 from hypothesis import strategies as st
 
-from gradhomog.errors import GradhomogError
 from gradhomog.registry.annotated_values import fits
-from gradhomog.testing.check_results import SHRINKING, CheckFailure, full_or_fast, to_plain_data
+from gradhomog.testing.check_results import SHRINKING, CheckFailure, describe_failure, full_or_fast, to_plain_data
 
 # The result must not depend on a database of earlier failures nor on the hypothesis profile of the test suite that runs
 # the kit. Checks run inside the tests of that suite, so hypothesis's health checks do not apply.
@@ -60,7 +59,7 @@ def for_all(*, examples: int = 40, **inputs: st.SearchStrategy[Any]) -> Callable
             hypothesis.settings(_SETTINGS, max_examples=count, phases=phases)(hypothesis.given(**inputs)(attempt))()
         except hypothesis.errors.Flaky:
             error, example = last_failure[0]
-            text = f"{_describe(error)}; a second run with the same input did not fail"
+            text = f"{describe_failure(error)}; a second run with the same input did not fail"
             raise CheckFailure(text, **example) from error
         except hypothesis.errors.HypothesisException:
             raise
@@ -71,16 +70,9 @@ def for_all(*, examples: int = 40, **inputs: st.SearchStrategy[Any]) -> Callable
             if isinstance(error, CheckFailure):
                 error.example = {**example, **error.example}
                 raise error from None
-            raise CheckFailure(_describe(error), **example) from error
+            raise CheckFailure(describe_failure(error), **example) from error
 
     return search
-
-
-def _describe(error: Exception) -> str:
-    if isinstance(error, CheckFailure):
-        return str(error)
-    raised = "" if isinstance(error, GradhomogError) else "raised "
-    return f"{raised}{type(error).__name__}: {error}"
 
 
 LARGEST_INTEGER = 20  # an integer may be a number of iterations, which take time

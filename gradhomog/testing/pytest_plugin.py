@@ -12,7 +12,6 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,40 +34,8 @@ def gradhomog_registry() -> Iterator[Registry]:
         yield registry
 
 
-@dataclass
-class InstallDistribution:
-    """Type of the value of the fixture `gradhomog_install`."""
-
-    tmp_path: Path
-    patch: pytest.MonkeyPatch
-    announce: Callable[[importlib.metadata.Distribution], None]
-    modules: set[str] = field(default_factory=set)
-
-    def __call__(
-        self, name: str, source: str, *, plugin: str = "", kind: Kind = "homogenizers", target: str = "",
-        version: str = "1.2", requires: Sequence[str] = (), folder: str = "site",
-    ) -> str:  # fmt: skip
-        module = name.replace("-", "_").replace(".", "_")
-        site = self.tmp_path / folder
-        info = site / f"{module}-{version}.dist-info"
-        for previous in site.glob(f"{module}-*.dist-info"):
-            shutil.rmtree(previous)
-        info.mkdir(parents=True)
-        (site / f"{module}.py").write_text(textwrap.dedent(source), encoding="utf-8")
-        metadata = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {text}" for text in requires)]
-        (info / "METADATA").write_text("\n".join(["Metadata-Version: 2.1", *metadata, ""]), encoding="utf-8")
-        (info / "entry_points.txt").write_text(
-            f"[gradhomog.{kind}]\n{plugin or module} = {target or module}\n", encoding="utf-8"
-        )
-        if str(site) not in sys.path:
-            self.patch.syspath_prepend(str(site))
-        if module not in self.modules:
-            self.patch.delitem(sys.modules, module, raising=False)  # restored at the end if it existed
-        sys.modules.pop(module, None)
-        self.modules.add(module)
-        importlib.invalidate_caches()
-        self.announce(importlib.metadata.Distribution.at(info))
-        return plugin or module
+InstallDistribution = Callable[..., str]
+"""Type of the value of the fixture `gradhomog_install`."""
 
 
 @pytest.fixture
@@ -93,19 +60,42 @@ def gradhomog_install(request: pytest.FixtureRequest, tmp_path: Path) -> Iterato
     """
     from gradhomog.registry import Registry, using
 
+    modules: set[str] = set()
     with ExitStack() as cleanup:
-
-        def announce(distribution: importlib.metadata.Distribution) -> None:
-            if "gradhomog_registry" in request.fixturenames:
-                request.getfixturevalue("gradhomog_registry").add(distribution)
-            else:
-                cleanup.enter_context(using(Registry()))
-
         # A separate MonkeyPatch, because the test may undo that of the fixture `monkeypatch`.
         patch = cleanup.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(sys, "dont_write_bytecode", True)  # cached bytecode would be imported instead of a new module
-        install = InstallDistribution(tmp_path, patch, announce)
+
+        def install(
+            name: str, source: str, *, plugin: str = "", kind: Kind = "homogenizers", target: str = "",
+            version: str = "1.2", requires: Sequence[str] = (), folder: str = "site",
+        ) -> str:  # fmt: skip
+            module = name.replace("-", "_").replace(".", "_")
+            site = tmp_path / folder
+            info = site / f"{module}-{version}.dist-info"
+            for previous in site.glob(f"{module}-*.dist-info"):
+                shutil.rmtree(previous)
+            info.mkdir(parents=True)
+            (site / f"{module}.py").write_text(textwrap.dedent(source), encoding="utf-8")
+            metadata = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {text}" for text in requires)]
+            (info / "METADATA").write_text("\n".join(["Metadata-Version: 2.1", *metadata, ""]), encoding="utf-8")
+            (info / "entry_points.txt").write_text(
+                f"[gradhomog.{kind}]\n{plugin or module} = {target or module}\n", encoding="utf-8"
+            )
+            if str(site) not in sys.path:
+                patch.syspath_prepend(str(site))
+            if module not in modules:
+                patch.delitem(sys.modules, module, raising=False)  # restored at the end if it existed
+            sys.modules.pop(module, None)
+            modules.add(module)
+            importlib.invalidate_caches()
+            if "gradhomog_registry" in request.fixturenames:
+                request.getfixturevalue("gradhomog_registry").add(importlib.metadata.Distribution.at(info))
+            else:
+                cleanup.enter_context(using(Registry()))
+            return plugin or module
+
         yield install
-        for module in install.modules:
+        for module in modules:
             sys.modules.pop(module, None)
     importlib.invalidate_caches()

@@ -13,15 +13,18 @@ WAYS, SIDE = 3, 6
 def network(seed: int = 0, outputs: int = WAYS, norm: bool = False) -> tuple[nn.Module, nn.Module]:
     """An encoder of two convolutions and a linear head. It is smooth, so finite differences are accurate.
 
-    With `norm`, batch normalization follows each convolution. The global generator is not changed.
+    With `norm`, batch normalization follows each convolution, and there are five features instead of four: no plugin
+    may rely on their number. The global generator is not changed.
     """
+    features = 4 + norm
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         encoder = nn.Sequential(
             nn.Conv2d(1, 3, 3, padding=1), *([nn.BatchNorm2d(3)] * norm), nn.Tanh(), nn.AvgPool2d(2),
-            nn.Conv2d(3, 4, 3, padding=1), *([nn.BatchNorm2d(4)] * norm), nn.Tanh(), nn.AvgPool2d(3), nn.Flatten(),
+            nn.Conv2d(3, features, 3, padding=1), *([nn.BatchNorm2d(features)] * norm), nn.Tanh(), nn.AvgPool2d(3),
+            nn.Flatten(),
         )  # fmt: skip
-        head = nn.Linear(4, outputs)
+        head = nn.Linear(features, outputs)
     return encoder.double(), head.double()
 
 
@@ -49,8 +52,3 @@ def _regression_targets(images: Tensor, count: int) -> Tensor:
 def batch(seed: int = 0, tasks: int = 3) -> TaskBatch:
     """Different tasks, each of another domain."""
     return TaskBatch.stack([task(100 * seed + index, f"domain {index}") for index in range(tasks)])
-
-
-def repeated_task(seed: int = 0, tasks: int = 3) -> TaskBatch:
-    """The same task several times, each time with another domain."""
-    return TaskBatch.stack([task(seed, f"domain {index}") for index in range(tasks)])

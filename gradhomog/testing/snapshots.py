@@ -121,16 +121,16 @@ def global_generators() -> dict[str, Any]:
 @contextmanager
 def seeded_global_generators(seed: int) -> Iterator[None]:
     """Seed the global generators of torch, numpy and Python within the context; restore them afterwards."""
-    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    torch.manual_seed(seed)
-    np.random.seed(seed)
-    random.seed(seed)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before[0])
-        np.random.set_state(before[1])
-        random.setstate(before[2])
+    before = np.random.get_state(), random.getstate()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            np.random.set_state(before[0])
+            random.setstate(before[1])
 
 
 def changed_generators(call: Callable[[], object], seed: int) -> str:

@@ -5,25 +5,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Generic, Literal, TypeVar, get_args
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradhomog.errors import GradhomogError, OptionError, PluginRunError, describe_error, did_you_mean
-from gradhomog.learners.domains import Domain, Split, split_domain
+from gradhomog.errors import GradhomogError, OptionError, PluginRunError
 from gradhomog.learners.learner import Learner
 from gradhomog.learners.tasks import Task, TaskBatch
 from gradhomog.registry import Kind, PluginInfo, Registry, expression, installed
-from gradhomog.registry.options import bind, option_parameters
+from gradhomog.registry.options import bind
 from gradhomog.registry.specs import DomainSpec, HomogenizerSpec, LearnerSpec
 from gradhomog.step.homogenizer import Homogenizer
 from gradhomog.step.member import Member
 from gradhomog.step.pipelines import Pipeline, pipeline
 from gradhomog.testing import small_network
-from gradhomog.testing.check_results import NotApplicable, describe_failure
+from gradhomog.testing.check_results import NotApplicable
 from gradhomog.testing.probing_homogenizers import InputDependentWeights
 from gradhomog.testing.small_network import WAYS, network
 from gradhomog.testing.snapshots import seeded_global_generators
@@ -44,6 +42,8 @@ class PluginSubject(Generic[Spec]):
     kind: Kind
     spec_type: type[Spec]
     product: type
+    make_with: Callable[..., Any]
+    """Makes a fresh plugin for a check that needs no special network, size or pipeline."""
 
     def __init__(self, plugin: Any, registry: Registry | None = None) -> None:
         self.registry = registry or installed()
@@ -58,23 +58,18 @@ class PluginSubject(Generic[Spec]):
                 self.options = {**written, **options}
             case self.spec_type():
                 self.spec, self.name = plugin, getattr(plugin.factory, "__name__", self.kind[:-1])
-                return
             case _:
                 raise OptionError(
                     f"a plugin must be a name, a pair (name, options) or a {self.spec_type.__name__}; got {plugin!r}."
                 )
-        self.info, spec = self.registry.load(self.kind, self.name)
-        assert isinstance(spec, self.spec_type)
-        self.spec = spec
+        if not isinstance(plugin, self.spec_type):
+            self.info, self.spec = self.registry.load(self.kind, self.name)  # type: ignore[assignment]
+        bind(self.spec, self.name, self.options)
+        self.title = self.name  # in reports and messages
 
     def parse(self, text: str) -> tuple[str, dict[str, Any]]:
         """Return name and options of a plugin's text."""
         return expression.parse_one(text)
-
-    @property
-    def title(self) -> str:
-        """The plugin's name in reports and messages."""
-        return self.name
 
     def __str__(self) -> str:
         text = f"{self.kind[:-1]} {expression.render_one(self.title, self.options)}"
@@ -97,10 +92,6 @@ class PluginSubject(Generic[Spec]):
             raise PluginRunError(f"{self} must make a gradhomog.{self.product.__name__}; got {type(made).__name__}.")
         return made
 
-    def make_with(self, **options: Any) -> Any:
-        """Make a fresh plugin for a check that needs no special network, size or pipeline."""
-        raise NotImplementedError
-
 
 # -- learners --------------------------------------------------------------------------------------------------------
 
@@ -115,10 +106,6 @@ class LearnerSubject(PluginSubject[LearnerSpec]):
     kind = "learners"
     spec_type = LearnerSpec
     product = Learner
-
-    def __init__(self, plugin: Any, registry: Registry | None = None) -> None:
-        super().__init__(plugin, registry)
-        bind(self.spec, self.name, self.options)
 
     @functools.cached_property
     def row_errors(self) -> dict[TaskType, Exception]:
@@ -201,14 +188,6 @@ class LearnerSubject(PluginSubject[LearnerSpec]):
         task = self.task(9)
         return {**results, "a prediction": learner.predict(task.support_x, task.support_y, task.query_x)}
 
-    def save(self, run: LearnerRun) -> Any:
-        return [part.state_dict() for part in run]
-
-    def load(self, run: LearnerRun, state: Any) -> None:
-        learner, outer = run
-        learner.load_state_dict(state[0])
-        outer.load_state_dict(state[1])
-
 
 @functools.lru_cache(maxsize=8)  # one list for all homogenizers checked in this process
 def trainable_learners(registry: Registry, names: tuple[str, ...]) -> tuple[LearnerSubject, ...]:
@@ -253,26 +232,16 @@ class HomogenizerSubject(PluginSubject[HomogenizerSpec]):
             return pipe
         return Pipeline([_with_claim(member, assume) for member in pipe.members], nonfinite)
 
-    def make_with(self, **options: Any) -> Pipeline:
-        return self.pipeline(**options)
+    make_with = pipeline
 
     def _pipeline_from_spec(self, options: Mapping[str, Any], nonfinite: Any) -> Pipeline:
         merged = {**self.options, **options}
-        bound = bind(self.spec, self.name, merged)
-        try:
-            made = self.spec.factory(**bound)
-        except GradhomogError:
-            raise
-        except (Exception, SystemExit) as cause:
-            raise PluginRunError(f"{self} could not be made: {describe_error(cause)}.") from cause
+        made = self.spec.factory(**bind(self.spec, self.name, merged))
         if isinstance(made, Homogenizer):
             return Pipeline([Member(made, self.name, merged, None, self.spec)], nonfinite)
         if isinstance(made, Sequence):
             return pipeline(made, nonfinite=nonfinite, registry=self.registry)
         raise PluginRunError(f"{self} must make a gradhomog.Homogenizer; got {type(made).__name__}.")
-
-    def has_option(self, name: str) -> bool:
-        return name in option_parameters(self.spec)
 
     @property
     def installed_learners(self) -> tuple[LearnerSubject, ...]:
@@ -327,7 +296,7 @@ class HomogenizerSubject(PluginSubject[HomogenizerSpec]):
             "losses": losses,
             "domains": [names[number] for number in numbers.tolist()],
             "features": self.at_taps(features),
-            "feature_grads": self.at_taps(features),
+            "feature_grads": self.at_taps(features.clone()),
             "targets": torch.zeros(tasks, 1, dtype=torch.int64),
             "kernel_traces": self._kernel_traces([matrix]),
         }
@@ -384,138 +353,13 @@ class HomogenizerSubject(PluginSubject[HomogenizerSpec]):
 
     # -- runs that are saved and continued, for the checks of training state -----------------------------------------
 
-    def begin(self, seed: int = 0) -> Pipeline:
-        return self.pipeline()
+    def begin(self, seed: int = 0) -> tuple[Pipeline]:
+        return (self.pipeline(),)
 
-    def train(self, run: Pipeline, start: int = 0) -> dict[str, Tensor]:
-        return {f"output {index}": value for index, value in enumerate(self.outputs(run, start=start))}
-
-    def save(self, run: Pipeline) -> Any:
-        return run.state_dict()
-
-    def load(self, run: Pipeline, state: Any) -> None:
-        run.load_state_dict(state)
+    def train(self, run: tuple[Pipeline], start: int = 0) -> dict[str, Tensor]:
+        return {f"output {index}": value for index, value in enumerate(self.outputs(*run, start=start))}
 
 
 def _with_claim(member: Member, trait: str) -> Member:
     spec = member.spec and dataclasses.replace(member.spec, traits=member.spec.traits | {trait})
     return dataclasses.replace(member, spec=spec)
-
-
-# -- domains ---------------------------------------------------------------------------------------------------------
-
-Numbers = dict[str, int]
-"""Ways, shots and queries."""
-
-SPLITS: tuple[Split, ...] = get_args(Split)
-SIZE = 28  # pixels; the default of runs
-TOO_MANY = 10**6  # ways, shots or queries: more than any data set has
-CANDIDATES: tuple[Numbers, ...] = tuple(
-    {"ways": ways, "shots": shots, "queries": queries} for ways, shots, queries in ((5, 2, 3), (3, 1, 2), (2, 1, 1))
-)
-SMALLEST = CANDIDATES[-1]
-
-
-class DomainSubject(PluginSubject[DomainSpec]):
-    """The domain under check, given as text (`"glyphs:greek"`) or spec. The default variant is the first listed one."""
-
-    kind = "domains"
-    spec_type = DomainSpec
-    product = Domain
-    variant = ""
-
-    def __init__(self, plugin: Any, registry: Registry | None = None) -> None:
-        super().__init__(plugin, registry)
-        listed = self.spec.variants
-        self.variant = self.variant or (listed[0] if listed else "")
-        if listed and self.variant not in listed:
-            hint = did_you_mean(self.variant, listed, f"'{self.name}:{{}}'")
-            raise OptionError(f"{self.name} has no variant {self.variant!r}.{hint} Its variants: {', '.join(listed)}.")
-        bind(self.spec, self.name, self.options)
-
-    def parse(self, text: str) -> tuple[str, dict[str, Any]]:
-        name, self.variant, options = split_domain(text, self.registry)
-        return name, dict(options)
-
-    @property
-    def title(self) -> str:
-        return f"{self.name}:{self.variant}" if self.variant else self.name
-
-    def make_with(self, *, variant: str | None = None, size: int = SIZE, **options: Any) -> Domain:
-        """Make a fresh domain with the options under check, updated by `options`."""
-        domain: Domain = self.make(self.variant if variant is None else variant, size=size, options=options)
-        return domain
-
-    @property
-    def invalid_options(self) -> list[tuple[str, int]]:
-        """Option values that a domain of images must reject. Other domains ignore `size`."""
-        return [("size", 0), ("size", -1)] if self.has_images else []
-
-    @functools.cached_property
-    def _domain_and_supported(self) -> tuple[Domain, dict[Split, Numbers]]:
-        domain = self.make_with()
-        supported = {split: supported_numbers(domain, split) for split in SPLITS}
-        return domain, {split: numbers for split, numbers in supported.items() if numbers is not None}
-
-    @functools.cached_property
-    def error(self) -> str:
-        """The error of making the domain or drawing a task; empty without an error."""
-        try:
-            domain, supported = self._domain_and_supported
-            if not supported:
-                domain.check("all", **SMALLEST)
-            for split, numbers in supported.items():
-                draw_task(domain, split, 0, numbers)
-        except Exception as error:  # reported once, by the check `draws_tasks`
-            return describe_failure(error).partition("\n")[0]
-        return ""
-
-    @property
-    def domain(self) -> Domain:
-        """The domain, shared by all checks: it has no state, and a large data set is read only once."""
-        if self.error:
-            raise NotApplicable("the domain draws no tasks: see the check `draws_tasks`")
-        return self._domain_and_supported[0]
-
-    def make_fresh(self) -> Domain:
-        """Make another domain with the same options."""
-        _ = self.domain
-        return self.make_with()
-
-    @property
-    def supported(self) -> dict[Split, Numbers]:
-        """Ways, shots and queries that each split supports; splits without tasks are left out."""
-        _ = self.domain
-        return self._domain_and_supported[1]
-
-    @property
-    def classifies(self) -> bool:
-        return self.domain.outputs is None
-
-    @property
-    def has_images(self) -> bool:
-        return len(self.domain.input_shape) == 3
-
-
-def supported_numbers(domain: Domain, split: Split) -> Numbers | None:
-    """Return the first of the `CANDIDATES` that a split supports; None if it supports none."""
-    return next((numbers for numbers in CANDIDATES if supports(domain, split, numbers)), None)
-
-
-def supports(domain: Domain, split: Split, numbers: Numbers) -> bool:
-    """True if the domain's `check` accepts these numbers."""
-    try:
-        domain.check(split, **numbers)
-    except GradhomogError:
-        return False
-    return True
-
-
-def draw_task(domain: Domain, split: Split, seed: int, numbers: Numbers) -> Task:
-    """Draw the task of a seed, with a generator like the one that a run makes for each task."""
-    return domain.sample(split, seeded_generator(seed), **numbers)
-
-
-def seeded_generator(seed: int) -> np.random.Generator:
-    """Return a generator like the one that a run makes for each task."""
-    return np.random.Generator(np.random.PCG64(seed))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 
 import torch
@@ -30,3 +31,10 @@ def wide_dtype(*values: Tensor) -> torch.dtype:
     torch.float32
     """
     return functools.reduce(torch.promote_types, (value.dtype for value in values), torch.float32)
+
+
+def column_means(rows: Tensor) -> Tensor:
+    """Return the mean of each column of `[tasks, columns]`; the sum itself may overflow."""
+    power = 2.0 ** math.ceil(math.log2(len(rows)))  # exact: entries that cancel have the mean zero
+    total: Tensor = (rows / power).sum(dim=0)
+    return total * (power / len(rows))

@@ -1,10 +1,35 @@
-"""Cosines of the rows from their Gramian, and the direction with equal cosines to all of them."""
+"""Functions of a Gramian for NumPy and PyTorch: pseudo-inverse, cosines, and the direction with equal cosines."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from gradhomog_plugins._arrays import pseudo_inverse
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def arrays(gramian: Tensor, *constants: Tensor) -> tuple[Any, ...]:
+    """Return `torch` and the tensors if the Gramian has a graph; otherwise `numpy` and the tensors as arrays.
+
+    A small operation takes one microsecond in NumPy, and two to five in PyTorch. The caller uses functions with names
+    that both modules share, and converts its result with `torch.as_tensor`.
+    """
+    if gramian.requires_grad and torch.is_grad_enabled():
+        return torch, gramian, *constants
+    return np, *map(Tensor.numpy, (gramian.detach(), *constants))
+
+
+def pseudo_inverse(xp: Any, matrix: Any, tolerance: float) -> Any:
+    """Return the pseudo-inverse of a positive semi-definite matrix; eigenvalues up to `tolerance` count as zero.
+
+    Differentiable where the rank does not change, at equal eigenvalues too.
+    """
+    if xp is torch:
+        return torch.linalg.pinv(matrix, atol=tolerance, rtol=0.0, hermitian=True)
+    values, vectors = np.linalg.eigh(matrix)
+    values[values <= tolerance] = np.inf
+    return (vectors / values) @ vectors.T
 
 
 def unit_gramian(xp: Any, gramian: Any) -> tuple[Any, Any]:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Step, gramian_rounding, hookimpl
-from gradhomog_plugins._arrays import pseudo_inverse
-from gradhomog_plugins._unit_rows import unit_gramian
+from gradhomog_plugins._unit_rows import pseudo_inverse, unit_gramian
 
 ScaleMode = Literal["min", "median", "rmse"]
 

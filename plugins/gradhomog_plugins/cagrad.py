@@ -15,7 +15,7 @@ from gradhomog import (
     gramian_rounding,
     hookimpl,
 )
-from gradhomog_plugins._zero_rows import without_zero_rows
+from gradhomog_plugins.mgda import without_zero_rows
 
 
 class CAGrad(Homogenizer):

@@ -11,9 +11,8 @@ from annotated_types import Interval
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, hookimpl
-from gradhomog_plugins._arrays import arrays
 from gradhomog_plugins._orders import projection_coefficients, task_orders
-from gradhomog_plugins._unit_rows import unit_gramian
+from gradhomog_plugins._unit_rows import arrays, unit_gramian
 
 # Relative to the length of a row g_i: cosines of a shorter ĝ_i are rounding errors and are ignored.
 SHORT = 1e-6

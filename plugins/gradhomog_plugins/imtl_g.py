@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Step, gramian_rounding, hookimpl
-from gradhomog_plugins._arrays import arrays
-from gradhomog_plugins._unit_rows import equal_cosines
+from gradhomog_plugins._unit_rows import arrays, equal_cosines
 
 
 class IMTLG(Homogenizer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal
@@ -19,7 +19,39 @@ from gradhomog import Homogenizer, HomogenizerSpec, Step, TaskKey, hookimpl
 from gradhomog_plugins._isi import drop
 from gradhomog_plugins._isi.layers import Call, pool_log_s, register_hooks, select_layers
 from gradhomog_plugins._isi.self_information import log_kernel_sum, neighbourhood
-from gradhomog_plugins._isi.without_graph import compute_without_graph
+
+
+class _WithoutGraph(torch.autograd.Function):
+    """`compute(inputs)` for independent samples along the first dimension; under vmap the tasks are more samples."""
+
+    @staticmethod
+    def forward(inputs: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
+        return compute(inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[None, None]:
+        return None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Tensor) -> None:
+        return None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, inputs: Tensor, compute: Callable[[Tensor], Tensor]) -> tuple[Tensor, int]:
+        together = inputs.movedim(in_dims[0], 0)
+        result: Tensor = _WithoutGraph.apply(together.flatten(0, 1), compute)  # type: ignore[no-untyped-call]
+        return result.reshape(*together.shape[:2], *result.shape[1:]), 0
+
+
+def compute_without_graph(compute: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+    """Return `compute(inputs)` without a graph; the first dimension of both is that of independent samples."""
+    result: Tensor = _WithoutGraph.apply(inputs, compute)  # type: ignore[no-untyped-call]
+    return result
+
 
 Part = Literal["support", "query"]
 

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, gramian_rounding, hookimpl, minimum_norm_weights
+from gradhomog import (
+    Homogenizer,
+    HomogenizerSpec,
+    Solution,
+    StageResult,
+    Step,
+    gramian_rounding,
+    hookimpl,
+    minimum_norm_weights,
+)
 from gradhomog_plugins import EQUIVARIANT, _losses
-from gradhomog_plugins._zero_rows import without_zero_rows
+
+
+def without_zero_rows(gramian: Tensor, solve: Callable[[Tensor], Solution]) -> Solution:
+    """Return the solution for the Gramian of the nonzero rows, with weight 0 for zero rows.
+
+    If all rows are zero, all weights are 1/tasks.
+    """
+    index = torch.nonzero(gramian.diagonal() > 0).flatten()
+    if len(index) == 0:
+        return Solution(torch.full_like(gramian[0], 1 / len(gramian)), torch.ones_like(gramian[0, 0]).bool())
+    weights, converged = solve(gramian[index][:, index])
+    return Solution(torch.zeros_like(gramian[0]).index_put((index,), weights), converged)
+
 
 # Largest ratio of two losses: the solver squares the rows' norms, and float64 overflows at 1e308.
 MAX_LOSS_RATIO = 1e100

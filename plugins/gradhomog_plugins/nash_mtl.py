@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, hookimpl
 from gradhomog_plugins import EQUIVARIANT
-from gradhomog_plugins._bargaining import bargaining_stage, paper_factor
+from gradhomog_plugins.fairgrad import bargaining_stage, paper_factor
 
 
 class NashMTL(Homogenizer):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Step, hookimpl
-from gradhomog_plugins._arrays import arrays
 from gradhomog_plugins._orders import projection_coefficients, task_orders
+from gradhomog_plugins._unit_rows import arrays
 
 
 class PCGrad(Homogenizer):

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
-from annotated_types import Ge, Gt, Interval
+from annotated_types import Gt, Interval
 from torch import Tensor
 
 from gradhomog import DataError, Homogenizer, HomogenizerSpec, OptionError, Step, TaskKey, hookimpl, keyed, to_device
 from gradhomog_plugins._pooling import matching_orders, mean_cosine, pool_gradients, pooled_energy, unit_vectors
-from gradhomog_plugins._rotations.base import Rotation, angles, check_features, rotate_tasks, updated_state
+from gradhomog_plugins._rotations.base import Rotation, angles, check_features, rotate_tasks
 from gradhomog_plugins._rotations.geodesic import Geodesic
 from gradhomog_plugins._rotations.plane import Plane
 
@@ -36,7 +36,6 @@ class Rotate(Homogenizer):
         key: rotations by `"domain"`, the names of the tasks (their positions where they have none), or by `"slot"`,
             their positions, for meta-learning in one domain, whose tasks have one name. A new one starts at the
             identity.
-        limit: ≥ 1, the number of rotations kept; the least recently used are removed, but none of the batch.
         variant: `"paper"` is equation 6 literally. It aligns the gradients at the head, and thereby moves the gradients
             at the encoder apart.
 
@@ -89,7 +88,6 @@ class Rotate(Homogenizer):
         max_angle: Annotated[float, Interval(gt=0, le=math.pi)] = 0.5,
         pool: Literal["task", "class", "sample"] = "task",
         key: Literal["domain", "slot"] = "domain",
-        limit: Annotated[int, Ge(1)] | None = None,
         variant: Literal["corrected", "paper"] = "corrected",
     ) -> None:
         if parameterization == "plane" and pool != "task":
@@ -98,7 +96,7 @@ class Rotate(Homogenizer):
                 "use parameterization='geodesic'."
             )
         self.parameterization, self.lr, self.max_angle = parameterization, lr, max_angle
-        self.pool, self.key, self.limit, self.variant = pool, key, limit, variant
+        self.pool, self.key, self.variant = pool, key, variant
         self.rotations: dict[str, Tensor] = {}
         self.class_directions = torch.zeros(0, 0, dtype=torch.float64)
 
@@ -122,8 +120,8 @@ class Rotate(Homogenizer):
                 heads, goals = heads[nonzero], goals[nonzero]
                 rotation = self._rotation(key, heads.shape[-1]) or self._form.identity(goals)
                 updated[key] = rotation.step(heads, goals, self.lr, self.max_angle)
-        rotations = updated_state(self.rotations, keys, updated, self.limit)
-        return {"rotations": rotations, "class_directions": directions.class_directions}
+        rotations = {key: rotation.tensor for key, rotation in updated.items()}
+        return {"rotations": self.rotations | rotations, "class_directions": directions.class_directions}
 
     def measured(self, step: Step) -> Mapping[str, float | Sequence[float]]:
         directions = self._directions(step)

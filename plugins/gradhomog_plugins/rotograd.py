@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradhomog import DataError, Homogenizer, HomogenizerSpec, StageResult, Step, TaskKey, hookimpl, keyed, safe_sqrt
 from gradhomog_plugins._pooling import mean_cosine, pool_gradients, unit_vectors
-from gradhomog_plugins._rotations.base import angles, check_features, rotate_tasks, updated_state
+from gradhomog_plugins._rotations.base import angles, check_features, rotate_tasks
 from gradhomog_plugins._rotations.geodesic import Geodesic, haar
 
 
@@ -203,7 +203,8 @@ class RotoGrad(Homogenizer):
                 rotation = rotations[key] or Geodesic.identity(goal[:, : self.size])
                 turned[key] = rotation.step(own, goal, self.lr * self.decay ** self.turns.get(key, 0))
         turns = {key: self.turns.get(key, 0) + 1 for key in turned}
-        return {"rotations": updated_state(self.rotations, keys, turned), "turns": self.turns | turns}
+        tensors = {key: rotation.tensor for key, rotation in turned.items()}
+        return {"rotations": self.rotations | tensors, "turns": self.turns | turns}
 
     # -- shapes ------------------------------------------------------------------------------------------------------
 

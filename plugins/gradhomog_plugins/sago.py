@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Jacobian, Step, hookimpl
 from gradhomog_plugins import _columns
-from gradhomog_plugins._masks import column_means
+from gradhomog_plugins._columns import column_means
 from gradhomog_plugins._primary import Primary, primary_tasks
 
 

@@ -9,7 +9,8 @@ from annotated_types import Gt, Interval
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Jacobian, Step, hookimpl
-from gradhomog_plugins._masks import MaskedMean, by_blocks, column_means, rescaled, sign_counts
+from gradhomog_plugins._columns import column_means
+from gradhomog_plugins.and_mask import MaskedMean, by_blocks, rescaled, sign_counts
 
 # The largest argument of tanh: in float64, tanh(20) is one.
 SATURATION = 20.0

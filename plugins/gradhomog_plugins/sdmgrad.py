@@ -19,7 +19,7 @@ from gradhomog import (
     minimum_norm_weights,
     safe_sqrt,
 )
-from gradhomog_plugins._simplex import project_onto_simplex
+from gradhomog_plugins.moco import project_onto_simplex
 
 
 class SDMGrad(Homogenizer):

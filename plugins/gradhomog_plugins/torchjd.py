@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.metadata
 import inspect
@@ -21,6 +20,7 @@ from gradhomog import (
     PluginRunError,
     StageResult,
     Step,
+    did_you_mean,
     hookimpl,
 )
 from gradhomog_plugins._columns import wide_dtype
@@ -173,12 +173,9 @@ def find_aggregator(name: str) -> type:
     """
     known = aggregators()
     if name not in known:
-        lower = {each.lower(): each for each in known}
-        matches = difflib.get_close_matches(name.lower(), lower, n=1)
-        hint = f" Did you mean '{lower[matches[0]]}'?" if matches else ""
         raise OptionError(
-            f"torchjd: `aggregator` must be the name of an aggregator of TorchJD {version()}; got {name!r}.{hint} "
-            f"Available: {', '.join(known)}."
+            f"torchjd: `aggregator` must be the name of an aggregator of TorchJD {version()}; got {name!r}."
+            f"{did_you_mean(name, known)} Available: {', '.join(known)}."
         )
     return known[name]
 

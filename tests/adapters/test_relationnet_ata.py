@@ -11,10 +11,8 @@ import torch
 from torch import nn
 
 from gradhomog import Task, TaskBatch
-from gradhomog_adapters._adversarial_tasks import SIZES, AdversarialTasks, RandomConvolution
-from gradhomog_adapters.maml import MAML
 from gradhomog_adapters.relationnet import RelationNet
-from gradhomog_adapters.relationnet_ata import RelationNetATA
+from gradhomog_adapters.relationnet_ata import SIZES, RandomConvolution, RelationNetATA
 from tests.adapters import checks
 
 IMAGES = {"maps": True, "input_shape": [1, 6, 6]}
@@ -27,14 +25,6 @@ def make(cls=RelationNetATA, norm=False, **options):
 
 def images(**options):
     return checks.tasks(shape=(1, 6, 6), **options)
-
-
-class MAMLATA(AdversarialTasks, MAML):
-    """MAML on augmented tasks."""
-
-    def __init__(self, encoder, head, **options):
-        super().__init__(encoder, head, **options)
-        self.set_augmentation(1, 0.5, 0.0, 0)
 
 
 # -- ascent ----------------------------------------------------------------------------------------------------------
@@ -81,20 +71,6 @@ def test_without_steps_and_convolution_it_is_relationnet_bit_for_bit(dtype):
         found.append(learner.rows(batch))
         assert found[-1].jacobian["encoder.0.weight"].dtype == dtype
     checks.assert_rows_equal(*found, rtol=0, atol=0)
-
-
-def test_the_ascent_of_maml_is_through_its_inner_loop():
-    # Central differences of MAML's loss along a random direction of the support inputs.
-    batch = checks.tasks(1)
-    options = {"inner_steps": 2, "inner_lr": 0.3}
-    found = MAMLATA(*checks.networks(), **options).augment(batch)
-    gradient = (found.support_x - batch.support_x) / 0.5
-    along = torch.randn(batch.support_x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    losses = [
-        MAML(*checks.networks(), **options).rows(replace(batch, support_x=batch.support_x + size * along)).losses
-        for size in (1e-5, -1e-5)
-    ]
-    torch.testing.assert_close((gradient * along).sum()[None], (losses[0] - losses[1]) / 2e-5, rtol=1e-6, atol=1e-9)
 
 
 def test_homogenizers_act_on_the_rows_and_not_on_the_ascent():
@@ -174,15 +150,3 @@ def test_kernels_are_a_function_of_seed_step_domain_and_place():
     single = TaskBatch.stack([replace(batch[0], domain="a")] * 2)
     twice = make(ascent_steps=0, probability=1.0).augment(single).support_x
     assert not torch.equal(*twice)
-
-
-def test_a_loaded_learner_continues_with_the_next_kernels():
-    batch = images()
-    learner = make(probability=1.0)
-    outer = torch.optim.SGD(learner.parameters(), lr=0.01)
-    for _ in range(2):
-        learner.step(batch, outer)
-    resumed = make(probability=1.0)
-    resumed.load_state_dict(learner.state_dict())
-    assert torch.equal(resumed.augment(batch).support_x, learner.augment(batch).support_x)
-    assert not torch.equal(make(probability=1.0, ascent_steps=0).augment(batch).support_x, batch.support_x)

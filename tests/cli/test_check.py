@@ -123,6 +123,7 @@ def test_numbers_of_an_example_that_are_not_finite_are_null_in_json(monkeypatch,
         raise CheckFailure("not finite", direction=[float("nan"), float("-inf"), 1.0])
 
     checks("homogenizers")
+    breaks.__module__ = "gradhomog.testing.declarations"
     monkeypatch.setitem(KIT["homogenizers"], "documented", Check("documented", "homogenizers", None, breaks))
     assert main(["check", "static", "--only", "documented", "--json"]) == 1
     assert parse_strict_json(capsys.readouterr().out)[0]["results"][0]["example"] == {"direction": [None, None, 1.0]}
@@ -130,7 +131,7 @@ def test_numbers_of_an_example_that_are_not_finite_are_null_in_json(monkeypatch,
 
 def test_an_expected_failure_is_exit_code_0_and_its_reason_is_printed(gradhomog_install, capsys):
     bad = gradhomog_install("bad-one", NOT_A_NUMBER)
-    expectations = ["--expect", "documented = a draft = a start", "--expect", "cost=slow"]
+    expectations = ["--expect", "documented = a draft = a start", "--expect", "devices=slow"]
     assert main(["check", bad, "--only", "documented", *expectations]) == 0
     assert "  x documented  expected\n      a draft = a start (`summary` must be" in capsys.readouterr().out
 

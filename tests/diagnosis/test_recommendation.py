@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import gradhomog
-from gradhomog.diagnosis.conflict_rules import METHODS_FOR_CONFLICT
-from gradhomog.diagnosis.norm_rules import METHODS_FOR_NORMS, METHODS_FOR_TAILS
+from gradhomog.diagnosis.recommend import METHODS_FOR_CONFLICT, METHODS_FOR_NORMS, METHODS_FOR_TAILS
 from tests.diagnosis.synthetic import draw, fed, means, opposed_batches
 
 

@@ -16,7 +16,7 @@ BUILT_IN = [
 ]  # fmt: skip
 
 ON_ROWS = (
-    "finite_*", "identical_rows", "no_gradient_*", "half_*", "*equivariant", "differentiable",
+    "finite_*", "identical_rows", "zero_rows_*", "half_*", "*equivariant", "differentiable",
     "resumes_from_state_dict", "state_by_name",
 )  # fmt: skip
 

@@ -28,7 +28,7 @@ OUT_OF_RANGE = [
     "pcd(beta=1.0)", "relobralo(alpha=1.5)", "relobralo(rho=-1)", "relobralo(temperature=0)", "reweight(beta=-1)",
     "reweight(beta=inf)", "reweight(lr=0)", "reweight(initial_loss=0)", "reweight(max_weight=0.5)",
     "rlw(distribution='cauchy')", "rotate(parameterization='procrustes')", "rotate(lr=0)", "rotate(max_angle=4.0)",
-    "rotate(limit=0)", "rotate_rows(max_angle=-1.0)", "rotograd(lr=0)", "rotograd(decay=1.5)", "rotograd(size=0)",
+    "rotate_rows(max_angle=-1.0)", "rotograd(lr=0)", "rotograd(decay=1.5)", "rotograd(size=0)",
     "rotograd(burn_in=-1)", "rotograd(pool='class')", "sago(primary=-1)", "sago(agreeing='sum')",
     "sand_mask(tau=1.0)", "sand_mask(tau=-0.1)", "sand_mask(k=0.0)",
     "sand_mask(rescale='layer')", "sdmgrad(regularization=-1)", "sdmgrad(lr=0)", "sdmgrad(momentum=1)",

@@ -169,13 +169,11 @@ def test_another_number_of_features_raises():
 # -- keys and state --
 
 
-def test_new_domains_start_at_the_identity_and_the_least_recently_used_are_removed():
-    pipe = gradhomog.pipeline("rotate(lr=0.3, limit=3)")
-    for seed, domains in enumerate((["a", "b"], ["b", "c"], ["d", "b"])):
-        learn(pipe, normal(2, 1, 6, seed=seed), domains=domains)
-    assert list(rotations_of(pipe)) == ["c", "d", "b"]
+def test_new_domains_start_at_the_identity():
+    pipe = gradhomog.pipeline("rotate(lr=0.3)")
+    learn(pipe, normal(2, 1, 6), domains=["a", "b"])
     x = torch.ones(1, 1, 6)
-    assert pipe.transform(x, [TaskKey(0, "a")])[-1] is x
+    assert pipe.transform(x, [TaskKey(0, "c")])[-1] is x
 
 
 @pytest.mark.parametrize("name", BOTH)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradhomog_plugins._simplex import project_onto_simplex
+from gradhomog_plugins.moco import project_onto_simplex
 
 vectors = st.lists(st.floats(-5, 5), min_size=1, max_size=7).map(lambda v: torch.tensor(v, dtype=torch.float64))
 

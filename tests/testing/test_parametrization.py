@@ -165,7 +165,7 @@ def test_learners_and_domains_become_tests(suite_results):
     [
         ({"plugins": "static"}, r"`plugins` must be a sequence .*; got the string 'static'\. Write \['static'\]\."),
         ({"plugins": ["static"], "only": "documentd"}, "'documentd' matches none of: documented, "),
-        ({"plugins": ["static"], "expected_failures": {"cost": " "}}, "must give the reason why cost fails"),
+        ({"plugins": ["static"], "expected_failures": {"devices": " "}}, "must give the reason why devices fails"),
     ],
 )
 def test_invalid_arguments_raise_at_collection(arguments, message):

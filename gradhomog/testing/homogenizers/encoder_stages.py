@@ -10,6 +10,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from gradhomog.step.pipelines import Pipeline
 from gradhomog.step.step import TaskKey
@@ -21,10 +22,6 @@ from gradhomog.testing.snapshots import module_structure, module_values
 from gradhomog.testing.subjects import HomogenizerSubject
 
 SIZE = 5  # an odd number of features: −1 is a rotation in even dimensions only
-REGISTRATIONS = (
-    "register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook",
-    "register_full_backward_pre_hook",
-)  # fmt: skip
 
 
 @check("homogenizers", claim="orthogonal")
@@ -112,21 +109,16 @@ def detached_completely(subject: HomogenizerSubject) -> None:
 
 @contextlib.contextmanager
 def _registration_fails(at: int) -> Iterator[list[int]]:
-    """Make the `at`-th registration of a hook raise."""
-    calls = [0]
+    """Make the `at`-th registration of a hook raise, before the hook is stored."""
+    calls, create = [0], RemovableHandle.__init__
 
-    def failing(register: Any) -> Any:
-        def call(module: nn.Module, *arguments: Any, **options: Any) -> Any:
-            calls[0] += 1
-            if calls[0] == at:
-                raise RuntimeError("deliberate error at the registration of a hook")
-            return register(module, *arguments, **options)
+    def fail(handle: RemovableHandle, *arguments: Any, **options: Any) -> None:
+        calls[0] += 1
+        if calls[0] == at:
+            raise RuntimeError("deliberate error at the registration of a hook")
+        create(handle, *arguments, **options)
 
-        return call
-
-    with contextlib.ExitStack() as stack:
-        for name in REGISTRATIONS:
-            stack.enter_context(mock.patch.object(nn.Module, name, failing(getattr(nn.Module, name))))
+    with mock.patch.object(RemovableHandle, "__init__", fail):
         yield calls
 
 
@@ -164,15 +156,11 @@ def removed_at_meta_test(subject: HomogenizerSubject) -> None:
         found, expected = (one.predict(query.support_x, query.support_y, query.query_x) for one in (learner, bare))
         require_equal(found, expected, f"predictions of {name} after meta-training")
         values = module_values(learner.encoder)
-        handle = learner.head.register_forward_hook(_fail_in_the_head)
+        handle = learner.head.register_forward_hook(mock.Mock(side_effect=RuntimeError("deliberate error in the head")))
         with contextlib.suppress(Exception):
             learner.rows(small_network.batch())
         handle.remove()
         _require_unchanged(learner.encoder, before, values, f"after a task of {name} failed")
-
-
-def _fail_in_the_head(*_: object) -> None:
-    raise RuntimeError("deliberate error in the head")
 
 
 @check("homogenizers")

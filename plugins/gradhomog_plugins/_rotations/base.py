@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Self
 
 import torch
@@ -98,17 +98,3 @@ def rotate_tasks(rotations: Sequence[Rotation | None], vectors: Tensor, transpos
 def angles(rotations: Sequence[Rotation | None]) -> list[float]:
     """Return the angle of each rotation, in radians."""
     return [0.0 if rotation is None else rotation.angle for rotation in rotations]
-
-
-def updated_state(
-    state: Mapping[str, Tensor], keys: Sequence[str], updated: Mapping[str, Rotation], limit: int | None = None
-) -> dict[str, Tensor]:
-    """Return the stored rotations after a batch, ordered from the least to the most recently used key.
-
-    If there are more than `limit` keys, the least recently used ones are removed; keys of this batch are never removed.
-    """
-    current = {key: updated[key].tensor if key in updated else state[key] for key in dict.fromkeys(keys)
-               if key in updated or key in state}  # fmt: skip
-    others = {key: tensor for key, tensor in state.items() if key not in current}
-    removed = max(0, len(others) + len(current) - limit) if limit is not None else 0
-    return {**dict(list(others.items())[removed:]), **current}

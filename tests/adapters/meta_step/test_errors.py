@@ -25,7 +25,7 @@ def assert_rejected(match, pipe="none", net=None, **options):
 def test_invalid_arguments_raise_before_the_step():
     net, other = network(), network()
     assert_rejected("must be a torch.nn.Module; got list", net=[network()])
-    assert_rejected("created once before the loop", pipe=["pcgrad"])
+    assert_rejected("created once before training", pipe=["pcgrad"])
     assert_rejected("found none", net=network().requires_grad_(False))
     assert_rejected("isi attaches to it", pipe="isi")
     assert_rejected("this one is not part of it", pipe="isi", encoder=other)

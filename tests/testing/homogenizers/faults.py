@@ -57,7 +57,7 @@ class DividesByRate(Balance):
         return super().weights(norms) * self.rate / self.rate
 
 
-ALLOWED = "option `rate`=.* is allowed by its annotation, but raises PluginRunError: .*"
+ALLOWED = "option `rate`=.* is allowed by its annotation, but raises (ValueError|PluginRunError): .*"
 fails("options_validated", "option `rate` has no type annotation")(NoAnnotation)
 fails("options_work", ALLOWED + "out of range")(RaisesValueError)
 fault("NamelessError", RaisesValueError, "options_work", "the error for option `rate`=.* names no option: must be",
@@ -248,11 +248,12 @@ def drawn_by_python(self, good, norms):
     return normalized(torch.tensor([random.random() for _ in norms], dtype=norms.dtype))
 
 
-fault("ZeroesData", Clip, "inputs_unchanged", "`rows` writes to `jacobian`", scaled=zeroed)
-fault("SortsInPlace", LossRatio, "inputs_unchanged", "`mix` writes to `losses`", mix=sorted_in_place)
-fault("NormalizesInPlace", Rotate, "inputs_unchanged", "`update` writes to `feature_grads`",
+fault("ZeroesData", Clip, "inputs_unchanged", "modified `jacobian` in place in `rows`", scaled=zeroed)
+fault("SortsInPlace", LossRatio, "inputs_unchanged", "modified `losses` in place in `mix`", mix=sorted_in_place)
+fault("NormalizesInPlace", Rotate, "inputs_unchanged", "modified `feature_grads 0` in place in `update`",
       update=normalized_in_place)
-fault("RotatesInPlace", Rotate, "inputs_unchanged", "`transform` writes to `features`", transform=rotated_in_place)
+fault("RotatesInPlace", Rotate, "inputs_unchanged", "the features passed to `transform`: not exactly equal",
+      transform=rotated_in_place)
 fault("DropsPixels", Drop, "inputs_unchanged", "`support_x` after the steps: not exactly equal", attach=drops_pixels)
 fault("PassesByAttribute", Balance, "no_stage_writes_to_self",
       "`mix` changes `self.last`: return new state from `update`", mix=passed_by_attribute)
@@ -430,7 +431,8 @@ fault("FirstOrderOnly", Balance, "differentiable",
       "the second derivative w.r.t. the rows is wrong .* Likely cause: a custom backward",
       weights=lambda self, good, norms: FirstOrderFunction.apply(norms))
 fault("RootAtZero", Clip, "differentiable", "with a zero row a derivative is NaN", lengths=root_of_squares)
-fault("DetachesDicts", Clip, "meta_gradient", "the derivative through the inner loop is .*; finite differences give",
+fault("DetachesDicts", Clip, "meta_gradient",
+      "the derivative of the direction of rows in a dict is .*; finite differences give",
       rows=lambda self, good, step: good(step) if step.jacobian.names == ("",) else good(step).detach())
 
 # -- state -----------------------------------------------------------------------------------------------------------
