@@ -52,7 +52,7 @@ def pages(source: Path) -> dict[str, str]:
     others = [score.method for score in measured if score.method not in (PLAIN, AUTO)][:COMPARED]
     return {
         "results/suite/leaderboard.md": "\n".join(leaderboard), "methods/_choice.md": "\n".join(choice),
-        "results/suite/_certificate.md": _certificate(scores, [AUTO, PLAIN, *others]).markdown(), **by_problem,
+        "methods/_certificate.md": _certificate(scores, [AUTO, PLAIN, *others]).markdown(), **by_problem,
     }  # fmt: skip
 
 

@@ -89,7 +89,9 @@ def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
     options, graph = step.options, step.graph
     is_one = not isinstance(options.communicator, GroupCommunicator)
     source = (OwnRows if is_one else _source_over_ranks(step))(step, derivatives)
-    derivatives.metric = metric = step_metric(options.metric, graph.shared, options.pipe, options.inspect)
+    metric = None
+    if options.metric is not None:
+        derivatives.metric = metric = step_metric(options.metric, graph.shared, options.pipe, options.inspect)
     try:
         result, commit = homogenize_groups(
             options, source.make_step(), "raise" if derivatives.scaled else options.pipe.nonfinite

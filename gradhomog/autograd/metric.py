@@ -105,15 +105,13 @@ class OptimizerMetric:
 
 
 def step_metric(
-    optimizer: optim.Optimizer | None, parameters: Mapping[str, Tensor], pipe: Pipeline, inspect: bool
+    optimizer: optim.Optimizer, parameters: Mapping[str, Tensor], pipe: Pipeline, inspect: bool
 ) -> OptimizerMetric | None:
     """Return the metric of a step; None if it is Euclidean, or nothing in the step depends on it.
 
     Raises:
         OptionError: a homogenizer keeps rows from step to step; see also `OptimizerMetric`.
     """
-    if optimizer is None:
-        return None
     if pipe.requirements.keeping_rows:
         raise OptionError(
             f"{' and '.join(pipe.requirements.keeping_rows)} keeps rows from step to step, but the metric of an "

@@ -214,7 +214,7 @@ class Learner(ValidatedConstructor, ABC):
         if self.homogenizers.requirements.choosing:
             warn_of_momentum(outer, self.homogenizers)
             batch = batch.select(self.homogenizers.choose(batch.keys))
-        scaling = step_metric(metric, named, self.homogenizers, inspect=True)
+        scaling = None if metric is None else step_metric(metric, named, self.homogenizers, inspect=True)
         step = compute_meta_step(self.rows, batch, named, self.homogenizers, communicator, scaling)
         step.commit()
         outer.zero_grad()

@@ -13,6 +13,7 @@ from gradhomog.step.step import make_step
 STATEFUL = [
     "cr_mogm(method='mgda')",
     "cr_mogm(method='gradvac(order=\"fixed\")')",
+    "auto",
     "autoscale(warmup=2)",
     "db_mtl",
     "dwa(period=2)",

@@ -1,8 +1,6 @@
 """Training of physics-informed networks: a hand-written loop, points and the tested state."""
 
 import copy
-import hashlib
-import json
 import math
 import sys
 
@@ -214,12 +212,3 @@ def test_without_its_package_soap_raises_in_the_dry_run(monkeypatch):
     settings = load(None, ["problem.name=helmholtz", *TINY, "train.outer=soap"])
     with pytest.raises(ConfigError, match=r"`train.outer` 'soap' needs .* pip install 'gradhomog\[soap\]'"):
         dry_run(settings, make_methods(settings))
-
-
-def test_results_of_adam_keep_the_digest_of_run_files_without_the_key():
-    settings = config("burgers")
-    content = {**settings.result_settings(), "seeds": settings.seed_list, "learner": settings.learners}
-    assert content["train"].pop("outer") == "adam"
-    text = json.dumps(content, sort_keys=True)
-    assert settings.digest == hashlib.sha256(text.encode()).hexdigest()[:12]
-    assert settings.digest != config("burgers", "train.outer=soap").digest
