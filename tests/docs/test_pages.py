@@ -17,10 +17,10 @@ DOCS = ROOT / "docs"
 GENERATED = {  # by the site
     *(
         DOCS / "methods" / f"{name}.md"
-        for name in [*pages.built_in("homogenizers"), "_list", "_traits", "_gallery", "_choice"]
+        for name in [*pages.built_in("homogenizers"), "_list", "_traits", "_gallery", "_choice", "_certificate"]
     ),
     *(DOCS / "reference" / f"{name}.md" for name in ("python", "learners", "domains", "observers", "checks")),
-    *(DOCS / "results" / "suite" / f"{name}.md" for name in ["leaderboard", "_certificate", *problems()]),
+    *(DOCS / "results" / "suite" / f"{name}.md" for name in ["leaderboard", *problems()]),
 }
 PAGES = [
     ROOT / "README.md",
