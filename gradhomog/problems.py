@@ -144,7 +144,7 @@ class Problem(ABC):
         metric: metric of the scores: "accuracy", "mse", "r2", "loss", "relative_l2", or "error" for another error of
             which lower is better and ratios are meaningful.
         state_selection: `"best"` tests the state with the best validation score, `"last"` the last state.
-        in_optimizer_metric: True if the run file sets `train.metric = "optimizer"`; a subclass with a `step` of its own
+        in_optimizer_metric: True if the run file sets `train.metric = "optimizer"`; a subclass that overrides `step`
             passes `metric=self.step_metric(optimizer)` to `gradhomog.backward`.
         notes: sentences for the report that describe the problem.
     """

@@ -1,8 +1,8 @@
 """Two losses of unknown scale: classify digits and reconstruct their pixels, which have values of 0 to 1, 16 or 255.
 
-Nobody chooses the unit of pixels with loss weights in mind, yet it multiplies the second loss by up to 65,025. Compares
-the sum of the losses, the best of 13 weights, chosen for each unit by validation, and `auto`, which has nothing to
-choose. Needs scikit-learn.
+The unit of pixels is rarely chosen with loss weights in mind, yet it multiplies the second loss by up to 65,025.
+Compares the sum of the losses, the best of 13 weights, chosen for each unit by validation, and `auto`, which has
+nothing to choose. Needs scikit-learn.
 """
 
 from __future__ import annotations

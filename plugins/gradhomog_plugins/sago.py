@@ -9,7 +9,6 @@ from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Jacobian, Step, hookimpl
 from gradhomog_plugins import _columns
-from gradhomog_plugins._columns import column_means
 from gradhomog_plugins._primary import Primary, primary_tasks
 
 
@@ -87,14 +86,14 @@ def protect(rows: Tensor, primary: list[bool], agreeing: Literal["auxiliary", "b
     tensor([4., 2.])
     """
     protected = torch.stack([row for row, is_primary in zip(rows, primary, strict=True) if is_primary])
-    main = column_means(protected)
+    main = _columns.column_means(protected)
     if all(primary):
         return main
     auxiliary = torch.stack([row for row, is_primary in zip(rows, primary, strict=True) if not is_primary])
     agreement = auxiliary.detach().sign() * main.detach().sign()  # of signs: products of entries may underflow
     if agreeing == "both":
-        return column_means(torch.cat([protected, torch.where(agreement >= 0, auxiliary, 0.0)]))
-    return column_means(torch.where((agreement > 0) | (main == 0), auxiliary, main))
+        return _columns.column_means(torch.cat([protected, torch.where(agreement >= 0, auxiliary, 0.0)]))
+    return _columns.column_means(torch.where((agreement > 0) | (main == 0), auxiliary, main))
 
 
 @hookimpl
