@@ -46,7 +46,7 @@ def pages(source: Path) -> dict[str, str]:
     }  # fmt: skip
     measured = [score for score in found if not math.isnan(score.misscaled) and not score.failures]
     choice = [
-        *("One backward pass, or little more:", "", *_table(tables.leaderboard(_best(measured, 0, ONE_PASS)))),
+        *("One backward pass, or little more:", "", tables.leaderboard(_best(measured, 0, ONE_PASS)).markdown(), ""),
         *("One backward pass per task:", "", *_table(tables.leaderboard(_best(measured, ONE_PASS, math.inf)))),
     ]
     others = [score.method for score in measured if score.method not in (PLAIN, AUTO)][:COMPARED]
@@ -71,9 +71,10 @@ def _certificate(scores: Scores, methods: list[str]) -> Table:
 
 
 def _best(scores: list[Score], least: float, most: float) -> list[Score]:
-    """Return the plain mean, and the first methods whose time is in a range."""
-    plain = [score for score in scores if score.method == PLAIN]
-    return [*plain, *[score for score in scores if least <= score.time < most and score.method != PLAIN][:DRAWN]]
+    """Return the plain mean, and the first methods that precede it and whose time is in a range."""
+    plain = next(score for score in scores if score.method == PLAIN)
+    before = scores[: scores.index(plain)]
+    return [plain, *[score for score in before if least <= score.time < most][:DRAWN]]
 
 
 def _table(table: Table) -> list[str]:
