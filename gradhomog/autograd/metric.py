@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +29,9 @@ class OptimizerMetric:
 
     - Adam, AdamW, NAdam, RAdam: η / (√v̂ + ε), with v̂ before this step, and its maximum for `amsgrad`;
     - RMSprop: η / (√v + ε), less the squared mean if it is centered; Adagrad: η / (√Σ g² + ε);
-    - SGD: η.
+    - SGD: η;
+    - SOAP, of the package pytorch-optimizer: Qᵀ D Q, with the orthogonal Q of its eigenbases and D that of Adam in
+      these. Rows become J Qᵀ D^½, so their Gramian is that of P, and elements of rows are those in the eigenbases.
 
     η is the learning rate of the parameter's group relative to the largest. An element whose v is 0 has the mean of all
     √v, because it had no gradient, or the optimizer has taken no step; before the first step P = η. Momentum is no part
@@ -38,12 +42,13 @@ class OptimizerMetric:
         parameters: the parameters by name.
 
     Raises:
-        OptionError: the optimizer is another one, or does not hold a parameter; a parameter is complex.
+        OptionError: the optimizer is another one, or does not hold a parameter; a parameter is complex, or for SOAP
+            split over processes.
 
     Cost: a few operations per parameter, and a number for each of its elements; a quotient for each row, and a product
-    for the direction.
+    for the direction. For SOAP also a rotation of each row and of the direction, two matrix products per matrix.
 
-    Source: as a metric for MGDA, MAdam (arXiv 2606.03904).
+    Source: as a metric for MGDA, MAdam (arXiv 2606.03904). SOAP: arXiv 2409.11321, algorithm 3.
 
     >>> import torch, gradhomog
     >>> w = torch.tensor([1.0, 1.0], requires_grad=True)
@@ -57,11 +62,11 @@ class OptimizerMetric:
     >>> direction = metric.unscale(gradhomog.pipeline("pcgrad").combine(scaled))
     """
 
-    def __init__(self, optimizer: object, parameters: Mapping[str, Tensor]) -> None:
-        if not isinstance(optimizer, SUPPORTED):
+    def __init__(self, optimizer: optim.Optimizer, parameters: Mapping[str, Tensor]) -> None:
+        if not isinstance(optimizer, (*SUPPORTED, *_soap())):
             raise OptionError(
-                f"`metric` must be one of torch.optim's {', '.join(kind.__name__ for kind in SUPPORTED)}, or None; got "
-                f"{type(optimizer).__name__}."
+                f"`metric` must be one of torch.optim's {', '.join(kind.__name__ for kind in SUPPORTED)}, "
+                f"pytorch_optimizer's SOAP, or None; got {type(optimizer).__name__}."
             )
         groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
         for name, parameter in parameters.items():
@@ -72,9 +77,12 @@ class OptimizerMetric:
         chosen = {name: groups[id(parameter)] for name, parameter in parameters.items()}
         largest = max(float(group["lr"]) for group in chosen.values()) or 1.0
         self.is_identity = True
+        self._rotations: dict[str, Callable[..., Tensor]] = {}
         moments, factors, summands = list[Tensor](), list[float](), list[float]()
         for name, parameter in parameters.items():
             group, state = chosen[name], optimizer.state.get(parameter, {})
+            if "Q" in state:
+                self._rotations[name] = _rotation(optimizer, name, parameter, state, group)
             rate = max(float(group["lr"]) / largest, SMALLEST_RATE)
             moment, correction = _second_moment(state, group)
             self.is_identity &= moment is None and rate == 1
@@ -86,22 +94,29 @@ class OptimizerMetric:
 
     def scale(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return J P^½ for rows `[tasks, *shape]` by name; in float32 if P is and the rows are half."""
-        return {name: block / self._inverse_roots[name] for name, block in rows.items()}
+        rotated = {**rows, **{n: torch.stack([self._rotate(n, row) for row in rows[n]]) for n in self._rotations}}
+        return {name: block / self._inverse_roots[name] for name, block in rotated.items()}
 
     def scale_row(self, row: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return P^½ g for the gradients of one task in the order of the parameters, None for a zero."""
+        row = [g if g is None else self._rotate(name, g) for name, g in zip(self._inverse_roots, row, strict=True)]
         pairs = [(g, root) for g, root in zip(row, self._inverse_roots.values(), strict=True) if g is not None]
         scaled = iter(torch._foreach_div(*map(list, zip(*pairs, strict=True))) if pairs else ())
         return [None if gradient is None else next(scaled) for gradient in row]
 
     def scale_block(self, name: str, rows: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return P^½ g for the gradients of all tasks w.r.t. one parameter."""
-        return [None if gradient is None else gradient / self._inverse_roots[name] for gradient in rows]
+        return [None if g is None else self._rotate(name, g) / self._inverse_roots[name] for g in rows]
 
     def unscale(self, direction: Mapping[str, Tensor]) -> Direction:
         """Return P^-½ d̃ for a direction d̃ of scaled rows."""
         roots = [_split_like(value, self._inverse_roots[name]) for name, value in direction.items()]
-        return dict(zip(direction, torch._foreach_mul(list(direction.values()), roots), strict=True))
+        scaled = zip(direction, torch._foreach_mul(list(direction.values()), roots), strict=True)
+        return {name: self._rotate(name, value, "backward") for name, value in scaled}
+
+    def _rotate(self, name: str, gradient: Tensor, project_type: str = "forward") -> Tensor:
+        rotation = self._rotations.get(name)
+        return gradient if rotation is None else rotation(gradient, project_type=project_type)
 
 
 def step_metric(
@@ -122,6 +137,27 @@ def step_metric(
     return metric if compares_rows and not metric.is_identity else None
 
 
+def _soap() -> tuple[type, ...]:
+    """Return the class SOAP, if its package is in use."""
+    module = sys.modules.get("pytorch_optimizer")
+    return () if module is None else (module.SOAP,)
+
+
+def _rotation(
+    optimizer: Any, name: str, parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any]
+) -> Callable[..., Tensor]:
+    """Return the map of one gradient into the eigenbases of SOAP, or with `project_type="backward"` out of them."""
+    if any_dtensor([parameter]):
+        raise OptionError(f"`metric` must not be SOAP for parameters split over processes; {name!r} is one.")
+    project = partial(
+        optimizer.project,
+        state=state,
+        merge_dims=group["merge_dims"],
+        max_precondition_dim=group["max_precondition_dim"],
+    )
+    return lambda gradient, project_type: project(gradient.to(state["exp_avg"].dtype), project_type=project_type)
+
+
 def _second_moment(state: Mapping[str, Any], group: Mapping[str, Any]) -> tuple[Tensor | None, float]:
     """Return v of one parameter, None before the first step and for SGD, and the factor c in √v̂ = c √v.
 
@@ -135,7 +171,9 @@ def _second_moment(state: Mapping[str, Any], group: Mapping[str, Any]) -> tuple[
     if "exp_avg_sq" not in state:
         return None, 1.0
     moment: Tensor = state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"]
-    return local_part(moment), (1 - group["betas"][1] ** float(state["step"])) ** -0.5
+    # SOAP counts the steps of a group, and changes no parameter in the first.
+    steps = float(state["step"]) if "step" in state else group["step"] - 1
+    return (local_part(moment), (1 - group["betas"][1] ** steps) ** -0.5) if steps else (None, 1.0)
 
 
 def _inverse_roots(moments: Sequence[Tensor], factors: Sequence[float], summands: Sequence[float]) -> list[Tensor]:

@@ -71,6 +71,50 @@ def test_steps_equal_those_of_rows_multiplied_by_hand(name, text, call):
         optimizer.step()
 
 
+def soap_metric(optimizer, parameter, rate):
+    """P^½ of one parameter as a symmetric matrix, from algorithm 3 of SOAP (arXiv 2409.11321)."""
+    state, group = optimizer.state.get(parameter, {}), optimizer.param_groups[0]
+    if not state or group["step"] == 1:  # the first step only starts the eigenbases
+        return torch.eye(parameter.numel(), dtype=torch.float64) * rate**0.5
+    square = state["exp_avg_sq"] / (1 - group["betas"][1] ** (group["step"] - 1))
+    bases = [torch.eye(n) if len(q) == 0 else q for n, q in zip(parameter.shape, state["Q"], strict=True)]
+    basis = bases[0].double() if len(bases) == 1 else torch.kron(*(q.double() for q in bases))
+    return basis @ torch.diag((rate / (square.sqrt().reshape(-1) + 1e-8)).sqrt()) @ basis.T
+
+
+@pytest.mark.parametrize("text", ["pcgrad", "aligned_mtl", "upgrad"])
+@pytest.mark.parametrize("call", ["rows", "low", "loss", "scale"])
+def test_steps_with_soap_equal_those_of_rows_times_a_dense_root(text, call):
+    soap = pytest.importorskip("pytorch_optimizer").SOAP
+    model = Model()
+    first, *others = model.encoder.parameters()
+    rates = [{"params": [first], "lr": 0.01}, {"params": [*others, *model.heads.parameters()]}]
+    optimizer = soap(rates, lr=0.02, precondition_frequency=2)
+    for step in range(6):
+        pipe = gradhomog.pipeline(text)
+        losses = model.losses(model.encoder(inputs(seed=step)))
+        shared = dict(model.encoder.named_parameters())
+        roots = {n: soap_metric(optimizer, p, 0.5 if p is first else 1.0) for n, p in shared.items()}
+        rows = [torch.autograd.grad(loss, list(shared.values()), retain_graph=True) for loss in losses]
+        stacked = {n: torch.stack(parts) for n, parts in zip(shared, zip(*rows, strict=True), strict=True)}
+        multiplied = {n: (block.flatten(1) @ roots[n]).view_as(block) for n, block in stacked.items()}
+        direction = gradhomog.pipeline(text).combine(multiplied, losses=torch.stack(losses).detach())
+        expected = {n: torch.linalg.solve(roots[n], d.flatten()).view_as(d) for n, d in direction.items()}
+        optimizer.zero_grad()
+        if call == "scale":
+            metric = gradhomog.OptimizerMetric(optimizer, shared)
+            found = metric.unscale(pipe.combine(metric.scale(stacked), losses=torch.stack(losses).detach()))
+            gradhomog.backward(losses, gradhomog.pipeline(text), parameters=model.encoder, metric=optimizer)
+        elif call == "loss":
+            gradhomog.loss(losses, pipe, parameters=model.encoder, metric=optimizer).backward()
+            found = {n: p.grad for n, p in shared.items()}
+        else:
+            gradhomog.backward(losses, pipe, parameters=model.encoder, metric=optimizer, memory=call)
+            found = {n: p.grad for n, p in shared.items()}
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)  # SOAP renews its bases in float32
+        optimizer.step()
+
+
 def test_a_conflict_exists_only_in_the_metric():
     w = torch.nn.Parameter(torch.tensor([1.0, 1.0], dtype=torch.float64))
     adam = optim.Adam([w])
