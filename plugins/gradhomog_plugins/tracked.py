@@ -28,7 +28,7 @@ from gradhomog_plugins import _flat_rows
 from gradhomog_plugins._columns import wide_dtype
 from gradhomog_plugins._inner_method import inner_pipeline, require_same_method
 
-BY_KEY = ("averages", "counts", "seen", "losses", "changes", "weights")
+BY_KEY = ("averages", "counts", "seen", "losses", "weights")
 """Names of the state by key that is removed with a key's average."""
 
 
@@ -61,11 +61,9 @@ class Tracked(Homogenizer):
         rows: the number of tasks whose losses a step differentiates: `"one"`, a number, or `"all"`.
         average: β in [0, 1); 0 keeps the last row of each task.
         every: the weights w are computed in every R-th step, and kept in between; with `order="compatible"` the groups.
-        order: `"turn"`: the task with the oldest row (of several, that with the fewest rows) is next. `"need"`: the
-            task with the largest product of age and need 1 + c_i/c̄ is next, with c_i = |w_i| ‖g_i − m_i‖ when its row
-            was computed last, and c̄ the mean of all c_i: half of the passes are spent equally, half in proportion to
-            c_i. `"compatible"`: a step differentiates a group of tasks without conflict of their averages, ⟨m_i, m_j⟩ ≥
-            0 for all its pairs; the group with the oldest row is next, and new tasks are one group.
+        order: `"turn"`: the task with the oldest row (of several, that with the fewest rows) is next. `"compatible"`: a
+            step differentiates a group of tasks without conflict of their averages, ⟨m_i, m_j⟩ ≥ 0 for all its pairs;
+            the group with the oldest row is next, and new tasks are one group.
         dtype: of the kept rows: `"same"` (float32 for half precision) or `"bfloat16"`.
         forget: > 0 steps. The average of a task whose row is older is removed, and the direction excludes the task
             until its next row. At least the number of steps in which all tasks have their turn. By default the lag of
@@ -114,7 +112,7 @@ class Tracked(Homogenizer):
 
     Deviations: (1) M-ConFIG also divides d by a second moment of pseudo gradients, as Adam does: here this is the
     outer optimizer's. (2) The reference code (conflictfree 0.1.8) returns 0 until every task has a row. (3) Its
-    averages are float32 for any rows. (4) `every`, `order="need"`, `dtype` and `forget`. (5) SON-GOKU counts cosines
+    averages are float32 for any rows. (4) `every`, `dtype` and `forget`. (5) SON-GOKU counts cosines
     below −τ as conflicts; here τ = 0. It also computes the gradients of all tasks for new groups; here the averages are
     as old as the last turns.
 
@@ -129,7 +127,7 @@ class Tracked(Homogenizer):
     """
 
     state_names = (
-        "method", "layout", "averages", "slots", "counts", "seen", "losses", "changes", "weights",
+        "method", "layout", "averages", "slots", "counts", "seen", "losses", "weights",
         "direction", "products", "multiplied", "groups", "steps", "weighted", "inner",
     )  # fmt: skip
 
@@ -139,7 +137,7 @@ class Tracked(Homogenizer):
         rows: Literal["one", "all"] | Annotated[int, Ge(1)] = "one",
         average: Annotated[float, Interval(ge=0, lt=1)] = 0.9,
         every: Annotated[int, Ge(1)] = 1,
-        order: Literal["turn", "need", "compatible"] = "turn",
+        order: Literal["turn", "compatible"] = "turn",
         dtype: Literal["same", "bfloat16"] = "same",
         forget: Annotated[int, Ge(1)] = 100,
     ) -> None:
@@ -169,7 +167,6 @@ class Tracked(Homogenizer):
         self.counts: dict[str, int] = {}
         self.seen: dict[str, int] = {}
         self.losses: dict[str, float] = {}
-        self.changes: dict[str, float] = {}
         self.weights: dict[str, float] = {}
         self.direction = torch.empty(0)
         self.products = torch.empty(0, 0, dtype=torch.float64)  # inner products of the averages of `multiplied`
@@ -203,14 +200,15 @@ class Tracked(Homogenizer):
         state["averages"] = averages = {key: value.to(step.device) for key, value in state["averages"].items()}
         known, kept_dtype = dict(averages), torch.bfloat16 if self.dtype == "bfloat16" else wide
         compatible, group = self.order == "compatible", {}
-        updated: dict[str, float] = {}
+        updated = set[str]()
         for key, (task, row) in self._rows_by_key(step):
             if compatible:
                 group[key] = _flat_rows.moved_average(None, row, 1.0, wide, wide)
             count = state["counts"][key] = state["counts"].get(key, 0) + 1
-            updated[key] = share = (1 - self.average) / (1 - self.average**count)
+            share = (1 - self.average) / (1 - self.average**count)
             averages[key] = _flat_rows.moved_average(known.get(key), row, share, kept_dtype, wide)
             state["seen"][key] = self.steps
+            updated.add(key)
             if key not in state["slots"]:
                 free = (number for number in itertools.count() if number not in state["slots"].values())
                 state["slots"][key] = next(free) if task.slot in state["slots"].values() else task.slot
@@ -219,7 +217,7 @@ class Tracked(Homogenizer):
         for key in [key for key, seen in state["seen"].items() if self.steps - seen > self.forget]:
             for name in BY_KEY:
                 state[name].pop(key, None)
-        unchanged = set() if compatible else known.keys() & averages.keys() - updated.keys()
+        unchanged = set() if compatible else known.keys() & averages.keys() - updated
         places = [place for place, key in enumerate(self.multiplied) if key in unchanged]
         state["multiplied"] = [self.multiplied[place] for place in places]
         state["products"] = self.products.cpu()[np.ix_(places, places)]
@@ -241,10 +239,6 @@ class Tracked(Homogenizer):
             direction = self.direction.to(step.device, copy=True)
             for key in updated:
                 _flat_rows.add_difference(direction, averages[key], known[key], state["weights"][key] / len(order))
-        if self.order == "need":
-            for key, share in updated.items():
-                change = averages[key].to(wide) - known.get(key, 0.0)
-                state["changes"][key] = abs(state["weights"][key]) * as_jacobian(change[None]).norms().item() / share
         kept = direction.clone() if self.every > 1 else direction[:0]  # a copy: the optimizer may change `.grad`
         state |= {"layout": layout, "direction": kept, "steps": self.steps + 1, "weighted": weighted}
         parts = {name: part.to(like[name].dtype) for name, part in _flat_rows.unflatten(direction, layout).items()}
@@ -267,12 +261,8 @@ class Tracked(Homogenizer):
         super().load_state_dict(state)
 
     def _urgency(self, key: str) -> tuple[float, int]:
-        """Return the age of a key's row, times its need for `order="need"`, and, for equal ages, minus its count."""
-        if key not in self.seen:
-            return math.inf, 0
-        mean = math.fsum(self.changes.values()) / max(len(self.changes), 1)
-        need = 1 + self.changes.get(key, mean) / mean if self.order == "need" and mean > 0 else 1.0
-        return (self.steps - self.seen[key]) * need, -self.counts[key]
+        """Return the age of a key's row and, for equal ages, minus its count."""
+        return (self.steps - self.seen[key], -self.counts[key]) if key in self.seen else (math.inf, 0)
 
     def _rows_by_key(self, step: Step) -> Iterator[tuple[str, tuple[TaskKey, Mapping[str, Tensor]]]]:
         """Yield the mean row of the tasks of each key, and the first of these tasks."""

@@ -136,27 +136,6 @@ def test_a_method_that_reads_losses_receives_the_last_loss_of_each_task():
         torch.testing.assert_close(found, expected)
 
 
-def test_the_task_that_moves_most_is_chosen_most_and_no_task_is_left_out():
-    pipe = gradhomog.pipeline("tracked(method='static', order='need')")
-    sizes, ages, moments, changes, order = [1.0, 1.0, 6.0], {}, {}, {}, []
-    for number, rows in enumerate(normal(60, 3, 50)):
-        [slot] = pipe.choose(3)
-        if number >= 3:  # by hand: age times 1 + c_i / mean c, with weights of one
-            mean = sum(changes.values()) / 3
-            scores = [(number - ages[s]) * (1 + changes[s] / mean) for s in range(3)]
-            assert scores[slot] == pytest.approx(max(scores))
-        row = sizes[slot] * rows[slot]
-        past = moments.get(slot)
-        changes[slot] = float((row if past is None else row - past.rows()[0]).norm())
-        moments.setdefault(slot, Averages(0.9)).add(slot, row)
-        ages[slot] = number
-        step_of(pipe, row, slot)
-        order.append(slot)
-    counts = [order.count(slot) for slot in range(3)]
-    assert counts[2] > 1.5 * max(counts[:2])
-    assert min(counts) >= 60 / 6 - 1
-
-
 class Scheduler:
     """SON-GOKU by hand: averages of rows, the coloring of networkx, and the group with the oldest rows in turn."""
 
@@ -309,7 +288,7 @@ def test_a_turn_of_all_tasks_must_not_be_longer_than_rows_are_kept():
         gradhomog.pipeline("tracked(forget=3, rows=2)").choose(7)
 
 
-@pytest.mark.parametrize(("saved", "loaded"), [({}, {"every": 4}), ({"every": 4}, {}), ({}, {"order": "need"})])
+@pytest.mark.parametrize(("saved", "loaded"), [({}, {"every": 4}), ({"every": 4}, {})])
 def test_a_state_may_be_loaded_with_other_options(saved, loaded):
     first, second = gradhomog.pipeline([("tracked", saved)]), gradhomog.pipeline([("tracked", loaded)])
     rows = normal(1, 2, 5)[0]
