@@ -16,6 +16,7 @@ from torch import Tensor
 from gradhomog.errors import OptionError
 from gradhomog.registry.annotated_values import validated
 from gradhomog.rows.arithmetic import safe_sqrt
+from gradhomog.solvers.scaling import require_square
 
 
 def cosines(gramian: Tensor) -> Tensor:
@@ -73,11 +74,7 @@ def distances(gramian: Tensor) -> Tensor:
     Raises:
         OptionError: `gramian` is not square in its last two dimensions.
     """
-    if gramian.dim() < 2 or gramian.shape[-1] != gramian.shape[-2]:
-        raise OptionError(
-            f"`gramian` must have shape [..., tasks, tasks]; got {tuple(gramian.shape)}. "
-            "Compute it from rows: rows @ rows.T."
-        )
+    require_square(gramian)
     squares = gramian.diagonal(dim1=-2, dim2=-1)
     return safe_sqrt((squares.unsqueeze(-1) - gramian) + (squares.unsqueeze(-2) - gramian))
 

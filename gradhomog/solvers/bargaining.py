@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradhomog.errors import OptionError
 from gradhomog.solvers.pivoting import solve
-from gradhomog.solvers.scaling import Array, Flags, ScaledGramian, Solution, needs_graph
+from gradhomog.solvers.scaling import Array, ScaledGramian, Solution, for_each_gramian, needs_graph
 
 TOLERANCE = 3e-4  # relative change of the second-to-last step: by quadratic convergence the last one leaves 1e-13
 MAX_STEPS = 100  # 5 on average, at most 97 for 1,500 random Gramians that have a solution
@@ -18,7 +18,7 @@ MAX_STEPS = 100  # 5 on average, at most 97 for 1,500 random Gramians that have 
 SMALLEST_ALPHA, LARGEST_ALPHA = 0.25, 20
 
 
-@np.errstate(all="ignore")
+@for_each_gramian
 def bargaining_weights(gramian: Tensor, alpha: float = 1.0, rounding: float | None = None) -> Solution:
     """Return the w > 0 with Gw = w^(−1/α) in every entry; `alpha=1` is the Nash bargaining solution w_i (Gw)_i = 1.
 
@@ -64,20 +64,17 @@ def bargaining_weights(gramian: Tensor, alpha: float = 1.0, rounding: float | No
         raise OptionError(f"`alpha` must be in [{SMALLEST_ALPHA}, {LARGEST_ALPHA}]; got {alpha!r}.")
     program = ScaledGramian(gramian, rounding)
     power, numbers = 1 / alpha, program.numbers
-    if gramian.shape[-1] == 2 and power == 1:
+    if len(gramian) == 2 and power == 1:
         return _pair(program.gramian, program.rounding)
-    squares = np.diagonal(numbers, axis1=-2, axis2=-1)[..., None]
+    squares, identity = numbers.diagonal()[:, None], np.eye(len(numbers))
     absent = squares <= 0
     alone = np.where(absent, 1.0, squares) ** (-1 / (1 + power))
-    identity = np.eye(gramian.shape[-1])
-    mutual = ~(absent | absent.mT)  # a zero row becomes a separate task with weight 1
-    factors = alone**power * alone.mT * mutual
+    mutual = ~(absent | absent.T)  # a zero row becomes a separate task with weight 1
+    factors = alone**power * alone.T * mutual
     matrix = factors * numbers + absent * identity
     shares, settled, lost = _search(matrix, identity, power, program.rounding)
-    none = lost | ~settled
-    if none.any():  # replaced by a program whose solution is 1, so that derivatives are finite
-        absent, shares = absent | none, np.where(none, 1.0, shares)
-        matrix, factors = np.where(none, identity, matrix), np.where(none, 0.0, factors)
+    if lost or not settled:
+        return Solution(torch.zeros_like(program.gramian[0]), torch.as_tensor(lost or settled, device=gramian.device))
     if needs_graph(gramian):
         change = program.gramian - program.gramian.detach()  # zero, with the graph
         moving, unit = program.tensor(matrix) + program.tensor(factors) * change, program.tensor(identity)
@@ -87,41 +84,39 @@ def bargaining_weights(gramian: Tensor, alpha: float = 1.0, rounding: float | No
     else:
         found = program.tensor(shares + _newton(matrix, identity, shares, power))
     weights = program.tensor(alone * ~absent) * found
-    return Solution(weights.squeeze(-1), program.tensor((settled | lost)[..., 0, 0]))
+    return Solution(weights[:, 0], torch.ones_like(weights[0, 0], dtype=torch.bool))
 
 
 def _newton(matrix: Any, identity: Any, shares: Any, power: float) -> Any:
-    """Return the Newton step Δ for v = `shares`, `[..., tasks, 1]`; for arrays or tensors."""
+    """Return the Newton step Δ for v = `shares`, `[tasks, 1]`; for arrays or tensors."""
     pull = shares**-power
     return solve(matrix + power * identity * (pull / shares), pull - matrix @ shares)
 
 
-def _search(matrix: Array, identity: Array, power: float, rounding: float) -> tuple[Array, Flags, Flags]:
-    """Return v up to `TOLERANCE`, `[..., tasks, 1]`; flags for convergence, and for no solution, `[..., 1, 1]`."""
-    shares = np.ones_like(matrix[..., :1])  # the solution for orthogonal rows
-    sizes = np.abs(matrix)
-    bend = min(max(1 / power, 1.0), 2.0)
-    lost = np.zeros_like(matrix[..., :1, :1], dtype=bool)
+def _search(matrix: Array, identity: Array, power: float, rounding: float) -> tuple[Array, bool, bool]:
+    """Return v up to `TOLERANCE`, `[tasks, 1]`; if it has converged, and if there is no solution."""
+    shares = np.ones_like(matrix[:, :1])  # the solution for orthogonal rows
+    sizes, bend = np.abs(matrix), min(max(1 / power, 1.0), 2.0)
+    settled = lost = False
     for _ in range(MAX_STEPS):
         relative = _newton(matrix, identity, shares, power) / shares
         # An increase is 1 + u; a decrease is 1/(1 − u/k)^k, which is positive.
         shares = shares * (np.maximum(relative, 0.0) + (1 - np.minimum(relative, 0.0) / bend) ** -bend)
-        settled = (np.abs(relative) <= TOLERANCE).all(axis=-2, keepdims=True)
+        settled = bool((np.abs(relative) <= TOLERANCE).all())
         # No solution if the rounding of one term of an equation is as large as the sum of its terms, 1.
-        terms = shares**power * sizes * shares.mT
-        lost = lost | (rounding * terms.max(axis=(-2, -1), keepdims=True) > 1)
-        if (settled | lost).all():
+        lost = bool(rounding * (shares**power * sizes * shares.T).max() > 1)
+        if settled or lost:
             break
     return shares, settled, lost
 
 
 def _pair(gramian: Tensor, rounding: float) -> Solution:
     """Return w_i² = P/(G_ii (P + G_12)), P = ‖g_1‖ ‖g_2‖, the solution of w_i (Gw)_i = 1 for two tasks."""
-    squares = gramian.diagonal(dim1=-2, dim2=-1)
+    squares = gramian.diagonal()
     absent = squares <= 0
     squares = squares.masked_fill(absent, 1.0)
-    lengths = squares.prod(dim=-1, keepdim=True).sqrt()
-    room = lengths + gramian[..., 0, 1:].masked_fill(absent.any(dim=-1, keepdim=True), 0.0)
-    absent = absent | (room < rounding * lengths)  # opposite rows
-    weights = (lengths / (room.masked_fill(absent, 1.0) * squares)).sqrt().masked_fill(absent, 0.0)
-    return Solution(weights, torch.ones_like(room, dtype=torch.bool).squeeze(-1))
+    length = squares.prod().sqrt()
+    room = length + gramian[0, 1].masked_fill(absent.any(), 0.0)
+    absent = absent | (room < rounding * length)  # opposite rows
+    weights = (length / (room.masked_fill(absent.all(), 1.0) * squares)).sqrt().masked_fill(absent, 0.0)
+    return Solution(weights, torch.ones_like(room, dtype=torch.bool))

@@ -18,7 +18,7 @@ from gradhomog.solvers.pivoting import (
     pivot,
     solve,
 )
-from gradhomog.solvers.scaling import Array, Flags, ScaledGramian, Solution, needs_graph
+from gradhomog.solvers.scaling import Array, Flags, ScaledGramian, Solution, for_each_gramian, needs_graph
 
 NOISE = 0.1  # share of the ridge in ‖d − g_0‖² above which the hull contains zero within the Gramian's rounding
 RADIUS_TOLERANCE = 1e-6  # relative tolerance of the ball's radius for rounding
@@ -39,7 +39,7 @@ class _Ball(NamedTuple):
     radius: Any
 
 
-@np.errstate(all="ignore")
+@for_each_gramian
 def conflict_averse_weights(gramian: Tensor, c: float, rounding: float | None = None) -> Solution:
     """Return weights of the direction that maximizes min_i ⟨g_i, d⟩ over ‖d − g_0‖ ≤ c ‖g_0‖, g_0 the mean of the rows.
 
@@ -79,57 +79,47 @@ def conflict_averse_weights(gramian: Tensor, c: float, rounding: float | None = 
     """
     if not 0 <= c < np.inf:
         raise OptionError(f"`c` must be finite and non-negative; got {c!r}.")
-    scaled = ScaledGramian(gramian, rounding)
-    tasks = gramian.shape[-1]
+    scaled, tasks = ScaledGramian(gramian, rounding), len(gramian)
     if c == 0:
-        plain = torch.full_like(scaled.gramian[..., 0], 1 / tasks)
-        return Solution(plain, torch.ones_like(plain[..., 0], dtype=torch.bool))
-    factors, unit = scaled.factors, scaled.unit
+        plain = torch.full_like(scaled.gramian[0], 1 / tasks)
+        return Solution(plain, torch.ones_like(plain[0], dtype=torch.bool))
+    factors, unit, identity = scaled.factors, scaled.unit, np.eye(tasks)
     # Lengths are relative to the longest row, so that their squares and `TINY` have the same meaning in every unit.
-    target = (factors / np.where(factors > 0, factors, np.inf).min(axis=-1, keepdims=True))[..., None]
+    target = (factors / np.where(factors > 0, factors, np.inf).min())[:, None]
     mean = np.divide(1 / tasks, target, out=np.zeros_like(target), where=target > 0)
     ridge = least_ridge(unit, scaled.rounding)
-    program = _ball(unit, target, mean, c, ridge)
+    program = _ball(unit, target, mean, c, ridge * identity, identity)
     solution, support, level, solved = _search(program, mean)
-    # A mean that is rounding has no ball around it: d = g_0.
-    no_mean = mean.mT @ unit @ mean <= ridge * mean.sum(axis=-2, keepdims=True) ** 2
-    solution, support, solved = solution * ~no_mean, support & ~no_mean, solved | no_mean
-    # The ridge acts as a separate coordinate of each row: if the other coordinates cancel, ⟨g_i, d⟩ > 0 only by it.
-    private = ridge * (solution**2).sum(axis=-2, keepdims=True)
-    no_descent = (private > NOISE * program.radius) | ((target == 0).any(axis=-2, keepdims=True) & (level > 0))
+    if (mean.T @ unit @ mean).item() <= ridge * mean.sum() ** 2:  # a mean that is rounding has no ball: d = g_0
+        solution, support, solved = np.zeros_like(solution), np.zeros_like(support), True
     cone = None
-    if no_descent.any():
-        target_of_cone = program.right[..., 1]
+    # The ridge acts as a separate coordinate of each row: if the other coordinates cancel, ⟨g_i, d⟩ > 0 only by it.
+    if ridge * (solution**2).sum() > NOISE * program.radius or ((target == 0).any() and level > 0):
+        target_of_cone = program.right[:, 1]
         # `pivot` counts derivatives below 1e-14 as zero: its target must have a size near one.
-        size = np.ldexp(1.0, np.frexp(np.abs(target_of_cone).max(axis=-1, keepdims=True))[1])
-        cone = pivot(unit, target_of_cone / size, scaled.rounding)
-        nearest = (cone.solution * size)[..., None]
-        far = nearest.mT @ unit @ nearest
-        no_descent = no_descent & (far <= program.radius * (1 + RADIUS_TOLERANCE))
-        solution = np.where(no_descent, nearest, solution)
-        solved = np.where(no_descent, cone.solved[..., None], solved)
+        size = np.ldexp(1.0, np.frexp(np.abs(target_of_cone).max())[1])
+        found_cone = pivot(unit, target_of_cone / size, scaled.rounding)
+        nearest = (found_cone.solution * size)[:, None]
+        if (nearest.T @ unit @ nearest).item() <= program.radius * (1 + RADIUS_TOLERANCE):
+            cone, solution, solved = found_cone, nearest, bool(found_cone.solved)
+    found = scaled.tensor(solution)
     if needs_graph(gramian):
-        again = scaled.differentiable_unit()
-        moving = _ball(again, scaled.tensor(target), scaled.tensor(mean), c, scaled.tensor(ridge))
-        found = _at(*_on_ball(moving, scaled.tensor(support))[:2])
-        if cone is not None:
-            projection = on_support(again, cone.support, moving.right[..., 1:], cone.ridge)
-            found = torch.where(scaled.tensor(no_descent), projection, found)
-    else:
-        found = scaled.tensor(solution)
+        again, one = scaled.differentiable_unit(), scaled.tensor(identity)
+        moving = _ball(again, scaled.tensor(target), scaled.tensor(mean), c, ridge * one, one)
+        if cone is None:
+            columns, level, _ = _on_ball(moving, scaled.tensor(support))
+            found = _at(columns, level)
+        else:
+            found = on_support(again, cone.support, moving.right[:, 1:], cone.ridge)
     weights = (1 / tasks + found.clamp_min(0) * scaled.tensor(target)).squeeze(-1)
-    return Solution(weights, scaled.tensor(solved[..., 0, 0]))
+    return Solution(weights, torch.as_tensor(solved, device=gramian.device))
 
 
-def _ball(unit: Any, target: Any, mean: Any, c: float, ridge: Any) -> _Ball:
+def _ball(unit: Any, target: Any, mean: Any, c: float, ridge: Any, identity: Any) -> _Ball:
     slopes = unit @ mean
-    radius = (c * c * (mean.mT @ slopes)).clip(TINY)
-    if isinstance(unit, Tensor):
-        identity: Any = torch.eye(unit.shape[-1], dtype=unit.dtype, device=unit.device)
-        right: Any = torch.cat([target, -slopes], dim=-1)
-    else:
-        identity, right = np.eye(unit.shape[-1]), np.concatenate([target, -slopes], axis=-1)
-    return _Ball(unit, unit + ridge * identity, identity, right, radius)
+    radius = (c * c * (mean.T @ slopes)[0, 0]).clip(TINY)
+    library: Any = torch if isinstance(unit, Tensor) else np
+    return _Ball(unit, unit + ridge, identity, library.concat([target, -slopes], axis=1), radius)
 
 
 def _on_ball(program: _Ball, support: Any) -> tuple[Any, Any, Any]:
@@ -140,43 +130,40 @@ def _on_ball(program: _Ball, support: Any) -> tuple[Any, Any, Any]:
     system = support * program.regular + ~support * program.identity
     columns = solve(system, program.right * support)
     # The squared length of y is a τ² + 2 b τ + e, with numbers a, b, e.
-    products = program.right.mT @ columns
-    a, b, e = products[..., :1, :1], products[..., :1, 1:], products[..., 1:, 1:]
+    products = program.right.T @ columns
+    a, b, e = products[0, 0], products[0, 1], products[1, 1]
     square = b * b - a * (e - program.radius)
     return columns, (square.clip(TINY) ** 0.5 - b) / a.clip(TINY), (square >= 0) & (a > 0)
 
 
 def _at(columns: Any, level: Any) -> Any:
-    return level * columns[..., :1] + columns[..., 1:]
+    return level * columns[:, :1] + columns[:, 1:]
 
 
-def _search(program: _Ball, mean: Array) -> tuple[Array, Flags, Array, Flags]:
-    """Return y and the rows with y > 0 `[..., tasks, 1]`, τ `[..., 1, 1]`, and a flag for convergence `[..., 1, 1]`."""
-    target, minus = program.right[..., :1], program.right[..., 1:]
+def _search(program: _Ball, mean: Array) -> tuple[Array, Flags, float, bool]:
+    """Return y and the rows with y > 0 `[tasks, 1]`, τ, and a flag for convergence."""
+    target, minus = program.right[:, :1], program.right[:, 1:]
     # Bounds of τ: within the ball, ⟨g_i, d⟩ of one row increases by less than the radius times its norm.
-    bounds = np.where(target > 0, np.stack([-minus, np.sqrt(program.radius) - minus]) / target, np.inf)
-    low, high = bounds.min(axis=-2, keepdims=True)
-    level = (low + high) / 2
+    low, high = (np.where(target > 0, ends / target, np.inf).min() for ends in (-minus, program.radius**0.5 - minus))
+    level, solved, free, fixed_steps = (low + high) / 2, False, True, 0
     support = level * target + minus > 0
-    lowered = minus - 10 * ROUNDING * mean.max(axis=-2, keepdims=True)
-    free = np.ones_like(level, dtype=bool)
-    fixed_steps = np.zeros_like(level)  # number of steps for which τ has been fixed
-    for step in range(2 * BLOCK_EXCHANGES + 20 * target.shape[-2]):
+    lowered = minus - 10 * ROUNDING * mean.max()
+    for step in range(2 * BLOCK_EXCHANGES + 20 * len(target)):
         columns, root, reached = _on_ball(program, support)
-        proper = (root >= low) & (root <= high)
-        level = np.where(free, np.where(proper, root, (low + high) / 2), level)
+        if free:
+            level = root if low <= root <= high else (low + high) / 2
         solution = _at(columns, level)
-        length = np.abs(solution).sum(axis=-2, keepdims=True)
-        slope = program.unit @ solution - lowered - level * target + 10 * ROUNDING * length
-        wrong = entries_to_exchange(np.where(support, solution, slope)[..., 0], fixed_steps[..., 0])[..., None]
-        right = ~wrong.any(axis=-2, keepdims=True)
-        solved = right & reached & (level == root)
-        if solved.all():
+        slope = program.unit @ solution - lowered - level * target + 10 * ROUNDING * np.abs(solution).sum()
+        wrong = entries_to_exchange(np.where(support, solution, slope)[:, 0], np.array(fixed_steps))[:, None]
+        right = not wrong.any()
+        solved = bool(right and reached and level == root)
+        if solved:
             break
-        square = ((level * target + minus) * solution).sum(axis=-2, keepdims=True)
-        low = np.where(right & (square <= program.radius), level, low)
-        high = np.where(right & (square >= program.radius), level, high)
-        free = right | np.full_like(right, step < BLOCK_EXCHANGES)
-        fixed_steps = np.where(free, 0, fixed_steps + 1)
+        if right:
+            square = ((level * target + minus) * solution).sum()
+            low = level if square <= program.radius else low
+            high = level if square >= program.radius else high
+        free = right or step < BLOCK_EXCHANGES
+        fixed_steps = 0 if free else fixed_steps + 1
         support = support ^ wrong
     return solution, support, level, solved

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from gradhomog.errors import OptionError
-from gradhomog.solvers.pivoting import ROUNDING, on_support, pivot, product
-from gradhomog.solvers.scaling import ScaledGramian, Solution, needs_graph, to_numpy
+from gradhomog.solvers.pivoting import ROUNDING, on_support, pivot
+from gradhomog.solvers.scaling import ScaledGramian, Solution, for_each_gramian, needs_graph, to_numpy
 
 
-@np.errstate(all="ignore")  # a Gramian that overflows is reported by the step
+@for_each_gramian
 def dual_cone_weights(gramian: Tensor, weights: Tensor, rounding: float | None = None) -> Solution:
     """Return weights of the projection of Jᵀu onto {d : Jd ≥ 0}: argmin of vᵀGv over v ≥ u.
 
@@ -55,10 +55,8 @@ def dual_cone_weights(gramian: Tensor, weights: Tensor, rounding: float | None =
             f"`weights` must contain one number for each of the {gramian.shape[-1]} rows in its last dimension; "
             f"got {tuple(weights.shape)}."
         )
-    if weights.dim() >= gramian.dim() > 2:
-        program = ScaledGramian(program.gramian.unsqueeze(-3), program.rounding)  # one for several
     graph, given = needs_graph(gramian, weights), to_numpy(weights)
-    if gramian.shape == (2, 2) and given.ndim <= 2 and not graph:
+    if len(gramian) == 2 and not graph:
         vectors = [_pair(program.numbers.tolist(), vector) for vector in given.reshape(-1, 2).tolist()]
         projected = program.tensor(np.array(vectors).reshape(given.shape))
         return Solution(projected, torch.ones(projected.shape[:-1], dtype=torch.bool, device=gramian.device))
@@ -68,15 +66,15 @@ def dual_cone_weights(gramian: Tensor, weights: Tensor, rounding: float | None =
     # Each vector is scaled separately, so that short ones are not lost to rounding beside long ones.
     size = np.abs(lengths).max(axis=-1, keepdims=True)
     size = np.where(size == 0, 1.0, size)
-    found = pivot(program.unit, product(program.unit, lengths / -size), program.rounding)
+    found = pivot(program.unit, (lengths / -size) @ program.unit, program.rounding)
     if graph:
         unit = program.differentiable_unit()
-        target = product(unit, weights * program.tensor(inverse / -size))
+        target = weights * program.tensor(inverse / -size) @ unit
         solution = on_support(unit, found.support, target.unsqueeze(-1), found.ridge).squeeze(-1)
         projected = weights + solution * program.tensor(size * factors)
     else:
         projected = program.tensor(given + found.solution * (size * factors))
-    return Solution(projected, program.tensor(found.solved[..., 0]))
+    return Solution(projected, program.tensor(found.solved))
 
 
 def _pair(gramian: list[list[float]], weights: list[float]) -> list[float]:

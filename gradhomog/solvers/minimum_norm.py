@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradhomog.solvers.pivoting import on_support, pivot, product, solve
-from gradhomog.solvers.scaling import Array, Flags, ScaledGramian, Solution, needs_graph
+from gradhomog.solvers.pivoting import on_support, pivot, solve
+from gradhomog.solvers.scaling import Array, Flags, ScaledGramian, Solution, for_each_gramian, needs_graph
 
 # Largest violation of the optimality conditions, relative to ‖g_i‖ · min_j ‖g_j‖. Pivoting exceeds it if the hull of
 # long rows contains zero and another row is short, because the ridge is then large in comparison. The active-set method
@@ -16,6 +16,7 @@ MAX_VIOLATION = 1e-11
 TINY = 1e-300  # replaces zero if all rows are zero
 
 
+@for_each_gramian
 def minimum_norm_weights(gramian: Tensor, rounding: float | None = None) -> Solution:
     """Return weights of the shortest vector in the convex hull of the rows: argmin of αᵀGα over α ≥ 0, Σα = 1.
 
@@ -51,64 +52,55 @@ def minimum_norm_weights(gramian: Tensor, rounding: float | None = None) -> Solu
     tensor([0.2000, 0.8000], dtype=torch.float64)
     """
     program = ScaledGramian(gramian, rounding)
-    if gramian.shape[-1] == 2:
+    if len(gramian) == 2:
         return _pair(program.gramian)
     absent = program.factors == 0
-    target = program.factors / np.maximum(program.factors.max(axis=-1, keepdims=True), TINY)
+    target = program.factors / np.maximum(program.factors.max(), TINY)
     if absent.any():
-        target = np.where(absent.any(axis=-1, keepdims=True), absent.astype(np.float64), target)
+        target = absent.astype(np.float64)
     shares, support, ridge, solved = _search(program.unit, target, program.rounding)
     times, solution = program.tensor(target), program.tensor(shares)
     if needs_graph(gramian):
         solution = _solution_with_graph(program, times, support, ridge)
     weights = times * solution
-    return Solution(weights / weights.sum(dim=-1, keepdim=True), program.tensor(solved[..., 0]))
+    return Solution(weights / weights.sum(), torch.as_tensor(solved, device=gramian.device))
 
 
-def _search(unit: Array, target: Array, rounding: float) -> tuple[Array, Flags, Array, Flags]:
-    """Return y, the mask of entries that may be positive, the ridge, and a flag for convergence, both `[..., 1]`."""
-    found = pivot(unit + target[..., :, None] * target[..., None, :], target, rounding)
-    length = (target * found.solution).sum(-1, keepdims=True)
-    slope = product(unit, found.solution) + target * (length - 1)
-    violation = np.maximum(-slope, np.abs(slope) * target * found.solution).max(axis=-1, keepdims=True)
-    solved = found.solved & (violation <= length * (MAX_VIOLATION + 10 * found.ridge))
-    if solved.all():
-        return found.solution, found.support, found.ridge, solved
-    solution, support, done = _active_set(unit, target, rounding)
-    return (
-        np.where(solved, found.solution, solution),
-        np.where(solved, found.support, support),
-        np.where(solved, found.ridge, 0.0),
-        solved | done,
-    )
+def _search(unit: Array, target: Array, rounding: float) -> tuple[Array, Flags, float, bool]:
+    """Return y, the mask of entries that may be positive, the ridge, and a flag for convergence."""
+    found = pivot(unit + np.outer(target, target), target, rounding)
+    length = target @ found.solution
+    slope = found.solution @ unit + target * (length - 1)
+    violation = np.maximum(-slope, np.abs(slope) * target * found.solution).max()
+    if found.solved and violation <= length * (MAX_VIOLATION + 10 * found.ridge):
+        return found.solution, found.support, found.ridge, True
+    solution, support, solved = _active_set(unit, target, rounding)
+    return solution, support, 0.0, solved
 
 
-def _solution_with_graph(program: ScaledGramian, target: Tensor, support: Flags, ridge: Array) -> Tensor:
+def _solution_with_graph(program: ScaledGramian, target: Tensor, support: Flags, ridge: float) -> Tensor:
     """Solve for y on its support: U y = μ t and tᵀy + μ = 1, U with the ridge.
 
     Equivalent to (U + ttᵀ) y = t, in which the squares of t may be lost to rounding beside U if norms are 1e8 apart.
     """
-    column, row = target.unsqueeze(-1), target.unsqueeze(-2)
-    corner = torch.ones_like(column[..., :1, :])
-    upper = torch.cat([program.differentiable_unit(), -column], dim=-1)
-    system = torch.cat([upper, torch.cat([row, corner], dim=-1)], dim=-2)
-    inside = np.concatenate([support, np.ones_like(support[..., :1])], axis=-1)
-    right = torch.nn.functional.pad(torch.zeros_like(target), (0, 1), value=1.0).unsqueeze(-1)
-    ridges = np.where(np.arange(inside.shape[-1]) < target.shape[-1], ridge, 0.0)
-    return on_support(system, inside, right, ridges).squeeze(-1)[..., :-1]
+    tasks, last = len(target), torch.nn.functional.pad(target, (0, 1), value=1.0)
+    unit = program.differentiable_unit() + ridge * torch.eye(tasks, dtype=target.dtype, device=target.device)
+    system = torch.cat([torch.cat([unit, -target[:, None]], dim=1), last[None]])
+    right = torch.zeros_like(last)
+    right[-1] = 1.0
+    return on_support(system, np.append(support, True), right[:, None])[:-1, 0]
 
 
 def _pair(gramian: Tensor) -> Solution:
     """Return α_1 = (G_22 − G_12)/(G_11 + G_22 − 2 G_12), clipped to [0, 1], and α_2; both are 1/2 for equal rows."""
-    gaps = (gramian.diagonal(dim1=-2, dim2=-1).flip(-1) - gramian[..., 0, 1:]).clamp_min(0)
-    total = gaps.sum(dim=-1, keepdim=True)
+    gaps = (gramian.diagonal().flip(0) - gramian[0, 1]).clamp_min(0)
+    total = gaps.sum()
     equal = total == 0
     weights = torch.where(equal, 0.5, gaps / torch.where(equal, 1.0, total))
-    return Solution(weights, torch.ones_like(equal).squeeze(-1))
+    return Solution(weights, torch.ones_like(equal))
 
 
-@np.errstate(divide="ignore", invalid="ignore")
-def _active_set(unit: Array, target: Array, rounding: float) -> tuple[Array, Flags, Flags]:
+def _active_set(unit: Array, target: Array, rounding: float) -> tuple[Array, Flags, bool]:
     """Minimize ½yᵀUy + ½(1 − tᵀy)² over y ≥ 0 by the algorithm of Lawson and Hanson 1974.
 
     See their chapter 23 (with the least distance program of section 23.4). The algorithm is equivalent to the
@@ -120,45 +112,35 @@ def _active_set(unit: Array, target: Array, rounding: float) -> tuple[Array, Fla
     Rounding can cause cycles if rows nearly cancel; then the best iterate is returned.
 
     Returns:
-        y `[..., tasks]`, a mask of its positive entries, and a flag for termination `[..., 1]`.
+        y, a mask of its positive entries, and a flag for termination.
     """
-    tasks = target.shape[-1]
-    matrix = np.ones((*target.shape[:-1], tasks + 1, tasks + 1))
-    matrix[..., :-1, :-1], matrix[..., :-1, -1], matrix[..., -1, :-1] = unit, -target, target
-    identity = np.eye(tasks + 1)
-    places = np.arange(tasks + 1)
-    is_task = places < tasks
-    x = np.broadcast_to(identity[-1], matrix.shape[:-1])  # y and μ
-    right, sizes = x[..., None], np.abs(matrix)
-    inside = np.broadcast_to(~is_task, x.shape)
-    blocked, best, best_inside = np.zeros_like(inside), x, inside
-    done = np.zeros_like(inside[..., :1])
-    least_violation = np.full_like(x[..., :1], np.inf)
+    tasks = len(target)
+    matrix = np.block([[unit, -target[:, None]], [target, 1.0]])
+    is_task, right = np.arange(tasks + 1) < tasks, np.zeros(tasks + 1)
+    right[-1] = 1.0
+    x, inside = right, ~is_task  # y and μ
+    best, best_inside, least_violation = x, inside, np.inf
     for _ in range(4 * tasks + 20):
-        wanted = solve(np.where(inside[..., None], matrix, identity), right)[..., 0]
+        wanted = np.zeros(tasks + 1)
+        wanted[inside] = solve(matrix[inside][:, inside], right[inside, None])[:, 0]
         # A singular system: the row that entered last leaves the set.
-        wanted = np.nan_to_num(wanted, nan=-1.0, posinf=-1.0, neginf=-1.0)
+        wanted[inside] = np.nan_to_num(wanted[inside], nan=-1.0, posinf=-1.0, neginf=-1.0)
         # Move towards it until an entry becomes zero; that row leaves the set.
         falling = inside & is_task & ~(wanted > 0)
         shares = np.nan_to_num(np.where(falling, x / (x - wanted), 1.0), nan=0.0, posinf=0.0, neginf=0.0)
-        share = shares.min(axis=-1, keepdims=True)
-        arrived = ~falling.any(axis=-1, keepdims=True)
+        share = shares.min()
         x = np.where(falling & (shares <= share), 0.0, x + share * (wanted - x))
         kept = inside & ((x > 0) | ~is_task)
         # Violation of the optimality conditions, relative to the terms that cancel in them.
-        slope = (matrix @ x[..., None])[..., 0]
-        tolerance = rounding * (sizes @ np.abs(x)[..., None])[..., 0]
-        violation = np.where(is_task, np.where(kept, np.abs(slope), -slope) / tolerance, 0.0)
-        violation = np.nan_to_num(violation, nan=0.0, posinf=np.inf, neginf=0.0).max(axis=-1, keepdims=True)
-        better = (violation < least_violation) & ~done
-        best, best_inside = np.where(better, x, best), np.where(better, kept, best_inside)
-        least_violation = np.where(better, violation, least_violation)
-        # A row that cannot become positive entered because of rounding; it must not enter again before y has changed.
-        blocked = (blocked | (inside & ~kept)) & ~arrived & (share <= 0)
-        slopes = np.where(is_task & ~inside & ~blocked, slope, np.inf)
-        enters = arrived & (places == slopes.argmin(axis=-1)[..., None]) & (slopes < -tolerance)
-        done = done | (violation <= 1) | (arrived & ~enters.any(axis=-1, keepdims=True))
-        inside = kept | enters
-        if done.all():
-            break
-    return best[..., :-1], best_inside[..., :-1], done
+        slope, tolerance = matrix @ x, rounding * (np.abs(matrix) @ np.abs(x))
+        violations = np.where(is_task, np.where(kept, np.abs(slope), -slope) / tolerance, 0.0)
+        violation = np.nan_to_num(violations, nan=0.0, posinf=np.inf, neginf=0.0).max()
+        if violation < least_violation:
+            best, best_inside, least_violation = x, kept, violation
+        arrived = not falling.any()
+        slopes = np.where(is_task & ~kept, slope, np.inf)
+        entering = slopes.argmin()
+        if violation <= 1 or (arrived and not slopes[entering] < -tolerance[entering]):
+            return best[:-1], best_inside[:-1], True
+        inside = kept | (arrived & (np.arange(tasks + 1) == entering))
+    return best[:-1], best_inside[:-1], False

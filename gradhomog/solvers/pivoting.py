@@ -1,4 +1,4 @@
-"""Minimize ½yᵀUy − bᵀy over y ≥ 0 for a batch of scaled Gramians, by block principal pivoting.
+"""Minimize ½yᵀUy − bᵀy over y ≥ 0 for a scaled Gramian and one or several b, by block principal pivoting.
 
 The search for the positive entries runs in NumPy on the CPU: for such small matrices PyTorch calls take two to three
 times as long (measured), and on another device every decision would require a transfer.
@@ -31,20 +31,20 @@ class Pivots(NamedTuple):
     Attributes:
         solution: y ≥ 0 `[..., tasks]`.
         support: mask of the entries that may be positive, bool `[..., tasks]`.
-        ridge: the ridge that was added to U, `[..., 1]`; broadcasts to `solution`.
-        solved: True if the optimality conditions hold, bool `[..., 1]`.
+        ridge: the ridge that was added to U.
+        solved: True if the optimality conditions hold, bool `[...]`.
     """
 
     solution: Array
     support: Flags
-    ridge: Array
+    ridge: float
     solved: Flags
 
 
 def pivot(matrix: Array, target: Array, rounding: float) -> Pivots:
     """Solve y ≥ 0, r = Uy − b ≥ 0, y·r = 0 for U = `matrix` (symmetric, positive semi-definite), b = `target`.
 
-    `matrix` `[..., tasks, tasks]` and `target` `[..., tasks]` broadcast: one matrix may serve many targets.
+    `matrix` is `[tasks, tasks]`, `target` `[..., tasks]`.
 
     An entry of the support with y_i < 0 leaves it, another entry with r_i < 0 enters it (block principal pivoting,
     Júdice and Pires 1994; Kim and Park 2011, doi 10.1137/110821172). `least_ridge` makes programs with dependent rows
@@ -52,13 +52,13 @@ def pivot(matrix: Array, target: Array, rounding: float) -> Pivots:
     """
     support = target > 0
     if not support.any():
-        return Pivots(np.zeros_like(target), support, np.zeros_like(target[..., :1]), np.ones_like(support[..., :1]))
-    ridge, identity = least_ridge(matrix, rounding), np.eye(matrix.shape[-1])
+        return Pivots(np.zeros_like(target), support, 0.0, np.ones_like(support[..., 0]))
+    ridge, identity = least_ridge(matrix, rounding), np.eye(len(matrix))
     regular = matrix + ridge * identity
     solution, changed = np.zeros(target.shape), np.ones_like(support)
     fewest, since = np.inf, np.zeros(1)
     for _ in range(20 * len(identity) + 1):
-        if matrix.ndim == 2 and len(matrix) > LARGE:
+        if len(matrix) > LARGE:
             for found, inside, right, moved in zip(
                 *(each.reshape(-1, len(matrix)) for each in (solution, support, target, changed)), strict=True
             ):
@@ -69,7 +69,7 @@ def pivot(matrix: Array, target: Array, rounding: float) -> Pivots:
             whole = np.where(support[..., None], regular, identity)
             solution = solve(whole, (target * support)[..., None])[..., 0]
         terms = np.abs(solution).sum(-1, keepdims=True)
-        slope = product(matrix, solution) - target + ROUNDING * (1 + terms)
+        slope = solution @ matrix - target + ROUNDING * (1 + terms)
         margins = np.where(support, solution, slope)
         wrong = ~(margins >= 0)
         if not wrong.any():
@@ -79,19 +79,18 @@ def pivot(matrix: Array, target: Array, rounding: float) -> Pivots:
         fewest = np.minimum(fewest, count)
         changed = entries_to_exchange(margins, since)
         support = support ^ changed
-    return Pivots(np.maximum(solution, 0.0), support, ridge[..., 0], np.logical_not(wrong.any(-1, keepdims=True)))
+    return Pivots(np.maximum(solution, 0.0), support, ridge, np.logical_not(wrong.any(-1)))
 
 
-def least_ridge(matrix: Array, rounding: float) -> Array:
-    """Return the multiple of the identity that makes each matrix positive definite beyond its rounding, `[..., 1, 1]`.
+def least_ridge(matrix: Array, rounding: float) -> float:
+    """Return the multiple of the identity that makes a matrix positive definite beyond its rounding.
 
     Without it, the inverse of a matrix of dependent rows consists of rounding, and its weights may be 10⁶. A ridge ρ
     violates the optimality conditions by ρ times the weights, and rounding ε changes the weights by up to ε/ρ: so ρ is
     of the size of ε.
     """
-    least = np.linalg.eigvalsh(matrix)[..., :1, None]  # negative by rounding: down to −1e-6 for float32 rows
-    ridge: Array = LEAST_RIDGE + 0.1 * rounding - 2 * np.minimum(least, 0.0)
-    return ridge
+    least = float(np.linalg.eigvalsh(matrix)[0])  # negative by rounding: down to −1e-6 for float32 rows
+    return LEAST_RIDGE + 0.1 * rounding - 2 * min(least, 0.0)
 
 
 def entries_to_exchange(margins: Array, since: Array) -> Flags:
@@ -116,26 +115,18 @@ def solve(matrix: Any, right: Any) -> Any:
         return torch.linalg.solve_ex(matrix, right)[0]
     try:
         return np.linalg.solve(matrix, right)
-    except np.linalg.LinAlgError:  # at least one matrix of the batch is singular: solve them one by one
-        shape = np.broadcast_shapes(matrix.shape[:-2], right.shape[:-2])
-        matrix, right = (np.broadcast_to(array, shape + array.shape[-2:]) for array in (matrix, right))
-        if not shape:
+    except np.linalg.LinAlgError:  # at least one of several matrices is singular: solve them one by one
+        if matrix.ndim == 2:
             return np.full_like(right, np.nan)
         return np.stack([solve(*pair) for pair in zip(matrix, right, strict=True)])
 
 
-def product(matrix: Any, vector: Any) -> Any:
-    """Multiply symmetric matrices `[..., tasks, tasks]`, or one matrix for all, by vectors `[..., tasks]`."""
-    return vector @ matrix if matrix.ndim == 2 else (vector[..., None, :] @ matrix)[..., 0, :]
-
-
-def on_support(matrix: Tensor, support: Flags, right: Tensor, ridge: Array) -> Tensor:
+def on_support(matrix: Tensor, support: Flags, right: Tensor, ridge: float = 0.0) -> Tensor:
     """Solve (U + ridge·1) x = right in the rows of `support`, x = 0 elsewhere; `right` is `[..., tasks, columns]`.
 
-    Twice differentiable w.r.t. the matrix and the right-hand side. `ridge` is `[..., 1]`.
+    Twice differentiable w.r.t. the matrix and the right-hand side.
     """
-    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
     rows = to_tensor(support, matrix).unsqueeze(-1)
-    regular = matrix + to_tensor(ridge, matrix).unsqueeze(-1) * identity
-    found: Tensor = solve(torch.where(rows, regular, identity), right * rows)
+    found: Tensor = solve(torch.where(rows, matrix + ridge * identity, identity), right * rows)
     return found
