@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import gradhomog
 from gradhomog.cli import (
@@ -30,7 +31,7 @@ from gradhomog.cli import (
     train,
     verify,
 )
-from gradhomog.errors import GradhomogError
+from gradhomog.errors import GradhomogError, did_you_mean
 from gradhomog.terminal import escaped_output
 
 
@@ -71,9 +72,15 @@ def replace_unencodable_characters() -> None:
             stream.reconfigure(errors="replace")
 
 
-COMMANDS = (
-    list_, show, env, data, train, compare, suite, reproduce, report, verify, diagnose, profile, check, new, completion,
-)  # fmt: skip
+COMMANDS: dict[str, Any] = {
+    module.__name__.rpartition(".")[2].strip("_"): module
+    for module in (
+        list_, show, env, data, train, compare, suite, reproduce, report, verify, diagnose, profile, check, new,
+        completion,
+    )
+}  # fmt: skip
+"""The modules of the commands. Each has a `SUMMARY`, a docstring for `--help`, `add_arguments(parser)` and `run(args)`,
+which returns the exit code."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -85,8 +92,12 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"gradhomog {gradhomog.__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in COMMANDS:
-        module.add(commands)
+    for name, module in COMMANDS.items():
+        command = commands.add_parser(
+            name, help=module.SUMMARY, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        command.set_defaults(run=module.run)
+        module.add_arguments(command)
     return top
 
 
@@ -125,9 +136,6 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _require_command(top: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Exit with an error and a suggestion if no command has this name; argparse makes no suggestions."""
-    names = [module.__name__.rpartition(".")[2].strip("_") for module in COMMANDS]
     command = next((word for word in arguments if not word.startswith("-")), None)
-    if command is not None and command not in names:
-        from gradhomog.errors import did_you_mean
-
-        top.error(f"unknown command '{command}'.{did_you_mean(command, names)} Commands: {', '.join(names)}.")
+    if command is not None and command not in COMMANDS:
+        top.error(f"unknown command '{command}'.{did_you_mean(command, COMMANDS)} Commands: {', '.join(COMMANDS)}.")

@@ -6,25 +6,17 @@ import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gradhomog.cli._output import add_json, print_json
-
-Run = Callable[[argparse.Namespace], int]
 
 if TYPE_CHECKING:
     from gradhomog.cli._progress import Progress
     from gradhomog.experiments.run_file.schema import Config
 
 
-def add_run_command(
-    commands: Any, name: str, summary: str, description: str | None, run: Run, *, several_runs: bool
-) -> argparse.ArgumentParser:
-    """Add a command that takes a run file, overrides and an output folder; `--jobs` only if it has several runs."""
-    command: argparse.ArgumentParser = commands.add_parser(
-        name, help=summary, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    command.set_defaults(run=run)
+def add_run_options(command: argparse.ArgumentParser, *, several_runs: bool) -> None:
+    """Add a run file, overrides and an output folder; `--jobs` only if the command has several runs."""
     add_run_file(command)
     command.add_argument(
         "--quick", action="store_true",
@@ -34,7 +26,6 @@ def add_run_command(
     add_execution_options(
         command, several_runs=several_runs, resume_help=resume_help, default_out="a new folder under runs/"
     )
-    return command
 
 
 def add_run_file(command: argparse.ArgumentParser) -> None:
@@ -53,10 +44,7 @@ def add_execution_options(
 ) -> None:
     """Add the output folder, resumption, executor, output format and, for several runs, their number."""
     command.add_argument("--out", type=_parse_folder, metavar="DIR", help=f"output folder (default: {default_out})")
-    command.add_argument(
-        "--resume", action="store_true",
-        help=resume_help,
-    )  # fmt: skip
+    command.add_argument("--resume", action="store_true", help=resume_help)
     command.set_defaults(jobs=0)
     if several_runs:
         command.add_argument(

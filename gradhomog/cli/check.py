@@ -11,10 +11,10 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gradhomog.cli._output import add_json, print_json
-from gradhomog.cli.completion import plugin_names
+from gradhomog.cli.completion import complete_plugin_names
 from gradhomog.errors import GradhomogError, OptionError, join_errors
 
 if TYPE_CHECKING:
@@ -24,35 +24,28 @@ CHECKABLE_KINDS: tuple[Kind, ...] = ("homogenizers", "learners", "domains")
 """The kinds of plugins that the conformance kit has checks for."""
 
 
-def add(commands: Any) -> None:
-    command = commands.add_parser(
-        "check",
-        help="check that plugins have the required and claimed properties",
-        description=__doc__,
-        epilog="Exit codes: 0 no required check failed; 1 a required check failed; 2 invalid input.",
-    )
+SUMMARY = "check that plugins have the required and claimed properties"
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    command.epilog = "Exit codes: 0 no required check failed; 1 a required check failed; 2 invalid input."
     names = command.add_argument(
         "names", nargs="+", metavar="NAME", help='a plugin, optionally with options: pcgrad, "static(weights=[1,2])"'
     )
-    names.completer = plugin_names(CHECKABLE_KINDS)
+    complete_plugin_names(names, CHECKABLE_KINDS)
     command.add_argument(
-        "--kind",
-        choices=CHECKABLE_KINDS,
-        help="the kind of the plugin, if plugins of several kinds have this name",
+        "--kind", choices=CHECKABLE_KINDS, help="the kind of the plugin, if plugins of several kinds have this name"
     )
     command.add_argument(
-        "--only",
-        action="append",
-        metavar="PATTERN",
+        "--only", action="append", metavar="PATTERN",
         help="run only checks whose names match this glob pattern; may be repeated",
-    )
+    )  # fmt: skip
     command.add_argument(
         "--expect", action="append", default=[], metavar="CHECK=REASON",
         help="a check that is expected to fail, and the reason; may be repeated",
     )  # fmt: skip
     command.add_argument("--fast", action="store_true", help="use fewer examples, steps and learners")
     add_json(command)
-    command.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

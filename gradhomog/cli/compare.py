@@ -10,15 +10,14 @@ equation: helmholtz, burgers, klein_gordon. Their table always includes the plai
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from gradhomog.cli._run_command import add_run_command, execute
+from gradhomog.cli._run_command import add_run_options, execute
+
+SUMMARY = "compare homogenizers with the plain learner"
 
 
-def add(commands: Any) -> None:
-    command = add_run_command(
-        commands, "compare", "compare homogenizers with the plain learner", __doc__, run, several_runs=True
-    )
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    add_run_options(command, several_runs=True)
     command.add_argument(
         "--misscale", action="store_true",
         help="also with the first task's loss times 0.01 and 100: how well does each method tolerate wrong weights?",

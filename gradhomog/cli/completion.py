@@ -14,25 +14,19 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from gradhomog.errors import OptionError
 
 if TYPE_CHECKING:
     from gradhomog.registry import Kind
 
-Completer = Callable[..., list[str]]
-"""A function that argcomplete calls with `prefix`, `parsed_args` and further keywords."""
+SUMMARY = "print a script for TAB completion in a shell"
 
 
-def add(commands: Any) -> None:
-    command = commands.add_parser(
-        "completion", help="print a script for TAB completion in a shell", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell to print the script for")
-    command.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,8 +49,8 @@ def complete(parser: argparse.ArgumentParser) -> None:
         argcomplete.autocomplete(parser)
 
 
-def plugin_names(kinds: Sequence[Kind] | None = None) -> Completer:
-    """Return a completer for names of plugins of these kinds (default: all); with `--kind`, of that kind only."""
+def complete_plugin_names(argument: argparse.Action, kinds: Sequence[Kind] | None = None) -> None:
+    """Complete names of plugins of these kinds (default: all); with `--kind`, of that kind only."""
 
     def complete_names(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
         from gradhomog.registry import KINDS, installed
@@ -65,4 +59,4 @@ def plugin_names(kinds: Sequence[Kind] | None = None) -> Completer:
         selected = [kind] if kind else kinds or KINDS
         return sorted({name for kind in selected for name in installed().names(kind) if name.startswith(prefix)})
 
-    return complete_names
+    argument.completer = complete_names  # type: ignore[attr-defined]  # called by argcomplete

@@ -6,10 +6,9 @@ import argparse
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Any
 
 from gradhomog.cli._output import add_json, print_json, print_table
-from gradhomog.cli.completion import plugin_names
+from gradhomog.cli.completion import complete_plugin_names
 
 NAMES = (
     "Recognized below ROOT: NAME-SIZE.npz, NAME.npz, filelists/NAME, NAME, and the folders of `gradhomog data list`. "
@@ -17,8 +16,10 @@ NAMES = (
 )
 
 
-def add(commands: Any) -> None:
-    command = commands.add_parser("data", help="find and check the few-shot benchmarks on disk", description=__doc__)
+SUMMARY = "find and check the few-shot benchmarks on disk"
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
     actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
 
     listing = actions.add_parser(
@@ -26,7 +27,6 @@ def add(commands: Any) -> None:
         description="List the benchmarks: where they are obtained, terms of use, and the folders below the data root.",
     )  # fmt: skip
     add_json(listing)
-    listing.set_defaults(run=run_list)
 
     check = actions.add_parser(
         "check", help="check the files of benchmarks",
@@ -38,7 +38,6 @@ def add(commands: Any) -> None:
     _add_root(check)
     check.add_argument("--full", action="store_true", help="decode every image completely (takes minutes)")
     add_json(check)
-    check.set_defaults(run=run_check)
 
     lists = actions.add_parser(
         "lists", help="write file lists with the published splits",
@@ -49,16 +48,19 @@ def add(commands: Any) -> None:
     _add_root(lists)
     lists.add_argument("--out", type=Path, metavar="DIR", help="folder of the lists (default: ROOT/filelists)")
     add_json(lists)
-    lists.set_defaults(run=run_lists)
+
+
+def run(args: argparse.Namespace) -> int:
+    return {"list": _list, "check": _check, "lists": _write_lists}[args.action](args)
 
 
 def _add_root(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("root", type=Path, metavar="ROOT", help="data root: the folder that contains the benchmarks")
     names = parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks (default: all)")
-    names.completer = plugin_names(("benchmarks",))  # type: ignore[attr-defined]
+    complete_plugin_names(names, ("benchmarks",))
 
 
-def run_list(args: argparse.Namespace) -> int:
+def _list(args: argparse.Namespace) -> int:
     from gradhomog.benchmarks import benchmarks
 
     if args.json:
@@ -83,7 +85,7 @@ def run_list(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_check(args: argparse.Namespace) -> int:
+def _check(args: argparse.Namespace) -> int:
     from gradhomog.benchmarks import benchmark, benchmarks
 
     chosen = [benchmark(name) for name in dict.fromkeys(args.names)] or benchmarks()
@@ -110,7 +112,7 @@ def run_check(args: argparse.Namespace) -> int:
     return 0 if all(result.status in good for result in results) else 1
 
 
-def run_lists(args: argparse.Namespace) -> int:
+def _write_lists(args: argparse.Namespace) -> int:
     from gradhomog.benchmarks import benchmark, benchmarks
     from gradhomog.errors import DataError
     from gradhomog.experiments.results.atomic_files import write_bytes

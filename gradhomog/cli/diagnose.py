@@ -12,18 +12,14 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from gradhomog.cli._output import CountBar, add_json, print_json
 from gradhomog.cli._run_command import add_run_file, integer_parser, seconds_parser
 
+SUMMARY = "separate conflict of the tasks' gradients from noise, and recommend a remedy"
 
-def add(commands: Any) -> None:
-    command = commands.add_parser(
-        "diagnose", help="separate conflict of the tasks' gradients from noise, and recommend a remedy",
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    command.set_defaults(run=run)
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
     add_run_file(command)
     command.add_argument(
         "--at", type=integer_parser(0), metavar="STEPS",

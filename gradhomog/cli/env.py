@@ -8,11 +8,8 @@ from typing import Any
 
 from gradhomog.cli._output import add_json, print_json, print_table
 
-
-def add(commands: Any) -> None:
-    command = commands.add_parser("env", help="print versions, machine and installed plugins", description=__doc__)
-    add_json(command)
-    command.set_defaults(run=run)
+SUMMARY = "print versions, machine and installed plugins"
+add_arguments = add_json
 
 
 def run(args: argparse.Namespace) -> int:

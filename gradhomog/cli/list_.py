@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gradhomog.cli._output import add_json, print_json, print_table
 
@@ -19,11 +19,12 @@ KINDS: tuple[Kind, ...] = (
 GROUPS: tuple[Kind, ...] = (*KINDS, "papers")
 
 
-def add(commands: Any) -> None:
-    command = commands.add_parser("list", help="list installed plugins", description=__doc__)
+SUMMARY = "list installed plugins"
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("kind", nargs="?", choices=GROUPS, help="list only this kind of plugin (default: all)")
     add_json(command)
-    command.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

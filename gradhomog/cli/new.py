@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from gradhomog.cli._output import add_json, print_json
 
+SUMMARY = "write a new plugin project"
 
-def add(commands: Any) -> None:
-    command = commands.add_parser(
-        "new", help="write a new plugin project", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("name", metavar="NAME", help="name of the plugin")
     command.add_argument(
         "--kind", choices=("homogenizers", "learners", "domains", "problems"), default="homogenizers",
@@ -35,7 +32,6 @@ def add(commands: Any) -> None:
         "--author", metavar="NAME", help="copyright holder in LICENSE (default: the project's authors)"
     )
     add_json(command)
-    command.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

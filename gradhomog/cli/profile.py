@@ -14,7 +14,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 from gradhomog.cli._output import CountBar, add_json, print_json
 from gradhomog.cli._run_command import add_run_file, integer_parser, seconds_parser
@@ -46,12 +45,10 @@ def clock(args: argparse.Namespace) -> Callable[[], float]:
     return time.process_time if args.processor_time else time.perf_counter
 
 
-def add(commands: Any) -> None:
-    command = commands.add_parser(
-        "profile", help="measure the overhead of each homogenizer in a training step", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    command.set_defaults(run=run)
+SUMMARY = "measure the overhead of each homogenizer in a training step"
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
     add_run_file(command)
     command.add_argument(
         "--homogenizer", action="append", default=[], metavar="PIPELINE", dest="homogenizers",

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from gradhomog.cli._output import add_json, print_json
 
+SUMMARY = "recreate the report of a comparison"
 
-def add(commands: Any) -> None:
-    command = commands.add_parser("report", help="recreate the report of a comparison", description=__doc__)
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("folder", type=Path, metavar="DIR", help="output folder of `compare` or `train`")
     add_json(command)
-    command.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

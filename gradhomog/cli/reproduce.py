@@ -22,13 +22,10 @@ from typing import Any
 from gradhomog.cli._output import print_json
 from gradhomog.cli._run_command import add_execution_options, resume_hint
 
+SUMMARY = "compute a table or figure of a paper"
 
-def add(commands: Any) -> None:
-    command = commands.add_parser(
-        "reproduce", help="compute a table or figure of a paper", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    command.set_defaults(run=run)
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "experiment", metavar="EXPERIMENT",
         help="weak (Table 1), strong (Table 2), ablation (Table 3), beta, temperature, backbone, saliency; "
@@ -64,10 +61,9 @@ def add(commands: Any) -> None:
         "--rotogbml", default="", metavar="PIPELINE", help="pipeline of the rows RotoGBML (default: the paper's)"
     )
     command.add_argument(
-        "--without-others",
-        action="store_true",
+        "--without-others", action="store_true",
         help="omit the comparison methods of Tables 1 and 2, such as ProtoNet and RelationNet",
-    )
+    )  # fmt: skip
     command.add_argument(
         "--set", action="append", default=[], metavar="a.b=c", dest="overrides",
         help="override a key of the run files; may be repeated",

@@ -6,19 +6,19 @@ import argparse
 from typing import Any
 
 from gradhomog.cli._output import add_json, print_json
-from gradhomog.cli.completion import plugin_names
+from gradhomog.cli.completion import complete_plugin_names
 from gradhomog.cli.list_ import KINDS
 
+SUMMARY = "describe one plugin"
 
-def add(commands: Any) -> None:
-    command = commands.add_parser("show", help="describe one plugin", description=__doc__)
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
     name = command.add_argument("name", help="name of a plugin, or distribution:name")
-    name.completer = plugin_names()
+    complete_plugin_names(name)
     command.add_argument(
         "--kind", choices=KINDS, help="the kind of the plugin, if plugins of several kinds have this name"
     )
     add_json(command)
-    command.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

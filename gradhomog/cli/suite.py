@@ -21,13 +21,10 @@ from typing import Any
 from gradhomog.cli._output import add_json, print_json
 from gradhomog.cli._run_command import integer_parser
 
+SUMMARY = "compare methods on fixed problems, and with wrong loss weights"
 
-def add(commands: Any) -> None:
-    command = commands.add_parser(
-        "suite", help="compare methods on fixed problems, and with wrong loss weights", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    command.set_defaults(run=run)
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "methods", nargs="*", metavar="METHOD", help="a pipeline; with --rerun by default all built-in methods"
     )

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
 
-from gradhomog.cli._run_command import add_run_command, execute
+from gradhomog.cli._run_command import add_run_options, execute
+
+SUMMARY = "train one learner with one pipeline"
 
 
-def add(commands: Any) -> None:
-    add_run_command(commands, "train", "train one learner with one pipeline", __doc__, run, several_runs=False)
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    add_run_options(command, several_runs=False)
 
 
 def run(args: argparse.Namespace) -> int:

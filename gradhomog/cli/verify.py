@@ -10,19 +10,15 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 from gradhomog.cli._output import add_json, print_json
 
+SUMMARY = "check that the files of a comparison are unchanged"
 
-def add(commands: Any) -> None:
-    command = commands.add_parser(
-        "verify", help="check that the files of a comparison are unchanged", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("folder", type=Path, metavar="DIR", help="output folder of `compare` or `train`")
     add_json(command)
-    command.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
