@@ -25,10 +25,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="existing folder to create the project folder in (default: the current folder)",
     )  # fmt: skip
     command.add_argument(
-        "--licence", default="MIT", metavar="{MIT,Apache-2.0,BSD-3-Clause,none}",
-        help="licence of the project (default: MIT)",
-    )  # fmt: skip
-    command.add_argument(
         "--author", metavar="NAME", help="copyright holder in LICENSE (default: the project's authors)"
     )
     add_json(command)
@@ -37,12 +33,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from gradhomog.registry import installed
     from gradhomog.scaffold.naming import names
-    from gradhomog.scaffold.project import project
-    from gradhomog.scaffold.write_project import check_name_is_free, next_commands, write_project
+    from gradhomog.scaffold.project import check_name_is_free, next_commands, project, write_project
 
     plugin_names = names(args.name)
     check_name_is_free(plugin_names, installed())
-    content = project(plugin_names, args.kind, args.licence, args.author)
+    content = project(plugin_names, args.kind, args.author)
     folder = write_project(content, args.into)
     commands = next_commands(content, folder)
     if args.json:

@@ -1,23 +1,27 @@
-"""Generate the files of a new plugin project from templates."""
+"""A new plugin project: check its name, generate its files from templates, write all or none, list next commands."""
 
 from __future__ import annotations
 
 import datetime
+import importlib.util
 import json
 import re
+import shlex
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files as resources
-from typing import Literal, get_args
+from pathlib import Path
+from typing import Literal
 
 from packaging.version import Version
 
 import gradhomog
-from gradhomog.errors import OptionError
+from gradhomog.errors import OptionError, PluginError
+from gradhomog.registry import KINDS, Registry
 from gradhomog.scaffold.naming import Names
 
 PluginKind = Literal["homogenizers", "learners", "domains", "problems"]
-Licence = Literal["MIT", "Apache-2.0", "BSD-3-Clause", "none"]
 
 DESCRIPTIONS: dict[PluginKind, str] = {
     "homogenizers": "Gradient homogenization by rescaling rows towards their mean norm",
@@ -25,6 +29,15 @@ DESCRIPTIONS: dict[PluginKind, str] = {
     "domains": "Few-shot classification of gratings drawn from formulas",
     "problems": "A multi-task problem: regression of the sum and the product of two inputs",
 }
+
+
+EXAMPLES: dict[PluginKind, tuple[str, ...]] = {
+    "homogenizers": ('homogenizers=["none", "{0}"]',),
+    "learners": ('learner=["maml", "{0}"]', 'homogenizers=["none", "pcgrad"]'),
+    "domains": ('domains.train=["{0}:stripes", "{0}:checks"]', 'domains.test=["{0}:waves"]'),
+    "problems": ("problem.name={0}",),
+}
+"""Arguments of `gradhomog compare --set` that run the generated plugin of each kind."""
 
 
 @dataclass(frozen=True)
@@ -42,24 +55,19 @@ class Project:
     texts: Mapping[str, str]
 
 
-def project(
-    names: Names, kind: PluginKind = "homogenizers", licence: str = "MIT", author: str | None = None
-) -> Project:
-    """Return the project of a plugin, without writing it.
+def project(names: Names, kind: PluginKind = "homogenizers", author: str | None = None) -> Project:
+    """Return the project of a plugin under the MIT licence, without writing it.
 
     The templates form the project of a plugin with the name `plugin_name`.
 
     Args:
         names: the result of `naming.names`.
         kind: the kind of the plugin.
-        licence: an SPDX expression of `Licence`; `"none"` reserves all rights.
         author: the copyright holder; `"The gradhomog-… authors"` by default.
 
     Raises:
-        OptionError: the licence is unknown, or the author's name is empty or not printable.
+        OptionError: the author's name is empty or not printable.
     """
-    if licence not in get_args(Licence):
-        raise OptionError(f"`--licence` must be one of {', '.join(get_args(Licence))}; got {licence!r}.")
     author = f"The {names.distribution} authors" if author is None else author.strip()
     if not author or not author.isprintable():
         raise OptionError(f"`--author` must be a name on one line; got {author!r}.")
@@ -70,10 +78,10 @@ def project(
         f"{names.module}/__init__.py": f"{kind}/__init__.py.template",
         f"{names.module}/_{names.plugin}.py": f"{kind}/plugin.py.template",
         f"tests/test_{names.plugin}.py": f"{kind}/test.py.template",
+        "LICENSE": "LICENSE.template",
     }
-    if licence != "none":
-        templates["LICENSE"] = f"licences/{licence}.txt"
-    sources = {path: _read(template) for path, template in templates.items()}
+    folder = resources("gradhomog.scaffold") / "templates"
+    sources = {path: (folder / template).read_text(encoding="utf-8") for path, template in templates.items()}
     code = "\n".join(text for path, text in sources.items() if path.endswith(".py"))
     values = {
         "plugin_name": names.plugin,
@@ -82,13 +90,14 @@ def project(
         "<group>": kind,
         "<description>": DESCRIPTIONS[kind],
         "<gradhomog_range>": dependency_range(gradhomog.__version__),
-        "<licence_fields>": _licence_fields(licence),
-        "<licence_sentence>": _licence_sentence(licence),
         "<year>": str(datetime.date.today().year),
         "<author>": author,
         "<quoted_author>": json.dumps(author, ensure_ascii=False),  # a JSON string is a TOML string
     }
-    return Project(names, kind, {path: _fill(text, values) for path, text in sources.items()})
+    # All markers are replaced in one pass, so that markers in the values are not.
+    marker = re.compile("|".join(map(re.escape, values)))
+    texts = {path: marker.sub(lambda match: values[match[0]], text) for path, text in sources.items()}
+    return Project(names, kind, texts)
 
 
 def dependency_range(version: str) -> str:
@@ -104,22 +113,55 @@ def dependency_range(version: str) -> str:
     return f">={lowest},<{next_one}"
 
 
-def _licence_fields(licence: str) -> str:
-    if licence == "none":
-        return 'classifiers = ["Private :: Do Not Upload"] # without a licence: the package index rejects uploads'
-    return f'license = "{licence}"\nlicense-files = ["LICENSE"]'
+def check_name_is_free(names: Names, registry: Registry) -> None:
+    """Raise `PluginError` if an installed distribution, gradhomog included, has a plugin or a module of this name."""
+    for kind in KINDS:
+        for info in registry.list(kind):
+            if info.name == names.plugin:
+                raise PluginError(
+                    f"the name '{names.plugin}' is in use: {info.distribution} {info.version} has a {kind[:-1]} with "
+                    "this name. Choose another name, or uninstall that distribution."
+                )
+    spec = importlib.util.find_spec(names.module)
+    if spec is not None and spec.origin is not None:
+        raise PluginError(f"the module {names.module} already exists: {spec.origin}. Choose another name.")
 
 
-def _licence_sentence(licence: str) -> str:
-    if licence == "none":
-        return "This project has no licence: all rights are reserved."
-    return f"Licence: {licence}, see `LICENSE`."
+def write_project(project: Project, into: Path) -> Path:
+    """Write a project to a new folder in `into`, and return that folder. After an error, no file remains.
+
+    Raises:
+        OptionError: `into` is not a folder, or the project's folder exists and is not empty.
+    """
+    target = into / project.names.distribution
+    if not into.is_dir():
+        raise OptionError(f"`--into` must be an existing folder; got {str(into)!r}. Create it first.")
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise OptionError(f"{target} exists and is not a folder. Move it, or choose another name or `--into`.")
+    if target.exists() and any(target.iterdir()):
+        raise OptionError(f"{target} exists and is not empty. Move it, or choose another name or `--into`.")
+    with tempfile.TemporaryDirectory(prefix=".gradhomog-new-", dir=into) as temporary:
+        # In a subfolder, because the temporary folder itself is readable by its owner only.
+        built = Path(temporary) / project.names.distribution
+        for path, text in project.texts.items():
+            (built / path).parent.mkdir(parents=True, exist_ok=True)
+            (built / path).write_text(text, encoding="utf-8", newline="\n")
+        if target.exists():
+            target.rmdir()
+        built.rename(target)
+    return target
 
 
-def _read(name: str) -> str:
-    return (resources("gradhomog.scaffold") / "templates" / name).read_text(encoding="utf-8")
-
-
-def _fill(text: str, values: Mapping[str, str]) -> str:
-    """Replace all markers in one pass, so that markers in the values are not replaced."""
-    return re.sub("|".join(map(re.escape, values)), lambda match: values[match[0]], text)
+def next_commands(project: Project, folder: Path) -> list[str]:
+    """Return the commands to install the project from its folder, to check it and to compare it."""
+    name = project.names.plugin
+    # Without `./`, pip would interpret the folder as the name of a package to download.
+    where = str(folder) if folder.is_absolute() else f"./{folder}"
+    checked = f"{name}:stripes" if project.kind == "domains" else name
+    command = "show" if project.kind == "problems" else "check"  # the kit has no checks of problems
+    settings = [part for text in EXAMPLES[project.kind] for part in ("--set", text.format(name))]
+    return [
+        shlex.join(["python", "-m", "pip", "install", "-e", f"{where}[test]"]),
+        shlex.join(["gradhomog", command, checked]),
+        shlex.join(["gradhomog", "compare", *settings]),
+    ]

@@ -26,13 +26,13 @@ def test_files_and_next_commands_are_printed(spelling, tmp_path, monkeypatch, ca
 
 @pytest.mark.parametrize("kind", ["homogenizers", "learners", "domains", "problem"])
 def test_json_has_names_folder_files_and_commands(kind, tmp_path, capsys):
-    given = ["new", "x-y", "--kind", kind, "--into", str(tmp_path), "--licence", "none", "--author", "Ada", "--json"]
+    given = ["new", "x-y", "--kind", kind, "--into", str(tmp_path), "--author", "Ada", "--json"]
     assert main(given) == 0
     data = json.loads(capsys.readouterr().out)
     assert (data["plugin"], data["kind"]) == ("x_y", kind.removesuffix("s") + "s")
     assert (data["distribution"], data["module"]) == ("gradhomog-x-y", "gradhomog_x_y")
     assert data["folder"] == str(tmp_path / "gradhomog-x-y")
-    assert "LICENSE" not in data["files"]
+    assert "LICENSE" in data["files"]
     assert all((tmp_path / "gradhomog-x-y" / path).is_file() for path in data["files"])
     assert len(data["commands"]) == 3
     assert 'name = "Ada"' in (tmp_path / "gradhomog-x-y" / "pyproject.toml").read_text(encoding="utf-8")
@@ -79,7 +79,6 @@ def test_a_folder_with_a_space_is_quoted_in_the_command(tmp_path, capsys):
     [
         (["SignVote"], "Write 'sign-vote', for example"),
         (["pcgrad"], f"the name 'pcgrad' is in use: gradhomog {gradhomog.__version__} has a homogenizer"),
-        (["x", "--licence", "GPL"], "`--licence` must be one of MIT, Apache-2.0, BSD-3-Clause, none; got 'GPL'"),
         (["x", "--author", ""], "`--author` must be a name on one line; got ''"),
         (["x", "--into", "nowhere"], "`--into` must be an existing folder; got 'nowhere'"),
         (["full"], "gradhomog-full exists and is not empty"),

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from gradhomog.scaffold.naming import names
-from gradhomog.scaffold.project import project
-from gradhomog.scaffold.write_project import write_project
+from gradhomog.scaffold.project import project, write_project
 
 KINDS = {"sign_vote": "homogenizers", "ridge_head": "learners", "gratings": "domains", "two_targets": "problems"}
 

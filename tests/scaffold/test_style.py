@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from gradhomog.scaffold.naming import LONGEST, names
-from gradhomog.scaffold.project import project
-from gradhomog.scaffold.write_project import write_project
+from gradhomog.scaffold.project import project, write_project
 from tests.scaffold.conftest import KINDS
 
 ROOT = Path(__file__).parents[2]
