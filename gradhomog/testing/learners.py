@@ -31,15 +31,16 @@ from gradhomog.testing.assertions import (
     require_exact_rows,
 )
 from gradhomog.testing.check_results import CheckFailure, NotApplicable, check, describe_failure
-from gradhomog.testing.probing_homogenizers import (
+from gradhomog.testing.small_network import (
+    WAYS,
     Call,
     InputDependentWeights,
     Recorder,
     ShiftedFeatures,
     ZeroEncoder,
     ZeroFeatures,
+    network,
 )
-from gradhomog.testing.small_network import WAYS, network
 from gradhomog.testing.snapshots import input_bits, module_values
 from gradhomog.testing.subjects import LearnerSubject, TaskType
 

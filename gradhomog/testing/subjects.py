@@ -22,8 +22,7 @@ from gradhomog.step.member import Member
 from gradhomog.step.pipelines import Pipeline, pipeline
 from gradhomog.testing import small_network
 from gradhomog.testing.check_results import NotApplicable
-from gradhomog.testing.probing_homogenizers import InputDependentWeights
-from gradhomog.testing.small_network import WAYS, network
+from gradhomog.testing.small_network import WAYS, InputDependentWeights, network
 from gradhomog.testing.snapshots import seeded_global_generators
 
 Spec = TypeVar("Spec", DomainSpec, HomogenizerSpec, LearnerSpec)

@@ -193,7 +193,7 @@ for name in ("check_homogenizer", "check_learner", "check_domain", "checks", "ja
 print(main(["check", "static"]))
 del sys.modules["hypothesis"]
 sys.modules["pytest"] = None
-sys.modules.pop("gradhomog.testing.parametrization", None)
+sys.modules.pop("gradhomog.testing.kits", None)
 try:
     gradhomog.testing.parametrize_with_checks
 except gradhomog.ConfigError as error:
