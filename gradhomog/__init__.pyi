@@ -42,7 +42,7 @@ from .learners.domains import domain as domain
 from .learners.ensemble import Ensemble as Ensemble
 from .learners.learner import Learner as Learner
 from .learners.learner import learner as learner
-from .learners.outer_optimizer import warn_of_momentum as warn_of_momentum
+from .learners.learner import warn_of_momentum as warn_of_momentum
 from .learners.results import Evaluation as Evaluation
 from .learners.results import TaskRow as TaskRow
 from .learners.results import TaskRows as TaskRows
@@ -59,9 +59,8 @@ from .ranks.ranks import Ranks as Ranks
 from .registry import PluginInfo as PluginInfo
 from .registry import Registry as Registry
 from .registry import available as available
-from .registry.annotated_values import ValidatedConstructor as ValidatedConstructor
-from .registry.annotated_values import validated as validated
-from .registry.hooks import hookimpl as hookimpl
+from .registry.options import ValidatedConstructor as ValidatedConstructor
+from .registry.options import validated as validated
 from .registry.specs import BenchmarkSpec as BenchmarkSpec
 from .registry.specs import DomainSpec as DomainSpec
 from .registry.specs import ExecutorSpec as ExecutorSpec
@@ -70,6 +69,7 @@ from .registry.specs import LearnerSpec as LearnerSpec
 from .registry.specs import NetworkSpec as NetworkSpec
 from .registry.specs import ObserverSpec as ObserverSpec
 from .registry.specs import ProblemSpec as ProblemSpec
+from .registry.specs import hookimpl as hookimpl
 from .rows import Jacobian as Jacobian
 from .rows import as_jacobian as as_jacobian
 from .rows import jacobian_of_rows as jacobian_of_rows

@@ -14,7 +14,7 @@ from annotated_types import Ge
 from torch import Tensor
 
 from gradhomog.errors import OptionError
-from gradhomog.registry.annotated_values import validated
+from gradhomog.registry.options import validated
 from gradhomog.rows.arithmetic import safe_sqrt
 from gradhomog.solvers.scaling import require_square
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog.autograd.backward import backward
+from gradhomog.diagnosis.diagnosis import loss_rows
 from gradhomog.diagnosis.learner_rows import FIRST_BATCH
-from gradhomog.diagnosis.loss_rows import loss_rows
 from gradhomog.errors import ConfigError
 from gradhomog.learners.results import Evaluation
 from gradhomog.step.nonfinite import Nonfinite

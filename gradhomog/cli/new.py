@@ -32,8 +32,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from gradhomog.registry import installed
-    from gradhomog.scaffold.naming import names
-    from gradhomog.scaffold.project import check_name_is_free, next_commands, project, write_project
+    from gradhomog.scaffold.project import check_name_is_free, names, next_commands, project, write_project
 
     plugin_names = names(args.name)
     check_name_is_free(plugin_names, installed())

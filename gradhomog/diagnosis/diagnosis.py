@@ -5,20 +5,52 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
+from gradhomog.autograd.derivatives import DirectDerivatives
 from gradhomog.autograd.inputs import Losses, Parameters
+from gradhomog.autograd.loss_graph import LossGraph, find_graph
+from gradhomog.autograd.row_source import require_used
 from gradhomog.diagnosis.estimates import MIN_BATCHES
-from gradhomog.diagnosis.expected_gradients import expected_gradients, norm_ratios, step_alignment
-from gradhomog.diagnosis.loss_rows import loss_rows
-from gradhomog.diagnosis.noise import noise
+from gradhomog.diagnosis.labelled_gramian import COLUMNS, RowStore
 from gradhomog.diagnosis.recommend import recommend
 from gradhomog.diagnosis.result import DiagnosisResult
-from gradhomog.diagnosis.row_store import COLUMNS, RowStore
-from gradhomog.diagnosis.single_rows import row_norms, single_rows
+from gradhomog.diagnosis.row_statistics import (
+    expected_gradients,
+    noise,
+    norm_ratios,
+    row_norms,
+    single_rows,
+    step_alignment,
+)
 from gradhomog.diagnosis.summed_loss import rows_are_accumulated, rows_are_dependent, rows_are_parallel, summed_labels
 from gradhomog.errors import OptionError
 from gradhomog.rows import Jacobian, as_jacobian
+
+
+def loss_rows(losses: Losses, parameters: Parameters | None = None) -> tuple[dict[str, Tensor], LossGraph]:
+    """Return the rows `[tasks, *shape]` of the present tasks by parameter, and these tasks with the parameters.
+
+    The graph of the losses is kept, so that a training step can follow.
+
+    Args:
+        losses, parameters: as in `gradhomog.backward`.
+
+    Raises:
+        OptionError: as in `gradhomog.backward`.
+    """
+    found = find_graph(losses, parameters, None)
+    tasks = len(found.tasks.losses)
+    graph = replace(found, unshared_leaves=[()] * tasks)
+    rows = DirectDerivatives(graph, [1.0] * tasks, retain_graph=True).rows()
+    unused = [name for name, gradients in rows.items() if all(gradient is None for gradient in gradients)]
+    require_used(found.shared, unused)
+    stacked = {
+        name: torch.stack([torch.zeros_like(like, requires_grad=False) if row is None else row for row in rows[name]])
+        for name, like in found.shared.items()
+    }
+    return stacked, found
 
 
 class Diagnosis:

@@ -12,9 +12,7 @@ from typing import Any, final
 
 from gradhomog.diagnosis import estimates
 from gradhomog.diagnosis.estimates import UNRESOLVED, TransformedEstimate, interval, ratio_range, significant
-from gradhomog.diagnosis.expected_gradients import ExpectedGradients, StepAlignment
-from gradhomog.diagnosis.noise import Noise
-from gradhomog.diagnosis.single_rows import RowNorms, SingleRows
+from gradhomog.diagnosis.row_statistics import ExpectedGradients, Noise, RowNorms, SingleRows, StepAlignment
 from gradhomog.table import Table
 
 INVALID = frozenset({"accumulated_rows", "summed_loss", "total_as_task", "dependent_rows"})

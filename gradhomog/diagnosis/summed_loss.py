@@ -7,8 +7,8 @@ from torch import Tensor
 
 from gradhomog.conflict import cosines
 from gradhomog.diagnosis.estimates import jackknife
-from gradhomog.diagnosis.expected_gradients import squares
 from gradhomog.diagnosis.labelled_gramian import LabelledGramian
+from gradhomog.diagnosis.row_statistics import squares
 
 TOLERANCE = 1e-5
 """Largest 1 − |cosine| of parallel rows. The rounding of bfloat16 gives about 1e-6; rows of different losses with an

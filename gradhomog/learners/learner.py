@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +15,9 @@ from torch.distributed import ProcessGroup
 
 from gradhomog.autograd.metric import step_metric
 from gradhomog.diagnosis import learner_rows
+from gradhomog.diagnosis.learner_rows import encoder_pattern, stage_rows
 from gradhomog.diagnosis.result import DiagnosisResult
-from gradhomog.errors import ConfigError, OptionError
-from gradhomog.learners.outer_optimizer import OuterOptimizer, check_holds_parameters, warn_of_momentum
+from gradhomog.errors import ConfigError, MomentumWarning, OptionError
 from gradhomog.learners.results import Evaluation, TaskRow, TaskRows
 from gradhomog.learners.scoring import (
     Loss,
@@ -26,18 +27,65 @@ from gradhomog.learners.scoring import (
     explain_head_errors,
     score_tasks,
 )
-from gradhomog.learners.stage_rows import encoder_pattern, stage_rows
 from gradhomog.learners.step_rows import compute_meta_step
 from gradhomog.learners.tasks import Task, TaskBatch
 from gradhomog.learners.training_mode import training_mode
 from gradhomog.ranks.communicator import communicate
 from gradhomog.ranks.ranks import Ranks
 from gradhomog.registry import Registry, expression, installed
-from gradhomog.registry.annotated_values import ValidatedConstructor
+from gradhomog.registry.options import ValidatedConstructor
 from gradhomog.step.assembly import Entry
 from gradhomog.step.pipelines import Pipeline, pipeline
 from gradhomog.step.reports import StageReport, StepReport
 from gradhomog.step.step import TaskKey
+
+
+class OuterOptimizer(Protocol):
+    """An optimizer that reads `.grad`: of `torch.optim`, `torchopt.Adam`, or a custom one."""
+
+    def zero_grad(self) -> Any: ...
+    def step(self) -> Any: ...
+
+
+def check_holds_parameters(outer: OuterOptimizer, parameters: Iterable[Tensor]) -> None:
+    """Raise if a PyTorch optimizer holds none of the parameters, so that its steps would train nothing.
+
+    Raises:
+        OptionError: the optimizer holds none of the parameters.
+    """
+    if not isinstance(outer, torch.optim.Optimizer):
+        return  # the parameters of other optimizers cannot be read
+    held = {id(parameter) for group in outer.param_groups for parameter in group["params"]}
+    if held.isdisjoint(id(parameter) for parameter in parameters):
+        raise OptionError(
+            "`outer` must hold parameters of the learner; it holds none of them, so its step would train nothing. "
+            "Create it with learner.parameters()."
+        )
+
+
+def warn_of_momentum(outer: OuterOptimizer, pipe: Pipeline) -> None:
+    """Warn if a PyTorch optimizer averages directions, although a homogenizer such as `tracked` averages their rows.
+
+    Called by `learner.step` and by the adapters of frameworks; for custom loops, before training. The parameters of
+    other optimizers cannot be read.
+
+    Warns:
+        MomentumWarning: `momentum` or β₁ of a parameter group is not zero.
+
+    >>> import torch, gradhomog
+    >>> optimizer = torch.optim.Adam([torch.zeros(1, requires_grad=True)], betas=(0.0, 0.999))
+    >>> gradhomog.warn_of_momentum(optimizer, gradhomog.pipeline("tracked"))
+    """
+    averaging = [member for member in pipe.requirements.choosing if getattr(member.homogenizer, "average", 1) != 0]
+    if not averaging or not isinstance(outer, torch.optim.Optimizer):
+        return
+    if factor := max(group.get("momentum", group.get("betas", (0.0,))[0]) for group in outer.param_groups):
+        warnings.warn(
+            f"{averaging[0].selector} averages rows over steps, and {type(outer).__name__} averages its direction "
+            f"again with the factor {factor:g}. Use betas=(0.0, 0.999), or momentum=0.",
+            MomentumWarning,
+            stacklevel=3,
+        )
 
 
 class Learner(ValidatedConstructor, ABC):

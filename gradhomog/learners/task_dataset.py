@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, Te
 
 from gradhomog.errors import DataError
 from gradhomog.learners.tasks import Task, classification_task, draw_examples
-from gradhomog.registry.annotated_values import ValidatedConstructor, fits
+from gradhomog.registry.options import ValidatedConstructor, fits
 
 Labels = Sequence[int] | NDArray[np.integer[Any]] | Tensor
 

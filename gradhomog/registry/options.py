@@ -1,20 +1,235 @@
-"""Options of a plugin: read them from its factory's signature and annotations, validate and describe them.
+"""Options of plugins, constructors, domains, problems and run files: validated and described by their annotated types.
 
-`gradhomog.registry.annotated_values` lists the annotations.
+A range is an annotation of the library annotated_types, `Annotated[float, Gt(0)]`; a choice is a `Literal`. Floats must
+be finite unless an upper bound of infinity is annotated.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import math
+import operator
+import types
 import typing
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, cast
+
+from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MaxLen, MinLen
 
 from gradhomog.errors import OptionError, did_you_mean, join_errors
-from gradhomog.registry.annotated_values import accepted_values, describe_mismatch, type_hints, unwrapped
 from gradhomog.registry.expression import render_value
 from gradhomog.registry.specs import ExecutorSpec, HomogenizerSpec, Spec
+
+_LISTS = (list, tuple, range)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class ValidatedConstructor:
+    """A base class that validates the arguments of its constructor against their annotations.
+
+    Raises:
+        OptionError: the message names the class, the option, the accepted values and the value.
+    """
+
+    def __new__(cls, *args: Any, **keywords: Any) -> Self:
+        _validate_arguments(cls, args, keywords)
+        return super().__new__(cls)
+
+
+def validated(function: Function) -> Function:
+    """Decorate a function so that it validates its arguments as `ValidatedConstructor` does."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        _validate_arguments(function, args, keywords)
+        return function(*args, **keywords)
+
+    return cast(Function, call)
+
+
+def _validate_arguments(target: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+    names, hints, is_closed = _parameters(target)
+    if is_closed and (unknown := [name for name in keywords if name not in hints and name not in names]):
+        raise TypeError(f"{target.__name__}() got an unexpected keyword argument {unknown[0]!r}")
+    for name, value in (*zip(names, args, strict=False), *keywords.items()):
+        if name in hints and (error := describe_mismatch(name, value, hints[name])):
+            raise OptionError(f"{target.__name__}: {error}")
+
+
+@functools.cache
+def _parameters(target: Callable[..., Any]) -> tuple[list[str], dict[str, Any], bool]:
+    """Return the names of the parameters in order, the annotated types of those that have one, and if other keywords
+    are errors.
+
+    Untyped keywords, which a constructor passes on, have the types of its base classes. Those of an unpacked TypedDict
+    must be among its keys, which Python does not check.
+    """
+    functions = [target]
+    if inspect.isclass(target):
+        functions = [vars(base)["__init__"] for base in reversed(target.__mro__) if "__init__" in vars(base)]
+    hints: dict[str, Any] = {}
+    is_closed = False
+    for function in functions:
+        own, types_of_own = inspect.signature(function).parameters, type_hints(function)
+        keywords = [name for name, one in own.items() if one.kind is one.VAR_KEYWORD]
+        is_closed = any(typing.get_origin(types_of_own.get(name)) is typing.Unpack for name in keywords)
+        passes_on = bool(keywords) and not is_closed
+        hints = {name: hint for name, hint in hints.items() if passes_on and name not in own} | types_of_own
+    return list(inspect.signature(target).parameters), hints, is_closed
+
+
+def unwrapped(factory: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the class or function that a partial or a wrapper calls."""
+    while isinstance(factory, functools.partial) or hasattr(factory, "__wrapped__"):
+        factory = factory.func if isinstance(factory, functools.partial) else factory.__wrapped__
+    return factory
+
+
+def type_hints(factory: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotated types of the parameters of a class or function, or of the target of a partial or wrapper.
+
+    Those of an unpacked TypedDict are included by key. Empty if an annotation cannot be resolved.
+    """
+    factory = unwrapped(factory)
+    target = factory.__init__ if inspect.isclass(factory) else factory
+    try:
+        hints = typing.get_type_hints(target, include_extras=True)
+    except (NameError, TypeError, AttributeError):
+        return {}  # an annotation that cannot be resolved restricts nothing
+    for annotation in list(hints.values()):
+        if typing.get_origin(annotation) is typing.Unpack:
+            hints |= typing.get_type_hints(typing.get_args(annotation)[0], include_extras=True)
+    return hints
+
+
+def describe_mismatch(name: str, value: Any, annotation: Any) -> str:
+    """Return a message that names an option, the accepted values and the value; empty if the value is accepted.
+
+    Integers, also in lists and tables, must have at most 64 bits, or fit into float64 if floats are annotated.
+    """
+    accepted, limit = accepted_values(annotation), ""
+    if accepted.contain(value):
+        floats = "float" in str(annotation)
+        if _largest_integer(value) < (2**1023 if floats else 2**63):
+            return ""
+        limit = " within float64" if floats else " of at most 64 bits"
+    return f"`{name}` must be {accepted.description}{limit}; got {value!r:.500}."
+
+
+def _largest_integer(value: Any) -> int:
+    if isinstance(value, Mapping):
+        return _largest_integer(list(value.values()))
+    if isinstance(value, _LISTS):
+        return max(map(_largest_integer, value), default=0)
+    return abs(value) if isinstance(value, int) else 0
+
+
+def fits(value: Any, annotation: Any) -> bool:
+    """True if a value has an annotated type and is within its range."""
+    return accepted_values(annotation).contain(value)
+
+
+class Values(NamedTuple):
+    """The values that an annotated type accepts."""
+
+    description: str
+    contain: Callable[[Any], bool]
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+_ANY = Values("any", lambda value: True)
+_PLAIN: Mapping[Any, Values] = {
+    int: Values("an integer", _is_integer),
+    float: Values("a number", lambda value: (_is_integer(value) or isinstance(value, float)) and abs(value) < math.inf),
+    bool: Values("true or false", lambda value: isinstance(value, bool)),
+    str: Values("a text", lambda value: isinstance(value, str)),
+    type(None): Values("none", lambda value: value is None),
+    Any: _ANY,
+    inspect.Parameter.empty: _ANY,
+}
+_BOUNDS: Mapping[type[Any], tuple[str, Callable[[Any, Any], bool], str]] = {
+    Ge: ("ge", operator.ge, "≥ {:.12g}"),
+    Gt: ("gt", operator.gt, "> {:.12g}"),
+    Le: ("le", operator.le, "≤ {:.12g}"),
+    Lt: ("lt", operator.lt, "< {:.12g}"),
+    MinLen: ("min_length", lambda value, length: len(value) >= length, "with length ≥ {}"),
+    MaxLen: ("max_length", lambda value, length: len(value) <= length, "with length ≤ {}"),
+}
+
+
+def accepted_values(annotation: Any) -> Values:
+    """Return the values that an annotated type accepts; classes, tensors and callables are not tested."""
+    if annotation in _PLAIN:
+        return _PLAIN[annotation]
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    container = origin or annotation
+    if origin is Annotated:
+        return _bounded(args[0], args[1:])
+    if origin is Literal:
+        description = ("one of " if len(args) > 1 else "") + ", ".join(map(render_value, args))
+        return Values(description, lambda value: any(type(value) is type(arg) and value == arg for arg in args))
+    if origin in (typing.Union, types.UnionType):
+        parts = [accepted_values(arg) for arg in args]
+        description = " or ".join(part.description for part in parts)
+        return Values(description, lambda value: any(part.contain(value) for part in parts))
+    if typing.is_typeddict(annotation):
+        hints = typing.get_type_hints(annotation, include_extras=True)
+        fields = {key: accepted_values(hint) for key, hint in hints.items()}
+        return Values(
+            annotation.__name__,
+            lambda value: (
+                isinstance(value, Mapping)
+                and annotation.__required_keys__ <= value.keys()
+                and all(fields[key].contain(value[key]) for key in fields.keys() & value.keys())
+            ),
+        )
+    if container is tuple and args and args[-1] is not ...:
+        items = [accepted_values(arg) for arg in args]
+        return Values(
+            f"a list of {len(items)} ({', '.join(item.description for item in items)})",
+            lambda value: (
+                isinstance(value, _LISTS)
+                and len(value) == len(items)
+                and all(item.contain(entry) for item, entry in zip(items, value, strict=True))
+            ),
+        )
+    if container in (list, tuple, Sequence):
+        item = accepted_values(args[0]) if args else _ANY
+        each = f" ({item.description} each)" if args else ""
+        return Values(f"a list{each}", lambda value: isinstance(value, _LISTS) and all(map(item.contain, value)))
+    if container in (dict, Mapping):
+        key, item = map(accepted_values, args or (Any, Any))
+        each = f" ({item.description} each)" if args else ""
+        return Values(
+            f"a table by name{each}",
+            lambda value: (
+                isinstance(value, Mapping) and all(map(key.contain, value)) and all(map(item.contain, value.values()))
+            ),
+        )
+    return Values(getattr(annotation, "__name__", str(annotation)), lambda value: True)
+
+
+def _bounded(annotation: Any, metadata: Iterable[Any]) -> Values:
+    """Return the values of a type within bounds; metadata of other libraries is ignored."""
+    base = accepted_values(annotation)
+    split = [bound for item in metadata for bound in (item if isinstance(item, GroupedMetadata) else [item])]
+    bounds = [(*_BOUNDS[type(bound)], bound) for bound in split if type(bound) in _BOUNDS]
+    texts = [text.format(getattr(bound, name)) for name, _, text, bound in bounds]
+    infinity = annotation is float and Le(math.inf) in split
+    return Values(
+        f"{base.description} {' and '.join(texts)}".strip(),
+        lambda value: (
+            (base.contain(value) or (infinity and isinstance(value, float) and value == math.inf))
+            and all(holds(value, getattr(bound, name)) for name, holds, _, bound in bounds)
+        ),
+    )
+
 
 SCALE = inspect.Parameter("scale", inspect.Parameter.KEYWORD_ONLY, default="mean", annotation=Literal["mean", "paper"])
 """The option that gradhomog adds to a method whose paper uses another scale than the mean of the rows."""

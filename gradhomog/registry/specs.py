@@ -1,6 +1,7 @@
-"""Plugins in metadata, `PluginInfo`, and the descriptions that their hooks return: factory, summary, reference, traits.
+"""Plugins in metadata, the hooks that their modules implement, and the descriptions that hooks return.
 
-This module imports neither torch nor the classes that factories create, so that `gradhomog list` starts fast.
+Hooks are called when an object is created, never during a training step. This module imports neither torch nor the
+classes that factories create, so that `gradhomog list` starts fast.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
+
+import pluggy
 
 from gradhomog.errors import PluginLoadError, PluginRunError
 
@@ -281,3 +284,64 @@ class PluginInfo:
 
 def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+PROJECT = "gradhomog"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@hookspec(firstresult=True)
+def gradhomog_homogenizer() -> HomogenizerSpec:
+    """Describe this module's homogenizer. Required in modules of the entry-point group `gradhomog.homogenizers`."""
+    raise NotImplementedError
+
+
+@hookspec(firstresult=True)
+def gradhomog_learner() -> LearnerSpec:
+    """Describe this module's learner. Required in modules of the entry-point group `gradhomog.learners`."""
+    raise NotImplementedError
+
+
+@hookspec(firstresult=True)
+def gradhomog_domain() -> DomainSpec:
+    """Describe this module's domain. Required in modules of the entry-point group `gradhomog.domains`."""
+    raise NotImplementedError
+
+
+@hookspec(firstresult=True)
+def gradhomog_problem(name: str) -> ProblemSpec:
+    """Describe a multi-task problem. Required in modules of the entry-point group `gradhomog.problems`."""
+    raise NotImplementedError
+
+
+@hookspec(firstresult=True)
+def gradhomog_network(name: str) -> NetworkSpec:
+    """Describe a network. Required in modules of the entry-point group `gradhomog.networks`."""
+    raise NotImplementedError
+
+
+@hookspec(firstresult=True)
+def gradhomog_benchmark(name: str) -> BenchmarkSpec:
+    """Describe a benchmark. Required in modules of the entry-point group `gradhomog.benchmarks`."""
+    raise NotImplementedError
+
+
+@hookspec(firstresult=True)
+def gradhomog_observer() -> ObserverSpec:
+    """Describe this module's observer. Required in modules of the entry-point group `gradhomog.observers`."""
+    raise NotImplementedError
+
+
+@hookspec(firstresult=True)
+def gradhomog_executor(name: str) -> ExecutorSpec:
+    """Describe an executor. Required in modules of the entry-point group `gradhomog.executors`."""
+    raise NotImplementedError
+
+
+@hookspec(firstresult=True)
+def gradhomog_make(spec: Spec, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Create the object that a spec describes: by default `spec.factory(*arguments, **options)`.
+
+    A plugin can wrap this hook (`@hookimpl(wrapper=True)`) to time, log or decorate the creation of objects.
+    """

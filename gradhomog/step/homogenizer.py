@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog.errors import ConfigError
-from gradhomog.registry.annotated_values import ValidatedConstructor
+from gradhomog.registry.options import ValidatedConstructor
 from gradhomog.rows import Jacobian
 from gradhomog.step.step import StageResult, Step, TaskKey
 

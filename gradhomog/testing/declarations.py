@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gradhomog.errors import GradhomogError, OptionError
-from gradhomog.registry.annotated_values import fits
-from gradhomog.registry.options import documentation, option_parameters
+from gradhomog.registry.options import documentation, fits, option_parameters
 from gradhomog.testing import import_probe
 from gradhomog.testing.assertions import error_of
 from gradhomog.testing.check_results import CheckFailure, NotApplicable, check

@@ -1,4 +1,4 @@
-"""Search for the simplest input that violates a property, with Hypothesis; strategies for Jacobians and option values."""
+"""Search for the simplest input that violates a property, with Hypothesis; strategies for Jacobians and options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradhomog.registry.annotated_values import fits
+from gradhomog.registry.options import fits
 from gradhomog.testing.check_results import SHRINKING, CheckFailure, describe_failure, full_or_fast, to_plain_data
 
 # The result must not depend on a database of earlier failures nor on the hypothesis profile of the test suite that runs

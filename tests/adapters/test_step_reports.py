@@ -8,7 +8,7 @@ from torch import nn
 
 import gradhomog
 from gradhomog import Homogenizer
-from gradhomog.learners.stage_rows import stage_rows
+from gradhomog.diagnosis.learner_rows import stage_rows
 from gradhomog_adapters.maml import MAML
 from tests.adapters.few_shot import networks, tasks
 

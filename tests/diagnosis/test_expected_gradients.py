@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from gradhomog.diagnosis.estimates import jackknife
-from gradhomog.diagnosis.expected_gradients import expected_gradients, signal_fractions
 from gradhomog.diagnosis.labelled_gramian import LabelledGramian
-from gradhomog.diagnosis.single_rows import single_rows
+from gradhomog.diagnosis.row_statistics import expected_gradients, signal_fractions, single_rows
 from gradhomog.errors import OptionError
 from gradhomog.experiments.analysis.statistics import mean_interval
 from tests.diagnosis.synthetic import draw

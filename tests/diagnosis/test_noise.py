@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from gradhomog.diagnosis.estimates import Estimate
-from gradhomog.diagnosis.expected_gradients import norm_ratios, step_alignment
 from gradhomog.diagnosis.labelled_gramian import LabelledGramian
-from gradhomog.diagnosis.noise import noise
+from gradhomog.diagnosis.row_statistics import noise, norm_ratios, step_alignment
 from tests.diagnosis.synthetic import draw, gramian, means
 
 PARAMS = 60

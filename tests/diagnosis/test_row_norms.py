@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gradhomog.diagnosis.labelled_gramian import LabelledGramian
-from gradhomog.diagnosis.single_rows import row_norms
+from gradhomog.diagnosis.row_statistics import row_norms
 from tests.diagnosis.synthetic import fed
 
 

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from gradhomog.diagnosis import row_store
-from gradhomog.diagnosis.row_store import RowStore
+from gradhomog.diagnosis import labelled_gramian
+from gradhomog.diagnosis.labelled_gramian import RowStore
 from gradhomog.errors import DataError
 
 
-def filled(rows, columns=row_store.COLUMNS, seed=0):
+def filled(rows, columns=labelled_gramian.COLUMNS, seed=0):
     store = RowStore(["a", "b"], columns, seed)
     for batch in rows:
         store.add(batch, ["a", "b"])
@@ -16,7 +16,7 @@ def filled(rows, columns=row_store.COLUMNS, seed=0):
 
 
 def test_the_gramian_is_that_of_all_rows_by_parameter(monkeypatch):
-    monkeypatch.setattr(row_store, "_CHUNK", 4)  # several chunks, the last of which is shorter
+    monkeypatch.setattr(labelled_gramian, "_CHUNK", 4)  # several chunks, the last of which is shorter
     rows = torch.randn(3, 2, 10, generator=torch.Generator().manual_seed(0))
     found = filled([{"weight": batch[:, :6].reshape(2, 2, 3), "bias": batch[:, 6:]} for batch in rows])
     flat = rows.reshape(6, 10).double()

@@ -19,7 +19,7 @@ from gradhomog.learners.domains import Domain
 from gradhomog.learners.learner import Learner
 from gradhomog.learners.results import TaskRow
 from gradhomog.learners.tasks import Task
-from gradhomog.registry import hooks
+from gradhomog.registry import specs
 from gradhomog.registry.specs import KINDS, LEARNER_TRAITS, STATISTICS, TRAITS
 from gradhomog.rows import Jacobian
 from gradhomog.step.homogenizer import Homogenizer
@@ -27,7 +27,7 @@ from gradhomog.step.step import StageResult, Step
 from tests.docs import pages
 from tests.docs.signatures import signature
 
-HOOKS = {name: found for name, found in vars(hooks).items() if name.startswith("gradhomog_")}
+HOOKS = {name: found for name, found in vars(specs).items() if name.startswith("gradhomog_")}
 
 
 def page(hook: str) -> str:

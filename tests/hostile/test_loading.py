@@ -143,7 +143,7 @@ def test_a_plugin_whose_requirements_include_this_version_is_loaded(gradhomog_in
 @pytest.mark.parametrize(("requirement", "fine"), [(">=0.2", True), (">=0.3", False), ("<0.3", False)])
 def test_development_versions_are_compared_by_pep_440(gradhomog_install, monkeypatch, requirement, fine):
     # 0.2 < 0.3.dev1 < 0.3, and "<0.3" excludes pre-releases of 0.3.
-    monkeypatch.setattr("gradhomog.registry.loading.__version__", "0.3.dev1")
+    monkeypatch.setattr("gradhomog.registry.registry.__version__", "0.3.dev1")
     install(gradhomog_install, EVEN, requires=[f"gradhomog{requirement}"])
     if fine:
         assert len(gradhomog.pipeline("bad")) == 1

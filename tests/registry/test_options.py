@@ -19,7 +19,7 @@ from annotated_types import Ge
 import gradhomog
 from gradhomog import Homogenizer, HomogenizerSpec, OptionError, Registry, StageResult
 from gradhomog.registry import installed, options
-from gradhomog.registry.annotated_values import fits, validated
+from gradhomog.registry.options import fits, validated
 from gradhomog.testing.pytest_plugin import InstallDistribution
 from tests.registry.annotated_options import AnnotatedOptions
 from tests.registry.scaled import Scaled

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gradhomog.scaffold.naming import names
-from gradhomog.scaffold.project import project, write_project
+from gradhomog.scaffold.project import names, project, write_project
 
 KINDS = {"sign_vote": "homogenizers", "ridge_head": "learners", "gratings": "domains", "two_targets": "problems"}
 

@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 from gradhomog import OptionError
 from gradhomog.registry import expression
-from gradhomog.scaffold.naming import LONGEST, Names, names
+from gradhomog.scaffold.project import LONGEST, Names, names
 
 WORDS = st.from_regex(r"[a-z][a-z0-9]{0,5}", fullmatch=True)
 PARTS = st.lists(WORDS, min_size=1, max_size=4).filter(lambda parts: parts[0] != "gradhomog")

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 import gradhomog
 import gradhomog.testing
 from gradhomog import OptionError
-from gradhomog.scaffold.naming import names
-from gradhomog.scaffold.project import dependency_range, project, write_project
+from gradhomog.scaffold.project import dependency_range, names, project, write_project
 from tests.test_house import imports
 
 KINDS = ("homogenizers", "learners", "domains", "problems")

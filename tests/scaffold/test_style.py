@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gradhomog.scaffold.naming import LONGEST, names
-from gradhomog.scaffold.project import project, write_project
+from gradhomog.scaffold.project import LONGEST, names, project, write_project
 from tests.scaffold.conftest import KINDS
 
 ROOT = Path(__file__).parents[2]

@@ -7,8 +7,7 @@ import pytest
 
 import gradhomog
 from gradhomog import OptionError, PluginError, Registry
-from gradhomog.scaffold.naming import names
-from gradhomog.scaffold.project import check_name_is_free, project, write_project
+from gradhomog.scaffold.project import check_name_is_free, names, project, write_project
 
 KINDS = ("homogenizers", "learners", "domains", "problems")
 

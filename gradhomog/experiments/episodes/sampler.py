@@ -17,7 +17,7 @@ from gradhomog.errors import DataError, OptionError
 from gradhomog.experiments.episodes.augmentation import to_gray
 from gradhomog.learners.domains import Domain, Split
 from gradhomog.learners.tasks import Task, TaskBatch
-from gradhomog.registry.annotated_values import ValidatedConstructor
+from gradhomog.registry.options import ValidatedConstructor
 
 
 def generator(*words: int) -> np.random.Generator:

@@ -18,7 +18,7 @@ from annotated_types import Ge, MinLen
 
 from gradhomog.errors import ConfigError
 from gradhomog.files.regular import open_regular
-from gradhomog.registry.annotated_values import describe_mismatch
+from gradhomog.registry.options import describe_mismatch
 
 MAX_BYTES = 2**30
 """Limit on the size of a file of events, a result or a plan: a million events of 1 KB."""

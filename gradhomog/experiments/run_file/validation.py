@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from gradhomog.errors import ConfigError, did_you_mean, join_errors
-from gradhomog.registry.annotated_values import accepted_values, describe_mismatch
+from gradhomog.registry.options import accepted_values, describe_mismatch
 
 Table = TypeVar("Table")
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import gradhomog
+from gradhomog.diagnosis.diagnosis import loss_rows
 from gradhomog.diagnosis.learner_rows import FIRST_BATCH
-from gradhomog.diagnosis.loss_rows import loss_rows
 from gradhomog.experiments import content
 from gradhomog.experiments.episodes.sampler import generator
 from gradhomog.experiments.results.runs import SINGLE, Run

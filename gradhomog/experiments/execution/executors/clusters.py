@@ -11,8 +11,7 @@ from joblib import Parallel, cpu_count, delayed, parallel_config
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.execution.executors.base import Executor
 from gradhomog.experiments.execution.worker import Job, Outcome
-from gradhomog.registry.hooks import hookimpl
-from gradhomog.registry.specs import ExecutorSpec
+from gradhomog.registry.specs import ExecutorSpec, hookimpl
 
 
 class Dask(Executor):

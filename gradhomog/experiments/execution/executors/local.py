@@ -20,8 +20,7 @@ from gradhomog.experiments.execution.executors.base import Executor
 from gradhomog.experiments.execution.parent_watch import end_with_parent
 from gradhomog.experiments.execution.worker import Job, Outcome
 from gradhomog.experiments.results.comparison_dir import run_dir
-from gradhomog.registry.hooks import hookimpl
-from gradhomog.registry.specs import ExecutorSpec
+from gradhomog.registry.specs import ExecutorSpec, hookimpl
 
 Result = TypeVar("Result")
 

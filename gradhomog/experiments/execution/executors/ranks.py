@@ -28,8 +28,7 @@ from gradhomog.experiments.training.trainer import (
     make_trainable,
     restore_snapshot,
 )
-from gradhomog.registry.hooks import hookimpl
-from gradhomog.registry.specs import ExecutorSpec
+from gradhomog.registry.specs import ExecutorSpec, hookimpl
 
 
 class TorchrunRanks(Executor):

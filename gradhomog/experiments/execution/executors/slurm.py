@@ -10,8 +10,7 @@ from typing import Any
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.execution.executors.base import Executor
 from gradhomog.experiments.execution.worker import Job, Outcome
-from gradhomog.registry.hooks import hookimpl
-from gradhomog.registry.specs import ExecutorSpec
+from gradhomog.registry.specs import ExecutorSpec, hookimpl
 
 
 class Slurm(Executor):
