@@ -265,11 +265,8 @@ def has_paper_scale(spec: Spec) -> bool:
 
     It does so if the paper's direction has another length than the direction of gradhomog.
     """
-    if not isinstance(spec, HomogenizerSpec) or not inspect.isclass(spec.factory):
-        return False
-    from gradhomog.step.homogenizer import Homogenizer  # imports torch, which listings must not
-
-    return issubclass(spec.factory, Homogenizer) and spec.factory.overrides("paper_scale")
+    overrides = getattr(spec.factory, "overrides", None)  # of `Homogenizer`, whose module imports torch and this one
+    return isinstance(spec, HomogenizerSpec) and overrides is not None and bool(overrides("paper_scale"))
 
 
 def documentation(spec: Spec) -> str:
