@@ -48,10 +48,6 @@ class Estimate:
             self.value.masked_fill(~condition, torch.nan), self.half_width.masked_fill(~condition, torch.nan)
         )
 
-    def record(self) -> dict[str, Any]:
-        """Return the estimates as nested lists for JSON; NaN is None."""
-        return {"value": without_nan(self.value.tolist()), "half_width": without_nan(self.half_width.tolist())}
-
 
 @dataclass(frozen=True, eq=False)
 class TransformedEstimate:
@@ -71,10 +67,6 @@ class TransformedEstimate:
         """Apply an increasing or a decreasing function to an estimate and to the ends of its interval."""
         ends = torch.stack([function(estimate.low), function(estimate.high)])
         return cls(function(estimate.value), ends.amin(0), ends.amax(0))
-
-    def record(self) -> dict[str, Any]:
-        """Return the estimates as nested lists for JSON; NaN is None, and infinity is "inf"."""
-        return {name: without_nan(getattr(self, name).tolist()) for name in ("value", "low", "high")}
 
 
 def jackknife(value: Tensor, without: Tensor) -> Estimate:
@@ -116,16 +108,17 @@ def student_quantile(tail: float, freedom: int) -> float:
     return float(special.stdtrit(freedom, 1 - tail))
 
 
-def record(estimates: Any) -> dict[str, Any]:
-    """Return a dataclass whose fields are estimates as a dictionary for JSON."""
-    return {field.name: getattr(estimates, field.name).record() for field in dataclasses.fields(estimates)}
-
-
-def without_nan(value: Any) -> Any:
-    """Return nested lists with None for NaN, and "inf" or "-inf" for infinity, which JSON does not have."""
-    if isinstance(value, list):
-        return [without_nan(item) for item in value]
-    return None if math.isnan(value) else str(value) if math.isinf(value) else value
+def record(value: Any) -> Any:
+    """Return dataclasses, tensors and lists for JSON, which has no NaN, here None, and no infinity, here "inf"."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: record(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Tensor):
+        return record(value.tolist())
+    if isinstance(value, (list, tuple)):
+        return [record(item) for item in value]
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return None if math.isnan(value) else str(value)
 
 
 UNRESOLVED = "unresolved"

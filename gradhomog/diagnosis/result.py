@@ -144,28 +144,10 @@ class DiagnosisResult:
 
     def record(self) -> dict[str, Any]:
         """Return everything for JSON, in plain lists; NaN is None, and infinity is "inf"."""
-        return {
-            "tasks": list(self.tasks),
-            "left_out": dict(self.left_out),
-            "batches": self.batches,
-            "params": self.params,
-            "columns": self.columns,
-            "batch_size": self.batch_size,
-            "cosine_error": self.cosine_error,
-            "single": estimates.record(self.single),
-            "row_norms": estimates.record(self.row_norms),
-            "expected": estimates.record(self.expected),
-            "norm_ratios": self.norm_ratios.record(),
-            "step": estimates.record(self.step),
-            "noise": estimates.record(self.noise),
-            "accumulated": self.accumulated,
-            "parallel": self.parallel,
-            "summed": list(self.summed),
-            "dependent": self.dependent,
-            "advice": self.advice,
-            "methods": list(self.methods),
-            "recommendation": [{"code": one.code, "text": one.text} for one in self.recommendation],
-        }
+        found: dict[str, Any] = estimates.record(self)
+        sentences = [{"code": one.code, "text": one.text} for one in self.recommendation]
+        more = {"cosine_error": self.cosine_error, "advice": self.advice, "methods": list(self.methods)}
+        return {**found, **more, "recommendation": sentences}
 
 
 def _render(found: DiagnosisResult, run_file: str) -> str:

@@ -19,7 +19,7 @@ from PIL import Image
 
 from gradhomog.errors import ExpressionError, GradhomogError
 from gradhomog.experiments.run_file.schema import Config, load
-from gradhomog.files.npz import open_npz
+from gradhomog.files import open_npz
 from gradhomog.registry import expression
 from gradhomog_data.domains import images
 from gradhomog_data.problems import _table

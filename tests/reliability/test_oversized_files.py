@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from gradhomog import DataError, OptionError
-from gradhomog.files import npz
+from gradhomog import files as npz
 from gradhomog_data.domains import images
 
 GOOD = {

@@ -14,7 +14,7 @@ from typing import Any
 
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.results import atomic_files, events
-from gradhomog.files.regular import open_regular
+from gradhomog.files import open_regular
 
 HEADER = b"gradhomog checkpoint 1 sha256:"
 _HEADER_BYTES = len(HEADER) + 65

@@ -17,7 +17,7 @@ import numpy as np
 from annotated_types import Ge, MinLen
 
 from gradhomog.errors import ConfigError
-from gradhomog.files.regular import open_regular
+from gradhomog.files import open_regular
 from gradhomog.registry.options import describe_mismatch
 
 MAX_BYTES = 2**30

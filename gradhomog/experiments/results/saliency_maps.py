@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gradhomog.experiments.results import artifacts
 from gradhomog.experiments.results.atomic_files import atomic_write
 from gradhomog.experiments.results.events import Record
-from gradhomog.files.npz import open_npz
+from gradhomog.files import open_npz
 
 FILE = "saliency_maps.npz"
 

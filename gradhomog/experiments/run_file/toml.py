@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gradhomog.errors import ConfigError
-from gradhomog.files.regular import open_regular
+from gradhomog.files import open_regular
 
 MAX_BYTES = 2**15
 """Maximum size of a file or text: 32 KiB, 20 times a run file. Python's parser takes quadratic time in the number of

@@ -1,4 +1,4 @@
-"""Read `.npz` files from untrusted sources: only the arrays that are used, after their declared sizes are checked.
+"""Read files of unknown origin: regular files within a limit on their size, and arrays of `.npz` files.
 
 A compressed file of 3 MB can declare arrays of many GiB. Therefore the header of each array, at most 64 KiB, is read
 first; it contains type and shape. `np.load` has no such limit. This reader differs from `np.load`:
@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import io
 import math
+import stat
 import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,9 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from gradhomog.errors import DataError
-from gradhomog.files.regular import open_regular
+from gradhomog.errors import DataError, GradhomogError
+
+__all__ = ["MAX_BYTES", "Header", "NpzFile", "open_npz", "open_regular"]
 
 MAX_BYTES = 2**32
 """Default limit, in bytes, on the arrays that are read from one file: 4 GiB, or 200,000 colour images of 84 pixels."""
@@ -33,8 +36,30 @@ MAX_BYTES = 2**32
 _HEADER_BYTES = 2**16
 """Bytes of a member that are read for its header; NumPy itself reads headers of up to 10,000 characters."""
 
-_BLOCK_BYTES = 2**20
-"""Bytes that are decompressed at a time."""
+
+def open_regular(
+    path: Path, max_bytes: int | None = None, advice: str = "", error: type[GradhomogError] = DataError
+) -> BufferedReader:
+    """Open a file for reading, after its type and size are checked.
+
+    The check precedes `open`, which would wait for a writer of a FIFO and start some devices.
+
+    Args:
+        max_bytes: limit on the size of the file; None for readers that read a part of it.
+        advice: last sentence of the message if the file is too large, with a remedy for the user.
+        error: class of the error.
+
+    Raises:
+        error: the file is a folder, FIFO, device or socket, or it is too large.
+        OSError: there is no such file, or it cannot be opened.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}
+        raise error(f"{path}: must be a regular file; got a {kinds.get(stat.S_IFMT(status.st_mode), 'device')}.")
+    if max_bytes is not None and status.st_size > max_bytes:
+        raise error(f"{path}: has {status.st_size:,} bytes; at most {max_bytes:,} bytes are read. {advice}".rstrip())
+    return path.open("rb")
 
 
 @dataclass(frozen=True)
@@ -115,18 +140,14 @@ class NpzFile:
             )
         self._read_bytes = total
         with _describe_damage(self._path, self._advice), self._archive.open(self._members[name]) as member:
-            values = np.empty(header.nbytes, dtype=np.uint8)
-            member.read(header.offset)
-            for start in range(0, header.nbytes, _BLOCK_BYTES):
-                wanted = min(_BLOCK_BYTES, header.nbytes - start)
-                block = member.read(wanted)
-                if len(block) < wanted:
-                    raise self._damaged(name, f"ends after {start + len(block):,} of {header.nbytes:,} bytes")
-                values[start : start + wanted] = np.frombuffer(block, dtype=np.uint8)
+            values: NDArray[Any] = npy.read_array(member, allow_pickle=False)
             member.read(1)  # reach the end of the member, where zipfile compares the checksum
-            if header.dtype.kind == "U" and (values.view(f"{header.dtype.byteorder}u4") > sys.maxunicode).any():
-                raise self._damaged(name, "holds text that is not valid Unicode")
-            return values.view(header.dtype).reshape(header.shape, order="F" if header.fortran_order else "C")
+        codes = (
+            np.frombuffer(values.tobytes(), f"{values.dtype.byteorder}u4") if values.dtype.kind == "U" else np.empty(0)
+        )
+        if (codes > sys.maxunicode).any():
+            raise self._damaged(name, "holds text that is not valid Unicode")
+        return values
 
     def _parse(self, name: str, start: bytes) -> Header:
         file = io.BytesIO(start)
