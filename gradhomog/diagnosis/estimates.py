@@ -101,6 +101,12 @@ def jackknife(value: Tensor, without: Tensor) -> Estimate:
     return Estimate(value, half_width).where(value.isfinite() & half_width.isfinite())
 
 
+def estimate(function: Callable[..., Tensor], *statistics: tuple[Tensor, Tensor]) -> Estimate:
+    """The jackknife of a function of statistics, each given by its value and its values without each batch."""
+    values, without = zip(*statistics, strict=True)
+    return jackknife(function(*values), function(*without))
+
+
 def student_quantile(tail: float, freedom: int) -> float:
     """Return the number that a variable of Student's t distribution exceeds with probability `tail`."""
     from scipy import special  # imported here: `import gradhomog` and light commands do not need it

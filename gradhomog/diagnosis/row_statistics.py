@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gradhomog.conflict import cosines, distances
-from gradhomog.diagnosis.estimates import Estimate, TransformedEstimate, jackknife
+from gradhomog.diagnosis.estimates import Estimate, TransformedEstimate, estimate, jackknife
 from gradhomog.diagnosis.labelled_gramian import LabelledGramian
 from gradhomog.rows.arithmetic import safe_sqrt
 
@@ -67,9 +66,9 @@ def single_rows(gramian: LabelledGramian) -> SingleRows:
         distances=jackknife(*same_batch(distances(products))),
         conflict_rates=jackknife(*same_batch(conflicts)),
         independent_conflict_rates=jackknife(*different_batches(conflicts)),
-        mean_cosine=jackknife(*map(_pair_mean, same_batch(angles))),
-        conflict_rate=jackknife(*map(_pair_mean, same_batch(conflicts))),
-        independent_conflict_rate=jackknife(*map(_pair_mean, different_batches(conflicts))),
+        mean_cosine=estimate(_pair_mean, same_batch(angles)),
+        conflict_rate=estimate(_pair_mean, same_batch(conflicts)),
+        independent_conflict_rate=estimate(_pair_mean, different_batches(conflicts)),
     )
 
 
@@ -113,10 +112,9 @@ def row_norms(gramian: LabelledGramian) -> RowNorms:
     squares = gramian.gramian.diagonal().clamp_min(0)
     # Relative to the largest: fourth powers of norms would overflow.
     relative = squares / torch.where(squares.max() > 0, squares.max(), 1.0)
-    pairs = zip(gramian.each_row(relative), gramian.each_row(relative.square()), strict=True)
     return RowNorms(
-        log_differences=jackknife(*map(_differences, gramian.each_row(squares.log() / 2))),
-        effective_shares=jackknife(*(_share(second, fourth) for second, fourth in pairs)),
+        log_differences=estimate(_differences, gramian.each_row(squares.log() / 2)),
+        effective_shares=estimate(_share, gramian.each_row(relative), gramian.each_row(relative.square())),
     )
 
 
@@ -195,31 +193,23 @@ def expected_gradients(gramian: LabelledGramian) -> ExpectedGradients:
     >>> print(f"{found.cosines.value[0, 1]:.2f} ± {found.cosines.half_width[0, 1]:.2f}")
     0.60 ± 0.08
     """
-    inner, without = gramian.inner_products
-    products = jackknife(inner, without)
+    inner, energy = gramian.inner_products, gramian.mean_squares
+    products = jackknife(*inner)
     positive = products.diagonal().low > 0
     both = positive[:, None] & positive
-
-    def apply(function: Callable[[Tensor], Tensor], condition: Tensor) -> Estimate:
-        return jackknife(function(inner), function(without)).where(condition)
-
-    squared_distances = apply(_squared_distances, torch.ones_like(both))
+    squared_distances = estimate(_squared_distances, inner)
     apart = (squared_distances.low > 0) | torch.eye(len(both), dtype=torch.bool)
-    energy, energy_without = gramian.mean_squares
-    mean_square = jackknife(squares(inner).mean(-1), squares(without).mean(-1))
-    variance, variance_without = _variances(gramian, inner, without)
+    resolved = estimate(lambda u: squares(u).mean(-1), inner).low > 0
     return ExpectedGradients(
         inner_products=products,
-        norms=apply(lambda u: squares(u).sqrt(), positive),
-        cosines=apply(lambda u: u / _norm_products(u), both),
-        distances=apply(lambda u: _squared_distances(u).sqrt(), apart),
+        norms=estimate(lambda u: squares(u).sqrt(), inner).where(positive),
+        cosines=estimate(lambda u: u / _norm_products(u), inner).where(both),
+        distances=estimate(lambda u: _squared_distances(u).sqrt(), inner).where(apart),
         signal_fractions=signal_fractions(gramian),
-        pooled_signal_fraction=jackknife(
-            squares(inner).mean(-1) / energy.mean(-1), squares(without).mean(-1) / energy_without.mean(-1)
-        ),
-        pooled_cosine=apply(_pooled_cosine, mean_square.low > 0),
-        aligned_conflict_rates=jackknife(
-            _below_zero(_norm_products(inner), variance), _below_zero(_norm_products(without), variance_without)
+        pooled_signal_fraction=estimate(lambda u, e: squares(u).mean(-1) / e.mean(-1), inner, energy),
+        pooled_cosine=estimate(_pooled_cosine, inner).where(resolved),
+        aligned_conflict_rates=estimate(
+            _aligned_conflict_rates, inner, gramian.different_batches(gramian.gramian.square())
         ).where(both),
     )
 
@@ -230,8 +220,7 @@ def signal_fractions(gramian: LabelledGramian) -> Estimate:
     If ‖g_k‖ has heavy tails, few batches underestimate E‖g_k‖², and intervals contain the true value in 71 to 91 % of
     cases instead of 95 %; neither intervals of the logarithm nor percentiles of a bootstrap do better (decision 42).
     """
-    (inner, without), (energy, energy_without) = gramian.inner_products, gramian.mean_squares
-    return jackknife(squares(inner) / energy, squares(without) / energy_without)
+    return estimate(lambda u, e: squares(u) / e, gramian.inner_products, gramian.mean_squares)
 
 
 def squares(inner: Tensor) -> Tensor:
@@ -255,16 +244,11 @@ def _pooled_cosine(inner: Tensor) -> Tensor:
     return (inner.sum((-2, -1)) - total) / ((labels - 1) * total)
 
 
-def _variances(gramian: LabelledGramian, inner: Tensor, without: Tensor) -> tuple[Tensor, Tensor]:
-    """The variance of the inner product of rows of different batches, of all batches and without each."""
-    second, second_without = gramian.different_batches(gramian.gramian.square())
-    return second - inner.square(), second_without - without.square()
-
-
-def _below_zero(mean: Tensor, variance: Tensor) -> Tensor:
-    """The probability that a normal variable is negative."""
+def _aligned_conflict_rates(inner: Tensor, second_moments: Tensor) -> Tensor:
+    """The probability that a normal variable with the mean ‖μ_k‖ ‖μ_l‖ and the variance of single rows is negative."""
     # The variance of rows without noise is a difference of equal numbers, which rounding can make negative.
-    probability: Tensor = torch.special.ndtr(-mean / variance.clamp_min(0).sqrt())
+    deviations = (second_moments - inner.square()).clamp_min(0).sqrt()
+    probability: Tensor = torch.special.ndtr(-_norm_products(inner) / deviations)
     return probability
 
 
@@ -281,9 +265,8 @@ def norm_ratios(gramian: LabelledGramian) -> TransformedEstimate:
     >>> print(f"{found.value[0, 1]:.2f} ({found.low[0, 1]:.2f} to {found.high[0, 1]:.2f})")
     3.00 (3.00 to 3.00)
     """
-    inner, without = gramian.inner_products
-    positive = jackknife(inner, without).diagonal().low > 0
-    logarithms = jackknife(_log_ratios(inner), _log_ratios(without)).where(positive[:, None] & positive)
+    positive = jackknife(*gramian.inner_products).diagonal().low > 0
+    logarithms = estimate(_log_ratios, gramian.inner_products).where(positive[:, None] & positive)
     return TransformedEstimate.of(logarithms, torch.exp)
 
 
@@ -321,14 +304,13 @@ def step_alignment(gramian: LabelledGramian) -> StepAlignment:
     >>> step_alignment(LabelledGramian.of_rows(rows)).products.value
     tensor([-1., 11.], dtype=torch.float64)
     """
-    inner, without = gramian.inner_products
-    counts = gramian.row_counts
+    inner, counts = gramian.inner_products, gramian.row_counts
     shares = (counts / counts.sum(1, keepdim=True)).mean(0)
-    mean_square = jackknife(inner @ shares @ shares, without @ shares @ shares)
-    resolved = (jackknife(inner, without).diagonal().low > 0) & (mean_square.low > 0)
+    mean_square = estimate(lambda u: u @ shares @ shares, inner)
+    resolved = (jackknife(*inner).diagonal().low > 0) & (mean_square.low > 0)
     return StepAlignment(
-        products=jackknife(inner @ shares, without @ shares),
-        cosines=jackknife(_cosines_to_mean(inner, shares), _cosines_to_mean(without, shares)).where(resolved),
+        products=estimate(lambda u: u @ shares, inner),
+        cosines=estimate(lambda u: _cosines_to_mean(u, shares), inner).where(resolved),
     )
 
 
@@ -392,18 +374,13 @@ def noise(gramian: LabelledGramian) -> Noise:
     >>> print(f"{float(found.value):.0f} ({float(found.low):.0f} to {float(found.high):.0f})")
     19 (13 to 32)
     """
-    (inner, inner_without), (energy, energy_without) = gramian.inner_products, gramian.mean_squares
-    trace, trace_without = energy - squares(inner), energy_without - squares(inner_without)
-    same, same_without = gramian.same_batch(gramian.gramian)
+    inner, energy, same = gramian.inner_products, gramian.mean_squares, gramian.same_batch(gramian.gramian)
     step = signal_fractions(_mean_rows(gramian))
     step_signal = Estimate(step.value[0], step.half_width[0])
     return Noise(
-        traces=jackknife(trace, trace_without),
+        traces=estimate(lambda u, e: e - squares(u), inner, energy),
         noise_scales=TransformedEstimate.of(signal_fractions(gramian), noise_scale),
-        correlations=jackknife(
-            _correlations(same - inner, trace, energy),
-            _correlations(same_without - inner_without, trace_without, energy_without),
-        ),
+        correlations=estimate(_correlations, inner, energy, same),
         step_signal_fraction=step_signal,
         step_noise_scale=TransformedEstimate.of(step_signal, noise_scale),
     )
@@ -416,8 +393,9 @@ def noise_scale(signal_fraction: Tensor) -> Tensor:
     return found.masked_fill(signal_fraction.isnan(), torch.nan)
 
 
-def _correlations(covariances: Tensor, traces: Tensor, energies: Tensor) -> Tensor:
+def _correlations(inner: Tensor, energies: Tensor, same_batch: Tensor) -> Tensor:
     """Correlations `[..., K, K]` of noise; 0 if one of the labels has no noise beyond rounding."""
+    covariances, traces = same_batch - inner, energies - squares(inner)
     without_noise = traces <= ROUNDING * energies
     deviations = torch.where(without_noise, 1.0, traces).sqrt()
     found = covariances / (deviations[..., :, None] * deviations[..., None, :])

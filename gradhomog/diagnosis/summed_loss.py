@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradhomog.conflict import cosines
-from gradhomog.diagnosis.estimates import jackknife
+from gradhomog.diagnosis.estimates import estimate
 from gradhomog.diagnosis.labelled_gramian import LabelledGramian
 from gradhomog.diagnosis.row_statistics import squares
 
@@ -57,18 +57,14 @@ def _norms_grow(gramian: LabelledGramian) -> bool:
 def _noise_is_contained(gramian: LabelledGramian) -> bool:
     if len(gramian.names) < 2:
         return False
-    same, same_without = gramian.same_batch(gramian.gramian)
-    (inner, inner_without), (energy, energy_without) = gramian.inner_products, gramian.mean_squares
 
-    def regressions(covariances: Tensor, traces: Tensor) -> Tensor:
+    def regressions(same_batch: Tensor, inner: Tensor, energy: Tensor) -> Tensor:
         """Of the noise of each row on that of the row before, and the reverse: `[..., 2, tasks - 1]`."""
-        neighbours = covariances.diagonal(offset=1, dim1=-2, dim2=-1)
+        neighbours, traces = (same_batch - inner).diagonal(offset=1, dim1=-2, dim2=-1), energy - squares(inner)
         return torch.stack([neighbours / traces[..., :-1], neighbours / traces[..., 1:]], dim=-2)
 
-    found = jackknife(
-        regressions(same - inner, energy - squares(inner)),
-        regressions(same_without - inner_without, energy_without - squares(inner_without)),
-    )
+    same = gramian.same_batch(gramian.gramian)
+    found = estimate(regressions, same, gramian.inner_products, gramian.mean_squares)
     contained = ((found.value[0] - 1).abs() < RUNNING_SUM) & (found.half_width[0] < RUNNING_SUM)
     return bool((contained & (found.high[1] < 1 - RUNNING_SUM)).all())
 
