@@ -85,8 +85,7 @@ def _resolve_kinds(names: Sequence[str], kind: Kind | None) -> list[Kind]:
     """The kind of each plugin. Each plugin is created once, so that errors are raised before the first check runs.
 
     Raises:
-        GradhomogError: one plugin cannot be created.
-        OptionError: several plugins cannot be created; the message lists them all.
+        OptionError: plugins cannot be created; the message lists them all.
     """
     from gradhomog.testing.kits import SUBJECTS
 
@@ -97,8 +96,6 @@ def _resolve_kinds(names: Sequence[str], kind: Kind | None) -> list[Kind]:
             SUBJECTS[plugin_kind](name)
         except GradhomogError as error:
             errors.append(error)
-    if len(errors) == 1:
-        raise errors[0]
     if errors:
         raise OptionError(join_errors(errors))
     return kinds

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from gradhomog.autograd.derivatives import DirectDerivatives
@@ -26,6 +28,7 @@ from gradhomog.diagnosis.row_statistics import (
 )
 from gradhomog.diagnosis.summed_loss import rows_are_accumulated, rows_are_dependent, rows_are_parallel, summed_labels
 from gradhomog.errors import OptionError
+from gradhomog.registry.options import ValidatedConstructor
 from gradhomog.rows import Jacobian, as_jacobian
 
 
@@ -53,7 +56,7 @@ def loss_rows(losses: Losses, parameters: Parameters | None = None) -> tuple[dic
     return stacked, found
 
 
-class Diagnosis:
+class Diagnosis(ValidatedConstructor):
     """Separates conflict from noise: estimates about expected gradients of tasks, from rows of independent batches.
 
     The cosine of two noisy rows is close to 0, and negative in almost half of the batches, although the gradients that
@@ -94,13 +97,10 @@ class Diagnosis:
     """
 
     def __init__(
-        self, names: Sequence[str] | None = None, *, batch_size: int | None = None, columns: int = COLUMNS,
-        seed: int = 0,
+        self, names: Sequence[str] | None = None, *, batch_size: Annotated[int, Ge(1)] | None = None,
+        columns: Annotated[int, Ge(1)] = COLUMNS, seed: int = 0,
     ) -> None:  # fmt: skip
-        for option, value in (("batch_size", batch_size), ("columns", columns)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise OptionError(f"`{option}` must be an integer >= 1; got {value!r}.")
-        if names is not None and (isinstance(names, str) or not names or len(set(names)) < len(names)):
+        if names is not None and (not names or len(set(names)) < len(names)):
             raise OptionError(f"`names` must contain the different names of the tasks; got {names!r}.")
         self._names, self._batch_size = None if names is None else tuple(names), batch_size
         self._store = RowStore(self._names, columns, seed)

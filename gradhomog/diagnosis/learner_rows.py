@@ -6,18 +6,20 @@ import fnmatch
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any, Protocol, runtime_checkable
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from gradhomog.diagnosis.diagnosis import Diagnosis
 from gradhomog.diagnosis.estimates import MIN_BATCHES
 from gradhomog.diagnosis.result import DiagnosisResult
-from gradhomog.errors import DataError, OptionError
+from gradhomog.errors import DataError
 from gradhomog.global_state import restore_generators
 from gradhomog.learners.results import TaskRows
 from gradhomog.learners.tasks import Task, TaskBatch
+from gradhomog.registry.options import validated
 from gradhomog.rows import Jacobian
 from gradhomog.step.pipelines import Pipeline
 
@@ -81,15 +83,16 @@ class BatchStream(Protocol):
     def batch(self, index: int) -> TaskBatch: ...
 
 
-def diagnose(learner: Measured, stream: BatchStream | Iterable[Any], batches: int) -> DiagnosisResult:
+@validated
+def diagnose(
+    learner: Measured, stream: BatchStream | Iterable[Any], batches: Annotated[int, Ge(MIN_BATCHES)]
+) -> DiagnosisResult:
     """Diagnose the encoder's rows without homogenizers; see `Learner.diagnose`.
 
     Raises:
         OptionError: there are fewer than three batches. DataError: the stream is one batch, contains single tasks, or
             ends early.
     """
-    if isinstance(batches, bool) or not isinstance(batches, int) or batches < MIN_BATCHES:
-        raise OptionError(f"`batches` must be an integer of at least {MIN_BATCHES}; got {batches!r}.")
     if isinstance(stream, TaskBatch):
         raise DataError("`stream` must be a stream or an iterable of task batches; got one task batch.")
     if isinstance(stream, BatchStream):

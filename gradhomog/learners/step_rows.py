@@ -55,18 +55,17 @@ def compute_meta_step(
         OptionError: `over` is not `"tasks"`; see also `Ranks.check_pipeline`.
         RankError: another rank raised before, or has other parameters or states.
     """
-    if metric is not None:
 
-        def compute_scaled(batch: TaskBatch) -> TaskRows:
-            rows = compute(batch)
-            return replace(rows, jacobian=metric.scale(rows.jacobian))
+    def scaled(batch: TaskBatch) -> TaskRows:
+        rows = compute(batch)
+        return rows if metric is None else replace(rows, jacobian=metric.scale(rows.jacobian))
 
-        step = compute_meta_step(compute_scaled, batch, parameters, pipe, communicator)
-        return replace(step, direction=metric.unscale(step.direction))
     if isinstance(communicator, GroupCommunicator):
-        return _across_ranks(compute, batch, parameters, pipe, communicator)
-    rows = compute(batch)
-    return _homogenize(rows, Jacobian(DenseRows(rows.jacobian)), batch.keys, batch.query_y, pipe)
+        step = _across_ranks(scaled, batch, parameters, pipe, communicator)
+    else:
+        rows = scaled(batch)
+        step = _homogenize(rows, Jacobian(DenseRows(rows.jacobian)), batch.keys, batch.query_y, pipe)
+    return step if metric is None else replace(step, direction=metric.unscale(step.direction))
 
 
 def _homogenize(

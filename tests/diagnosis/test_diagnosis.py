@@ -194,8 +194,8 @@ def test_many_pairs_are_cut_in_the_table_but_not_in_the_record():
     [
         (["a", "a"], {}, "`names` must contain the different names"),
         ("ab", {}, "got 'ab'"),
-        (None, {"batch_size": 0}, "`batch_size` must be an integer >= 1; got 0"),
-        (None, {"columns": 1.5}, "`columns` must be an integer >= 1; got 1.5"),
+        (None, {"batch_size": 0}, "`batch_size` must be an integer ≥ 1 or none; got 0"),
+        (None, {"columns": 1.5}, "`columns` must be an integer ≥ 1; got 1.5"),
     ],
 )
 def test_invalid_options_raise(names, options, message):

@@ -74,7 +74,7 @@ def test_one_batch_or_too_few_batches_raise():
     found = trained()
     with pytest.raises(DataError, match="got one task batch"):
         found.learner.diagnose(found.source.train.batch(0))
-    with pytest.raises(OptionError, match="`batches` must be an integer of at least 3; got 2"):
+    with pytest.raises(OptionError, match="`batches` must be an integer ≥ 3; got 2"):
         found.learner.diagnose(found.source.train, batches=2)
     with pytest.raises(OptionError, match="got -1"):
         found.learner.diagnose([found.source.train.batch(0)], batches=-1)
