@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from gradhomog.terminal import escape_controls
@@ -31,30 +32,22 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-class CountBar:
-    """A progress bar of done and total counts on standard error; a smaller count begins another bar.
+@contextmanager
+def count_bar(unit: str) -> Iterator[Callable[[int, int], None]]:
+    """Context with a function that shows done and total counts on standard error; a smaller count begins another bar.
 
     Disabled if standard error is not a terminal.
     """
+    from tqdm import tqdm
 
-    def __init__(self, unit: str) -> None:
-        self._unit = unit
-        self._bar: Any = None
+    with tqdm(unit=unit, dynamic_ncols=True, disable=not sys.stderr.isatty()) as bar:
 
-    def __enter__(self) -> CountBar:
-        return self
+        def show(done: int, total: int) -> None:
+            if done < bar.n or bar.total is None:
+                bar.reset(total)
+            bar.update(done - bar.n)
 
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def __call__(self, done: int, total: int) -> None:
-        from tqdm import tqdm
-
-        if self._bar is None or done < self._bar.n:
-            self.__exit__()
-            self._bar = tqdm(total=total, unit=self._unit, dynamic_ncols=True, disable=not sys.stderr.isatty())
-        self._bar.update(done - self._bar.n)
+        yield show
 
 
 def duration(seconds: float) -> str:

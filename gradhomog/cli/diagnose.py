@@ -13,7 +13,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from gradhomog.cli._output import CountBar, add_json, print_json
+from gradhomog.cli._output import add_json, count_bar, print_json
 from gradhomog.cli._run_command import add_run_file, integer_parser, seconds_parser
 
 SUMMARY = "separate conflict of the tasks' gradients from noise, and recommend a remedy"
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     config = load(args.run_file, args.overrides)
     if args.out is not None and (args.out / RECORD).exists():
         raise ConfigError(f"{args.out} already has a diagnosis. Remove it, or choose another --out.")
-    with CountBar("batch") as progress:
+    with count_bar("batch") as progress:
         found = diagnose(config, args.at, args.batches, args.seconds, progress)
     arguments = [*([] if args.run_file is None else [str(args.run_file)]), *(f"--set={one}" for one in args.overrides)]
     found = replace(found, run_file=shlex.join(arguments))

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from gradhomog.cli._output import CountBar, add_json, print_json
+from gradhomog.cli._output import add_json, count_bar, print_json
 from gradhomog.cli._run_command import add_run_file, integer_parser, seconds_parser
 
 
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     if args.threads:
         overrides.append(f"threads={args.threads}")
     config = load(args.run_file, overrides)
-    with CountBar("round") as progress:
+    with count_bar("round") as progress:
         tables = step_overheads(
             config, config.learners, rounds=args.rounds, seconds=args.seconds, clock=clock(args), progress=progress
         )  # fmt: skip

@@ -38,6 +38,20 @@ def require_close(
         )  # fmt: skip
 
 
+def require_tensor(what: str, value: Any, dtype: torch.dtype | None, shape: tuple[int, ...] | None = None) -> None:
+    """Raise unless a value is a finite tensor of this shape and dtype that does not require grad."""
+    if not isinstance(value, Tensor):
+        raise CheckFailure(f"{what} is a {type(value).__name__}; expected a tensor")
+    if shape is not None and value.shape != shape:
+        raise CheckFailure(f"{what} has the shape {tuple(value.shape)}; expected {shape}")
+    if dtype is not None and value.dtype != dtype:
+        raise CheckFailure(f"{what} has the dtype {value.dtype}; expected {dtype}")
+    if value.requires_grad:
+        raise CheckFailure(f"{what} requires grad and keeps the task's graph in memory: detach it")
+    if not bool(torch.isfinite(value).all()):
+        raise CheckFailure(f"{what} is not finite", found=value)
+
+
 def require_equal(found: Tensor, expected: Tensor, what: str, **example: Any) -> None:
     """Raise unless two tensors are exactly equal."""
     if not torch.equal(found, expected):

@@ -14,14 +14,13 @@ from typing import Any, get_args
 import numpy as np
 import torch
 from hypothesis import strategies as st
-from torch import Tensor
 
 from gradhomog.errors import DataError, GradhomogError, OptionError, did_you_mean
 from gradhomog.learners.domains import Domain, Split, split_domain
 from gradhomog.learners.tasks import Task
 from gradhomog.registry import Registry
 from gradhomog.registry.specs import DomainSpec
-from gradhomog.testing.assertions import error_of
+from gradhomog.testing.assertions import error_of, require_tensor
 from gradhomog.testing.check_results import CheckFailure, NotApplicable, check, describe_failure
 from gradhomog.testing.property_search import for_all
 from gradhomog.testing.snapshots import changed_generators, input_bits, seeded_global_generators
@@ -232,7 +231,7 @@ def require_inputs(task: Task, domain: Domain, numbers: Numbers) -> None:
     ways = numbers["ways"] if domain.outputs is None else 1
     for part, count in _counts(numbers):
         x, name = getattr(task, f"{part}_x"), f"`{part}_x`"
-        _require_tensor(name, x, torch.float32, (ways * count, *domain.input_shape))
+        require_tensor(name, x, torch.float32, (ways * count, *domain.input_shape))
         if len(domain.input_shape) == 3 and not -1 <= float(x.min()) <= float(x.max()) <= 1:
             raise CheckFailure(f"{name}: pixels from {float(x.min()):.4g} to {float(x.max()):.4g}; expected [-1, 1]")
 
@@ -251,9 +250,9 @@ def require_targets(task: Task, domain: Domain, numbers: Numbers) -> None:
     for part, count in _counts(numbers):
         y, name, ways = getattr(task, f"{part}_y"), f"`{part}_y`", numbers["ways"]
         if domain.outputs is not None:
-            _require_tensor(name, y, torch.float32, (count, domain.outputs))
+            require_tensor(name, y, torch.float32, (count, domain.outputs))
             continue
-        _require_tensor(name, y, torch.int64, (ways * count,))
+        require_tensor(name, y, torch.int64, (ways * count,))
         outside = bool(((y < 0) | (y >= ways)).any())
         if outside or torch.bincount(y, minlength=ways).tolist() != [count] * ways:
             raise CheckFailure(f"{name}: labels {y.tolist()}; expected {count} of each of 0..{ways - 1}")
@@ -261,16 +260,6 @@ def require_targets(task: Task, domain: Domain, numbers: Numbers) -> None:
 
 def _counts(numbers: Numbers) -> list[tuple[str, int]]:
     return [("support", numbers["shots"]), ("query", numbers["queries"])]
-
-
-def _require_tensor(name: str, value: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    if not isinstance(value, Tensor):
-        raise CheckFailure(f"{name} is a {type(value).__name__}; expected a tensor")
-    if value.dtype != dtype or value.shape != shape or value.requires_grad:
-        graph = ", requires grad" if value.requires_grad else ""
-        raise CheckFailure(f"{name}: {value.dtype} {tuple(value.shape)}{graph}; expected {dtype} {shape}")
-    if not bool(torch.isfinite(value).all()):
-        raise CheckFailure(f"{name} is not finite")
 
 
 @check("domains")
@@ -292,7 +281,7 @@ def classes_consistent(subject: DomainSubject) -> None:
             )
         if task.classes is None:
             return
-        _require_tensor("`Task.classes`", task.classes, torch.int64, (numbers["ways"],))
+        require_tensor("`Task.classes`", task.classes, torch.int64, (numbers["ways"],))
         classes = task.classes.tolist()
         if len(set(classes)) < len(classes) or not listed >= set(classes):
             first_listed = ", ".join(map(str, sorted(listed)[:5])) + (f", … ({len(listed)})" if len(listed) > 5 else "")

@@ -29,6 +29,7 @@ from gradhomog.testing.assertions import (
     require_derivative,
     require_equal,
     require_exact_rows,
+    require_tensor,
 )
 from gradhomog.testing.check_results import CheckFailure, NotApplicable, check, describe_failure
 from gradhomog.testing.small_network import (
@@ -105,8 +106,8 @@ def rows_fit_parameters(subject: LearnerSubject) -> None:
         ):
             raise CheckFailure(f"`rows` of three tasks: {found}")
         for name, block in rows.jacobian.items():
-            _require_tensor(f"the rows of `{name}`", block, dtype)
-        _require_tensor("`losses` of three tasks", rows.losses, torch.float64, (3,))
+            require_tensor(f"the rows of `{name}`", block, dtype)
+        require_tensor("`losses` of three tasks", rows.losses, torch.float64, (3,))
 
 
 def _require_row(row: TaskRow, learner: Learner, queries: int) -> None:
@@ -121,29 +122,18 @@ def _require_row(row: TaskRow, learner: Learner, queries: int) -> None:
     shapes = {name: tuple(value.shape) for name, value in gradients.items()}
     if found := _describe_differences(shapes, {name: tuple(parameters[name].shape) for name in shapes}):
         raise CheckFailure(f"`task_row`: {found}")
-    _require_tensor("`loss`", row.loss, None, ())
-    _require_tensor("`outputs`", row.outputs, dtype, (queries, row.outputs.shape[-1]))
+    require_tensor("`loss`", row.loss, None, ())
+    require_tensor("`outputs`", row.outputs, dtype, (queries, row.outputs.shape[-1]))
     for name, value in gradients.items():
-        _require_tensor(f"the gradient of `{name}`", value, dtype)
+        require_tensor(f"the gradient of `{name}`", value, dtype)
     if not len(row.features) == len(row.feature_grads) == 1:
         raise CheckFailure(
             f"without a transforming homogenizer, `task_row` returns {len(row.features)} features and "
             f"{len(row.feature_grads)} feature_grads; expected one of each: the result of homogenizers.transform and "
             "the gradient of the loss w.r.t. it"
         )
-    _require_tensor("`features`", row.features[0], dtype, (queries, row.features[0].shape[-1]))
-    _require_tensor("`feature_grads`", row.feature_grads[0], dtype, tuple(row.features[0].shape))
-
-
-def _require_tensor(what: str, value: Tensor, dtype: torch.dtype | None, shape: tuple[int, ...] | None = None) -> None:
-    if shape is not None and value.shape != shape:
-        raise CheckFailure(f"{what} has the shape {tuple(value.shape)}; expected {shape}")
-    if dtype is not None and value.dtype != dtype:
-        raise CheckFailure(f"{what} has the dtype {value.dtype}; expected {dtype}")
-    if value.requires_grad:
-        raise CheckFailure(f"{what} requires grad and keeps the task's graph in memory: detach it")
-    if not bool(torch.isfinite(value).all()):
-        raise CheckFailure(f"{what} is not finite", found=value)
+    require_tensor("`features`", row.features[0], dtype, (queries, row.features[0].shape[-1]))
+    require_tensor("`feature_grads`", row.feature_grads[0], dtype, tuple(row.features[0].shape))
 
 
 def _describe_differences(found: Mapping[str, object], expected: Mapping[str, object]) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradhomog.cli._output import CountBar, print_json
+from gradhomog.cli._output import count_bar, print_json
 from gradhomog.cli.profile import add_timing_options, clock
 from gradhomog.errors import GradhomogError, OptionError
 from gradhomog.experiments.execution.environment import machine, versions
@@ -75,7 +75,7 @@ class Benchmark:
         words = list(sys.argv[1:] if arguments is None else arguments)
         args = self._parser(program, description).parse_args(words)
         try:
-            with CountBar("round") as progress:
+            with count_bar("round") as progress:
                 tables = self(
                     args.expressions, args.shapes, rounds=args.rounds, seconds=args.seconds,
                     thread_count=args.threads or 1, clock=clock(args), progress=progress,
