@@ -30,6 +30,7 @@ class ComputesRows(Protocol):
     homogenizers: Pipeline
 
     def rows(self, batch: TaskBatch) -> TaskRows: ...
+    def named_parameters(self) -> Mapping[str, Tensor]: ...
 
 
 def stage_rows(learner: ComputesRows, batch: TaskBatch) -> Iterator[tuple[str, Jacobian]]:
@@ -70,12 +71,6 @@ WITHOUT_DOMAIN = "tasks"
 """The label of all rows of a batch without domains: its tasks are a sample of one distribution."""
 
 
-class Measured(ComputesRows, Protocol):
-    """A learner with named parameters."""
-
-    def named_parameters(self) -> Mapping[str, Tensor]: ...
-
-
 @runtime_checkable
 class BatchStream(Protocol):
     """Batches of tasks by index; batches of different indices are independent."""
@@ -85,7 +80,7 @@ class BatchStream(Protocol):
 
 @validated
 def diagnose(
-    learner: Measured, stream: BatchStream | Iterable[Any], batches: Annotated[int, Ge(MIN_BATCHES)]
+    learner: ComputesRows, stream: BatchStream | Iterable[Any], batches: Annotated[int, Ge(MIN_BATCHES)]
 ) -> DiagnosisResult:
     """Diagnose the encoder's rows without homogenizers; see `Learner.diagnose`.
 
@@ -116,7 +111,7 @@ def diagnose(
     return diagnosis.result()
 
 
-def plain_rows(learner: Measured, batch: TaskBatch) -> dict[str, Tensor]:
+def plain_rows(learner: ComputesRows, batch: TaskBatch) -> dict[str, Tensor]:
     """Return the encoder's rows of one batch without homogenizers, by parameter."""
     named = learner.named_parameters()
     device = next(iter(named.values())).device

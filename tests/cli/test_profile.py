@@ -1,4 +1,4 @@
-"""`gradhomog profile`: table, JSON data, exit codes, and messages for invalid input."""
+"""`gradhomog profile` and `gradhomog diagnose`: table, JSON data, files, exit codes, and messages for invalid input."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests.experiments.conftest import SMALL
 
 SETTINGS = [argument for override in SMALL for argument in ("--set", override)]
 QUICK = ["--rounds", "3", "--seconds", "0.01"]
+FEW = ["--batches", "4", "--seconds", "0"]
 
 
 @pytest.mark.slow
@@ -58,3 +59,49 @@ def test_a_homogenizer_that_fails_is_exit_code_1_with_the_others_in_the_table(gr
     printed = capsys.readouterr()
     assert "faulty failed: " in printed.err
     assert "plain again" in printed.out
+
+
+def test_the_table_is_by_domain_and_by_pair_with_a_recommendation(capsys):
+    assert main(["diagnose", *SETTINGS, *FEW]) == 0
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert lines[0] == "maml after 1 of 12 steps, without homogenizers, seed 0"
+    assert lines[3].startswith("4 batches, ")
+    for start in (
+        "task ",
+        "functions:sinusoid ",
+        "functions:line ",
+        "functions:step ",
+        "pair ",
+        "Recommendation",
+        "- [",
+    ):
+        assert any(line.startswith(start) for line in lines), start
+
+
+def test_json_is_strict_and_the_folder_is_written_once(capsys, tmp_path):
+    arguments = ["diagnose", *SETTINGS, *FEW, "--at", "0", "--json", "--out", str(tmp_path / "new")]
+    assert main(arguments) == 0
+
+    def reject(constant):
+        raise AssertionError(constant)
+
+    data = json.loads(capsys.readouterr().out, parse_constant=reject)
+    assert set(data) == {"learner", "seed", "step", "steps", "diagnosis", "overhead"}
+    assert (data["step"], data["overhead"], data["diagnosis"]["batches"]) == (0, None, 4)
+    assert {"code", "text"} == set(data["diagnosis"]["recommendation"][0])
+    names = sorted(path.relative_to(tmp_path / "new").as_posix() for path in (tmp_path / "new").rglob("*.*"))
+    assert names == ["diagnosis.json", "diagnosis.txt"]
+    assert main(arguments) == 2
+    assert "already has a diagnosis" in capsys.readouterr().err
+
+
+def test_a_homogenizer_that_fails_is_exit_code_1_after_the_diagnosis(gradhomog_install, capsys):
+    from tests.experiments.execution.test_comparison import FAULTY
+
+    gradhomog_install("faulty-dist", FAULTY.replace("number == 4", "number == 3"), plugin="faulty")
+    pipelines = ["--set", 'homogenizers=["none", "faulty"]']
+    assert main(["diagnose", *SETTINGS, *pipelines, "--batches", "3", "--seconds", "0.01"]) == 1
+    printed = capsys.readouterr()
+    assert "faulty failed: " in printed.err
+    assert "Recommendation" in printed.out
