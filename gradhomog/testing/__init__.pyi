@@ -9,5 +9,5 @@ from .kits import check_domain as check_domain
 from .kits import check_homogenizer as check_homogenizer
 from .kits import check_learner as check_learner
 from .kits import checks as checks
-from .kits import parametrize_with_checks as parametrize_with_checks
+from .parametrization import parametrize_with_checks as parametrize_with_checks
 from .property_search import jacobians as jacobians

@@ -1,19 +1,16 @@
-"""The conformance kit: all checks of a kind on one plugin, as a report or as pytest tests."""
+"""Run the conformance kit: all checks of a kind on one plugin."""
 
 from __future__ import annotations
 
 import fnmatch
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any, TypeVar
-
-import pytest
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gradhomog.errors import OptionError, did_you_mean
-from gradhomog.registry import Kind, Registry, expression
+from gradhomog.registry import Kind, Registry
 from gradhomog.registry.specs import HomogenizerSpec
-from gradhomog.testing.check_results import KIT, Check, CheckFailure, CheckReport, run
+from gradhomog.testing.check_results import KIT, Check, CheckReport, run
 from gradhomog.testing.domains import DomainSubject
 from gradhomog.testing.subjects import HomogenizerSubject, LearnerSubject, PluginSubject
 
@@ -120,72 +117,3 @@ def validate_expected_failures(kind: Kind, expected: Mapping[str, str] | None) -
 
 def _names(kind: Kind) -> str:
     return ", ".join(check.name for check in checks(kind))
-
-
-Test = TypeVar("Test", bound=Callable[..., Any])
-
-
-def _run_bound(check: Check, subject: PluginSubject[Any], expected: bool, fast: bool) -> None:
-    """Raise if a check fails. `expected`: an expected failure."""
-    __tracebackhide__ = True
-    result = run(check, subject, fast=fast)
-    if result.outcome == "not applicable" and expected:  # it may apply on another machine: the expected failure stays
-        pytest.xfail(f"not applicable: {result.message}")
-    if result.outcome == "failed":
-        example = "".join(f"\n{name} = {value}" for name, value in result.example.items())
-        raise CheckFailure(f"{subject}: {result.check}: {result.message}{example}\n{check.explanation}")
-
-
-def _raise(error: Exception) -> None:
-    """Replaces all checks of a plugin that cannot be made: raises the error of its construction."""
-    raise error
-
-
-def parametrize_with_checks(
-    plugins: Iterable[Any], *, expected_failures: Mapping[str, str] | None = None, kind: Kind = "homogenizers",
-    only: Patterns | None = None, fast: bool = False,
-) -> Callable[[Test], Test]:  # fmt: skip
-    """Parametrize a test function with the argument `check`: one test per plugin and check.
-
-    Includes the checks that bind every plugin and those of claimed traits. `gradhomog check` also reports traits that
-    are not claimed.
-
-    Args:
-        plugins: plugins, each as for `check_homogenizer` (or `check_learner`, `check_domain`).
-        expected_failures: reasons by check name. These tests are strict expected failures: one that passes is an error.
-        kind: the kind of the plugins.
-        only: a glob pattern or several; only checks with matching names become tests.
-        fast: run fewer examples, steps and learners, for the development loop.
-
-    >>> @parametrize_with_checks(["static", "pcgrad"], only="identical_*")
-    ... def test_it_conforms(check):
-    ...     check()
-    """
-    if isinstance(plugins, str):
-        raise OptionError(f"`plugins` must be a sequence of plugins; got the string {plugins!r}. Write [{plugins!r}].")
-    chosen, expected = select_checks(kind, only), validate_expected_failures(kind, expected_failures)
-    cases = []
-    for plugin in plugins:
-        label = _label(plugin)
-        try:
-            subject = SUBJECTS[kind](plugin)
-        except Exception as error:
-            cases.append(pytest.param(partial(_raise, error), id=f"{label}-loads"))
-            continue
-        for check in chosen:
-            if check.binds(subject):
-                reason = expected.get(check.name)
-                marks = [pytest.mark.xfail(reason=reason, raises=CheckFailure, strict=True)] if reason else []
-                bound = partial(_run_bound, check, subject, bool(reason), fast)
-                cases.append(pytest.param(bound, id=f"{label}-{check.name}", marks=marks))
-    return pytest.mark.parametrize("check", cases)
-
-
-def _label(plugin: Any) -> str:
-    match plugin:
-        case str():
-            return plugin
-        case (str(name), Mapping() as options):
-            return expression.render([(name, dict(options))])
-    # Any other object raises when it is made.
-    return getattr(getattr(plugin, "factory", None), "__name__", "plugin")

@@ -124,7 +124,7 @@ def test_a_failure_message_contains_plugin_check_and_input(suite_results):
     assert outcome == "failure"
     assert "CheckFailure: homogenizer Total: identical_rows: " in message
     assert "\njacobian = [[" in message
-    assert "gradhomog/testing/kits.py" not in message
+    assert "gradhomog/testing/parametrization.py" not in message
 
 
 def test_an_expected_failure_is_strict_in_both_ways(suite_results):
