@@ -7,13 +7,8 @@ import os
 
 import pytest
 
-from gradhomog.registry import installed
 from gradhomog.testing import parametrize_with_checks
-
-BUILT_IN = [
-    info.name for info in installed().list("homogenizers")
-    if info.distribution == "gradhomog" and info.name != "torchjd"  # needs an optional package: its own file
-]  # fmt: skip
+from tests.plugins.rows import BUILT_IN
 
 ON_ROWS = (
     "finite_*", "identical_rows", "zero_rows_*", "half_*", "*equivariant", "differentiable",

@@ -82,15 +82,6 @@ def test_a_task_with_a_loss_of_zero_or_no_gradient_is_ignored_until_it_has_a_gra
     torch.testing.assert_close(gradhomog.pipeline("db_mtl").combine(rows, losses=[1.0] * 3), rows.mean(0))
 
 
-def test_two_tasks_of_one_domain_move_its_average_once():
-    rows = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
-    pipe = gradhomog.pipeline("db_mtl(beta=0.5)")
-    pipe.combine(rows, losses=[1.0, 1.0], domains=["a", "a"])
-    found = pipe.combine(torch.zeros(1, 2, dtype=torch.float64), losses=[1.0], domains=["a"])
-    # b = ½ · (½, ½) after the first update by the mean of both, half of it after the second; it started from zero.
-    torch.testing.assert_close(found, torch.tensor([0.125, 0.125], dtype=torch.float64) / (1 - 0.5**2))
-
-
 def test_rows_that_a_loss_near_zero_makes_too_long_raise_and_change_no_state():
     pipe = gradhomog.pipeline("db_mtl(scale='paper')")
     with pytest.raises(gradhomog.GradhomogError, match="db_mtl"):

@@ -1,13 +1,12 @@
 """DCGD against the three algorithms for two rows written out, least squares, and equivalent methods."""
 
 import pytest
-import scipy.optimize
 import torch
 from hypothesis import assume, given
 
 import gradhomog
 from gradhomog.testing import jacobians
-from tests.plugins.rows import both_dtypes, normal
+from tests.plugins.rows import both_dtypes, nearest_without_conflict, normal
 
 VARIANTS = ["center", "projection", "average"]
 
@@ -36,12 +35,6 @@ def published(rows, variant):
     return without(total, residual if total @ residual < 0 else boundary)
 
 
-def projected(vector, rows):
-    """The point nearest to a vector that has no negative inner product with any row."""
-    added = scipy.optimize.nnls(rows.T.numpy(), -vector.numpy())[0]
-    return vector + torch.from_numpy(added) @ rows
-
-
 @both_dtypes
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("factor", [0.1, 1.0, 30.0])
@@ -62,7 +55,7 @@ def test_two_rows_give_the_published_vector(variant, factor, dtype):
 def test_the_average_is_the_mean_of_the_projected_rows_where_the_sum_conflicts(rows):
     inner, size = rows @ rows.sum(0), rows.norm(dim=1) * rows.norm(dim=1).sum()
     assume(bool((inner < -1e-9 * size).any()))
-    expected = torch.stack([projected(row, rows) for row in rows]).mean(0)
+    expected = torch.stack([nearest_without_conflict(rows, row) for row in rows]).mean(0)
     found = combine(rows, "average", "paper")
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8 * float(rows.norm(dim=1).max()))
 

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from gradhomog.registry import installed
+from tests.plugins.rows import BUILT_IN
 
 FORMULAS = Path(__file__).parents[2] / "docs" / "methods" / "formulas.toml"
-NAMES = [info.name for info in installed().list("homogenizers") if info.distribution == "gradhomog"]
+NAMES = [*BUILT_IN, "torchjd"]
 
 # The parts in their order; a paragraph that starts with none of the labels belongs to the part before it.
 LABELS = (

@@ -1,20 +1,14 @@
 """UPGrad and DualProj against least squares on the rows."""
 
 import pytest
-import scipy.optimize
 import torch
 from hypothesis import given
 
 import gradhomog
 from gradhomog.testing import jacobians
+from tests.plugins.rows import nearest_without_conflict
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-
-
-def nearest_without_conflict(rows, row):
-    """Return the projection on {d : Jd ≥ 0} by SciPy's non-negative least squares on the rows."""
-    rows, row = rows.numpy(), row.numpy()
-    return torch.from_numpy(row + scipy.optimize.nnls(rows.T, -row)[0] @ rows)
 
 
 def upgrad(rows):

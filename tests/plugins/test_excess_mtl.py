@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gradhomog
-from tests.plugins.rows import normal
+from tests.plugins.rows import combine_in_tensors, normal
 
 
 def recursion(steps, lr):
@@ -26,12 +26,11 @@ def recursion(steps, lr):
 def test_it_is_the_authors_recursion_with_the_weights_of_the_step_before(lr, count):
     pipe = gradhomog.pipeline([("excess_mtl", {"lr": lr})])
     steps = [normal(3, 8, seed=s) * (1 + 0.2 * torch.arange(3.0).double()[:, None] * s) for s in range(count)]
-    for rows in steps:
-        pipe.combine({"a": rows[:, :4].reshape(3, 2, 2), "b": rows[:, 4:]})
     last = normal(3, 8, seed=99)
-    found = pipe.combine({"a": last[:, :4].reshape(3, 2, 2), "b": last[:, 4:]})
+    for rows in (*steps, last):
+        found = combine_in_tensors(pipe, rows)
     expected = recursion(steps, lr) @ last / 3
-    torch.testing.assert_close(torch.cat([found["a"].flatten(), found["b"]]), expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_the_first_step_moves_no_weight_however_many_parameters():

@@ -1,5 +1,7 @@
 """GradDrop against algorithm 1 written out, on parameters and on features."""
 
+import functools
+
 import pytest
 import torch
 from hypothesis import given
@@ -11,11 +13,10 @@ from gradhomog.experiments.profiling.harness import peak_bytes
 from gradhomog.step.step import seeded_generator
 from gradhomog.testing import jacobians
 from gradhomog_plugins.graddrop import drop
-from tests.plugins.rows import both_dtypes
+from tests.plugins.rows import both_dtypes, combine_in_tensors
+from tests.plugins.rows import normal as float64_normal
 
-
-def normal(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+normal = functools.partial(float64_normal, dtype=torch.float32)
 
 
 def uniform(size, seed=0, number=0):
@@ -49,10 +50,7 @@ def test_the_draw_depends_on_neither_blocks_nor_tensors_nor_precision(dtype):
     expected = algorithm_1(rows, uniform(10_000)) / 3
     found = gradhomog.pipeline("graddrop").combine(rows.to(dtype))
     torch.testing.assert_close(found.float(), expected)
-    parts = gradhomog.pipeline("graddrop").combine(
-        {"a": rows[:, :6000].reshape(3, 4, 1500).to(dtype), "b": rows[:, 6000:].to(dtype)}
-    )
-    torch.testing.assert_close(torch.cat([parts["a"].flatten(), parts["b"]]).float(), expected)
+    torch.testing.assert_close(combine_in_tensors(gradhomog.pipeline("graddrop"), rows.to(dtype)).float(), expected)
 
 
 @both_dtypes

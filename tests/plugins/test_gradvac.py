@@ -72,22 +72,3 @@ def test_many_tasks_in_blocks_give_the_same_rows():
     found = raise_cosines(rows @ rows.T, orders, held, 1e9)[0] @ rows
     expected = algorithm_1(rows, {(i, j): 0.1 for i in range(70) for j in range(70)}, 0.5)
     torch.testing.assert_close(found.sum(0), expected)
-
-
-def test_a_zero_row_changes_no_target_and_no_other_row():
-    pipe = gradhomog.pipeline("gradvac(beta=0.5)")
-    for _ in range(3):
-        pipe.combine(torch.tensor([[1.0, 0.0], [0.6, 0.8]]))
-    before = targets(pipe)
-    rows = torch.tensor([[1.0, 2.0], [0.0, 0.0]])
-    found = pipe.homogenize(rows)
-    torch.testing.assert_close(found.direction[""], rows.mean(0))
-    assert targets(pipe) == before
-
-
-def test_reading_the_rows_after_a_step_changes_no_target():
-    pipe = gradhomog.pipeline("gradvac")
-    pipe.combine(normal(3, 5))
-    before = targets(pipe)
-    pipe.rows_after(normal(3, 5, seed=1), torch.ones(3)).gramian()
-    assert targets(pipe) == before

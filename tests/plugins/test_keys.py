@@ -9,6 +9,7 @@ import gradhomog
 from gradhomog import OptionError
 from gradhomog.registry import installed
 from gradhomog.step.step import make_step
+from tests.plugins.rows import BUILT_IN
 
 STATEFUL = [
     "cr_mogm(method='mgda')",
@@ -73,6 +74,20 @@ def test_a_task_that_is_left_out_of_a_step_is_that_task_in_every_other(text):
         order = present if "gradvac" in text else present[number % 3 :] + present[: number % 3]  # it follows positions
         expected = step(numbered, rows, losses, present, slots=present)
         torch.testing.assert_close(step(named, rows, losses, order, "abcd"), expected, rtol=1e-9, atol=1e-12)
+
+
+# Their formulas contain pairs of tasks, sums over tasks, or exactly one primary task.
+BY_PAIRS = ("gradvac", "ldc_mtl", "sdmgrad", "order='compatible'", "famo", "moco", "pcd")
+
+
+@pytest.mark.parametrize("text", [text for text in STATEFUL if not any(part in text for part in BY_PAIRS)])
+def test_tasks_of_one_name_update_its_state_once(text):
+    """The oracle: every task once, instead of twice with the same rows and losses."""
+    twice, once = gradhomog.pipeline(text), gradhomog.pipeline(text)
+    for rows, losses in batches(2, steps=4):
+        expected = step(once, rows, losses, [0, 1], "ab")
+        found = step(twice, rows, losses, [0, 1, 1, 0], "ab")
+        torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("change", ["left out", "None", "other order"])
@@ -140,11 +155,5 @@ def test_without_state_names_may_change():
 
 
 def test_every_stateful_method_of_the_catalogue_is_among_them():
-    registry = installed()
-    names = {
-        info.name
-        for info in registry.list("homogenizers")
-        if info.distribution == "gradhomog" and info.name not in IN_THE_NETWORK
-    }
-    stateful = {name for name in names if "stateful" in registry.load("homogenizers", name)[1].traits}
-    assert {text.partition("(")[0] for text in STATEFUL} >= stateful - {"torchjd"}
+    stateful = {name for name in BUILT_IN if "stateful" in installed().load("homogenizers", name)[1].traits}
+    assert {text.partition("(")[0] for text in STATEFUL} >= stateful - IN_THE_NETWORK

@@ -63,8 +63,6 @@ def test_in_a_step_without_the_primary_task_its_last_average_counts():
     pipe.combine(rows)
     found = pipe.homogenize(rows[1:], slots=[1, 2]).direction[""]
     torch.testing.assert_close(found, torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64))
-    with pytest.raises(OptionError, match=r"metabalance: `primary` must be the slot or the domain .* got 'x'"):
-        gradhomog.pipeline("metabalance(primary='x')").combine(rows)
     with pytest.raises(OptionError, match=r"in the first batch \(rows with other names restart the averages\); got 0"):
         pipe.homogenize({"other": rows[1:]}, slots=[1, 2])
 

@@ -22,6 +22,7 @@ AGGREGATORS = {
     "fairgrad(alpha=0.5, scale='paper')": (lambda: theirs.FairGrad(alpha=0.5), ITERATED),
     "fairgrad(alpha=2.0, scale='paper')": (lambda: theirs.FairGrad(alpha=2.0), ITERATED),
     "krum(n_byzantine=1, n_selected=3, squared=false)": (lambda: theirs.Krum(n_byzantine=1, n_selected=3), 1e-7),
+    "imtl_g": (theirs.IMTLG, EXACT),
     "pcd(tau=0.2, beta=0.8)": (lambda: theirs.PCD(tau=0.2, beta=0.8, eps=0.0), EXACT),
     "trimmed_mean(trim=1)": (lambda: theirs.TrimmedMean(1), EXACT),
     "upgrad": (lambda: theirs.UPGrad(projector=QuadprogProjector(norm_eps=0.0, reg_eps=1e-12)), 1e-6),
@@ -71,6 +72,10 @@ SCALARIZATIONS = {
     "pbi(penalty=0.2, ideal=[0.1, 0.2, 0, 0.3])": lambda: scalarization.PBI(0.2, EQUAL, IDEAL),
     "pbi(penalty=0.05, ideal=[0.1, 0.2, 0, 0.3], preferences=[1, 2, 3, 4])":
         lambda: scalarization.PBI(0.05, PREFERENCE, IDEAL),
+    # Losses of papers.
+    "scale_invariant": lambda: lambda losses: losses.log().sum(),
+    **{f"uw_so(temperature={t})": (lambda t=t: lambda losses: torch.softmax(1 / losses.detach() / t, 0) @ losses)
+       for t in (0.3, 2, 20.0)},
 }  # fmt: skip
 
 
@@ -79,7 +84,7 @@ def test_the_papers_direction_is_the_gradient_of_the_scalarization_and_the_mean_
     theta, losses_of = quadratics()
     rows, losses = rows_and_losses(losses_of, theta)
     expected = gradient_of(SCALARIZATIONS[text](), losses_of, theta)
-    paper = f"{text[:-1]}, scale='paper')" if "(" in text else f"{text}(scale='paper')"
+    paper = text if "uw_so" in text else f"{text[:-1]}, scale='paper')" if "(" in text else f"{text}(scale='paper')"
     torch.testing.assert_close(gradhomog.pipeline(paper).combine(rows, losses), expected, rtol=1e-6, atol=1e-9)
     mean = gradhomog.pipeline(text).combine(rows, losses)
     torch.testing.assert_close(mean / mean.norm(), expected / expected.norm(), rtol=1e-6, atol=1e-9)

@@ -3,9 +3,12 @@
 import pytest
 import scipy.optimize
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import gradhomog
-from tests.plugins.rows import normal
+from gradhomog_plugins.moco import project_onto_simplex
+from tests.plugins.rows import combine_in_tensors, normal
 
 
 def onto_simplex(values):
@@ -39,9 +42,9 @@ def test_it_is_algorithm_1_written_out(scale, relative, gamma, rho, beta, beta_d
     pipe = gradhomog.pipeline([("moco", {**options, "relative": relative, "scale": scale})])
     steps = [normal(4, 6, seed=seed) + 0.5 for seed in range(8)]
     for rows in steps:
-        found = pipe.combine({"a": rows[:, :4].reshape(4, 2, 2), "b": rows[:, 4:]})
+        found = combine_in_tensors(pipe, rows)
     expected = recursion(steps, **options, relative=relative, paper=scale == "paper")
-    torch.testing.assert_close(torch.cat([found["a"].flatten(), found["b"]]), expected, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
 
 
 def test_state_by_domain_follows_the_domain_and_keeps_its_proportion():
@@ -63,7 +66,32 @@ def test_two_tasks_of_one_domain_share_a_weight_and_an_average():
     pipe.combine(rows, domains=["a", "a", "b"])
     state = pipe.state_dict()["0:moco"]
     torch.testing.assert_close(state["averages"][""]["a"], rows[:2].mean(0))
-    assert state["weight_sums"] == {"a": 0.5, "b": 0.5}  # updated once
-    assert state["counts"] == {"a": 1, "b": 1}
+    assert (state["weight_sums"], state["counts"]) == ({"a": 0.5, "b": 0.5}, {"a": 1, "b": 1})  # updated once
     assert state["weights"]["a"] * 2 + state["weights"]["b"] == pytest.approx(3)
-    assert state["weights"]["a"] < 1 < state["weights"]["b"]
+
+
+# -- the projection of its weights -----------------------------------------------------------------------------------
+
+vectors = st.lists(st.floats(-5, 5), min_size=1, max_size=7).map(lambda v: torch.tensor(v, dtype=torch.float64))
+
+
+@given(vectors)
+def test_the_projection_is_on_the_simplex_and_no_point_of_it_is_nearer(values):
+    found = project_onto_simplex(values)
+    assert (found >= 0).all()
+    assert abs(float(found.sum()) - 1) < 1e-12
+    # x is nearest if and only if ⟨e − x, v − x⟩ ≤ 0 for every corner e of the simplex.
+    towards = torch.eye(len(values), dtype=torch.float64) - found
+    assert (towards @ (values - found) <= 1e-12).all()
+
+
+@pytest.mark.parametrize("shift", [0.0, 1e3, -1e15, 1e18])
+def test_a_constant_added_to_all_values_changes_nothing(shift):
+    values = torch.tensor([0.25, 0.5, 0.25], dtype=torch.float64) * (1 if abs(shift) < 1e4 else 0)
+    expected = values if abs(shift) < 1e4 else torch.full_like(values, 1 / 3)
+    torch.testing.assert_close(project_onto_simplex(values + shift), expected, rtol=0, atol=1e-12)
+
+
+def test_huge_differences_give_a_corner_and_minus_infinity_gives_zero():
+    assert project_onto_simplex(torch.tensor([-1e30, 1e30, 0.0])).tolist() == [0.0, 1.0, 0.0]
+    assert project_onto_simplex(torch.tensor([0.0, -torch.inf, 0.0])).tolist() == [0.5, 0.0, 0.5]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gradhomog
-from tests.plugins.rows import normal
+from tests.plugins.rows import combine_in_tensors, normal
 
 SCALES = torch.tensor([1e3, 1.0, 1e-3], dtype=torch.float64)[:, None]
 
@@ -32,9 +32,9 @@ def test_in_the_papers_units_it_is_the_mean_of_one_adam_step_per_task(beta1, bet
     pipe = gradhomog.pipeline([("multiadam", {"beta1": beta1, "beta2": beta2, "units": "paper"})])
     history = steps(6)
     for rows in history:
-        found = pipe.combine({"a": rows[:, :4].reshape(3, 2, 2), "b": rows[:, 4:]})
+        found = combine_in_tensors(pipe, rows)
     expected = adam_steps(history, beta1, beta2)[0].mean(0)
-    torch.testing.assert_close(torch.cat([found["a"].flatten(), found["b"]]), expected, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("beta1", [0.0, 0.9])

@@ -49,13 +49,14 @@ def test_a_value_out_of_range_raises_with_the_name_of_its_option(text):
 
 ONES = [1.0, 1.0, 1.0]
 NUMBER = "must hold one number per task; got"
-# For the losses of a step; None: a step without losses.
+# For the losses of a step, which may have names; None: a step without losses.
 UNUSABLE = [
     ("static(weights=[1, 2])", ONES, rf"static: `weights` {NUMBER} 2 for 3 tasks\."),
     ("static(weights=[1])", ONES, rf"static: `weights` {NUMBER} 1 for 3 tasks\."),
     ("static(weights=[0, 0, 0])", ONES, "not all be zero"),
     ('static(weights={"a": 1})', ONES, "entries for the tasks a; got tasks without names"),
     ('uw(kind={"a": "regression"})', ONES, "`kind` has entries for the tasks a; got tasks without names"),
+    ('uw(kind={"a": "regression"})', (ONES, "bcd"), "`kind` has entries for the tasks a; got b, c, d in the batch"),
     ("stch(weights=[0, 0, 0])", ONES, "must not all be zero"),
     ("stch(weights=[1])", ONES, f"stch: `weights` {NUMBER} 1 for 3"),
     ("stch(log=true, weights=[1, 1, 1])", ONES, "are not part of the formula"),
@@ -65,6 +66,33 @@ UNUSABLE = [
     ("famo(lowest=[0])", ONES, f"famo: `lowest` {NUMBER} 1 for 3"),
     ("graddrop(leak=[0, 1])", ONES, f"{NUMBER} 2 for 3 tasks"),
     ("gradnorm(parameters='body.*')", ONES, "`parameters` must match"),
+    (
+        "pcd(primary=3)",
+        ONES,
+        "exactly one task in every batch; got 3, but .* the slots 0, 1, 2 and no domains",
+    ),
+    ("pcd(primary='a')", (ONES, "aab"), "exactly one task in every batch; got 'a', but .* the domains a, a, b"),
+    ("pcd(primary='c')", (ONES, "aab"), "got 'c', but .* the domains a, a, b"),
+    ("pcd(primary='a')", ONES, "got 'a', but .* no domains"),
+    ("pcd(tau=[0.1, 0.2])", ONES, "one number per task; got 2 for 3 tasks"),
+    ("sago(primary='x')", ONES, "sago: `primary` must be .* a task in every batch; got 'x'"),
+    ("metabalance(primary='x')", ONES, "metabalance: `primary` must be the slot or the domain .* got 'x'"),
+    ("lra(primary='x')", (ONES, "cab"), "`primary`.*'x'.*slots 0, 1, 2 and the domains a, b, c"),
+    ("lra(primary=7)", ONES, "slots 0, 1, 2 and no domains"),
+    ("cr_mogm(method='none')", ONES, "cr_mogm: .*`method` must name one homogenizer; got 'none'"),
+    ("cr_mogm(method='static + mgda')", ONES, r"cr_mogm: .*`method` must name one homogenizer; got 'static \+ mgda'"),
+    ("cr_mogm(method='isi')", ONES, "cr_mogm: .*acts by `mix` alone; 'isi' acts by `attach`"),
+    ("cr_mogm(method='rotate')", ONES, "cr_mogm: .*acts by `mix` alone; 'rotate' acts by `transform`"),
+    ("cr_mogm(method=\"mgda(normalize='loss')\")", [0.0, 1.0], r"mgda\(normalize='loss'\): losses must be positive"),
+    ("tracked(method='none')", ONES, "tracked: .*`method` must name one homogenizer; got 'none'"),
+    ("tracked(method='static + mgda')", ONES, "tracked: .*`method` must name one homogenizer"),
+    ("tracked(method='isi')", ONES, "tracked: .*acts by `mix` or `rows` alone; 'isi' acts by `attach`"),
+    ("tracked(method='rotate')", ONES, "tracked: .*acts by `mix` or `rows` alone; 'rotate' acts by `transform`"),
+    ("tracked(method='tracked')", ONES, "tracked: .*acts by `mix` or `rows` alone; 'tracked' acts by `choose`"),
+    ("tracked(method=\"mgda(on='features')\")", ONES, "tracked: .*reads features"),
+    ("tracked(method='ntk')", ONES, "tracked: .*'ntk' reads traces of kernels"),
+    ("tracked(method='trimmed_mean', every=2)", ONES, "tracked: .*`every` must be 1 for 'trimmed_mean'"),
+    ("reweight + tracked(method='static')", ONES, r"reweight.* acts on the rows .*write tracked.method='reweight'"),
     ("krum(n_byzantine=3)", [1.0] * 5, "krum: `n_byzantine` must be at most 2 for 5 tasks"),
     ("krum(n_selected=6)", [1.0] * 5, "krum: `n_selected` must be at most the number of tasks, 5"),
     ("trimmed_mean(trim=1)", [1.0], "must leave at least one task: 1 of 1 are removed at each end"),
@@ -83,5 +111,6 @@ UNUSABLE = [
 
 @pytest.mark.parametrize(("text", "losses", "message"), UNUSABLE)
 def test_a_value_that_does_not_fit_the_batch_raises(text, losses, message):
+    losses, names = losses if isinstance(losses, tuple) else (losses, None)
     with pytest.raises(OptionError, match=message):
-        gradhomog.pipeline(text).combine(torch.eye(len(losses or ONES)), losses)
+        gradhomog.pipeline(text).combine(torch.eye(len(losses or ONES)), losses, domains=names and [*names])

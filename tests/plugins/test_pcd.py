@@ -10,7 +10,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import gradhomog
-from gradhomog import OptionError
 from gradhomog.testing import jacobians
 from tests.plugins.rows import both_dtypes, normal
 
@@ -111,25 +110,6 @@ def test_the_primary_task_is_found_by_slot_or_domain():
         combine(rows, primary="physics", tau={"data": 0.1}, domains=domains),
         combine(rows[[1, 0, 2]], tau=[0.0, 0.1, 0.0]),
     )
-
-
-@pytest.mark.parametrize(
-    ("options", "domains", "message"),
-    [
-        (
-            {"primary": 3},
-            None,
-            "exactly one task in every batch; got 3, but the batch has the slots 0, 1, 2 and no domains",
-        ),
-        ({"primary": "a"}, ["a", "a", "b"], "exactly one task in every batch; got 'a', but .* the domains a, a, b"),
-        ({"primary": "c"}, ["a", "a", "b"], "got 'c', but .* the domains a, a, b"),
-        ({"primary": "a"}, None, "got 'a', but .* no domains"),
-        ({"tau": [0.1, 0.2]}, None, "one number per task; got 2 for 3 tasks"),
-    ],
-)
-def test_options_that_do_not_fit_raise(options, domains, message):
-    with pytest.raises(OptionError, match=message):
-        combine(torch.ones(3, 2), domains=domains, **options)
 
 
 @pytest.mark.parametrize("second", [[1.0, 1.0], [0.0, 0.0]])

@@ -96,16 +96,6 @@ def test_state_follows_its_key():
     assert first < 1 < second
 
 
-def test_two_tasks_of_one_domain_move_their_weight_once_by_their_mean():
-    norms, losses, found = torch.tensor([5.0, 3.0, 1.0]), torch.ones(3), []
-    for order in ([0, 1, 2], [1, 0, 2]):
-        pipe = gradhomog.pipeline("reweight(beta=0, lr=0.1)")
-        pipe.combine(rows_of(norms[order]), losses=losses, domains=["a", "a", "b"])
-        found.append(next(iter(pipe)).leader)
-    assert found[0] == found[1]
-    assert [state[3] for state in found[0].values()] == [1, 1]  # one step of Adam each
-
-
 def test_norms_that_are_equal_up_to_rounding_move_no_weight():
     # Regression: the sign of a rounding error counted, which gave weights of 0.986 after four steps at lr=0.3.
     rows = torch.randn(3, 40, generator=torch.Generator().manual_seed(0))

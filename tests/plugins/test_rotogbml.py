@@ -4,33 +4,16 @@ import itertools
 
 import pytest
 import torch
-from torch import nn
 
 import gradhomog
-from gradhomog import Task
-from gradhomog_adapters.maml import MAML
+from tests.plugins.isi.networks import learner, tasks
 
 
-def images(count=3, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    draw = lambda *shape: torch.rand(*shape, generator=generator)  # noqa: E731
-    return [
-        Task(draw(6, 1, 8, 8), torch.arange(6) % 3, draw(9, 1, 8, 8), torch.arange(9) % 3, f"domain {i}")
-        for i in range(count)
-    ]
-
-
-def learner(homogenizers):
-    torch.manual_seed(0)
-    encoder = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
-    return MAML(encoder, nn.Linear(64, 3), homogenizers, inner_steps=2, inner_lr=0.1)
-
-
-def trained(homogenizers, steps=2, batches=images):
+def trained(homogenizers, steps=2):
     model = learner(homogenizers)
     outer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(steps):
-        model.step(batches(seed=step), outer)
+        model.step(tasks(3, seed=step), outer)
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 

@@ -4,11 +4,8 @@ import pytest
 import torch
 
 import gradhomog
-from gradhomog.registry import installed
-from tests.plugins.rows import normal
+from tests.plugins.rows import BUILT_IN, normal
 
-BUILT_IN = [info.name for info in installed().list("homogenizers")
-            if info.distribution == "gradhomog" and info.name != "torchjd"]  # fmt: skip
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradhomog
-from gradhomog import OptionError
 from gradhomog.testing import jacobians
 from tests.plugins.rows import both_dtypes, normal
 
@@ -70,15 +69,3 @@ def test_several_primary_tasks_count_as_their_mean():
 def test_an_opposite_row_leaves_the_primary_row(agreeing, expected):
     row = torch.tensor([1.0, -2.0])
     assert combine(torch.stack([row, -3 * row]), agreeing=agreeing).tolist() == expected
-
-
-def test_a_batch_without_the_primary_task_raises():
-    with pytest.raises(OptionError, match=r"sago: `primary` must be .* a task in every batch; got 'x'"):
-        combine(torch.ones(2, 2), primary="x")
-
-
-@pytest.mark.parametrize("agreeing", ["auxiliary", "both"])
-def test_derivatives_keep_the_signs_constant(agreeing):
-    rows = normal(3, 4).requires_grad_()
-    pipe = gradhomog.pipeline([("sago", {"agreeing": agreeing})])
-    assert torch.autograd.gradcheck(lambda value: pipe.combine(value, create_graph=True), rows)
