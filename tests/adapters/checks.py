@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
 from gradhomog import Task, TaskBatch
 
-WAYS = 3
+WAYS, CLASSES = 3, 7
+MAPS = {"maps": True, "input_shape": [1, 6, 6]}
+"""Options of RelationNet for the maps of `image_networks`."""
 
 
-def networks(norm=False, seed=0):
-    """Return a smooth encoder of vectors, and a head of which only the number of outputs is used."""
+def networks(norm=False, bias=True, seed=0):
+    """Return a smooth encoder of vectors of three numbers, and a linear head."""
     torch.manual_seed(seed)
-    layers = [nn.Linear(4, 6), *([nn.BatchNorm1d(6)] * norm), nn.Tanh(), nn.Linear(6, 5), nn.Tanh()]
-    return nn.Sequential(*layers).double(), nn.Linear(5, WAYS).double()
+    layers = [nn.Linear(3, 6, bias=bias), *([nn.BatchNorm1d(6)] * norm), nn.Tanh(), nn.Linear(6, 4), nn.Tanh()]
+    return nn.Sequential(*layers).double(), nn.Linear(4, WAYS).double()
 
 
 def image_networks(norm=False, seed=0, flatten=False):
@@ -26,7 +30,7 @@ def image_networks(norm=False, seed=0, flatten=False):
     return parts[0].double(), parts[1].double()
 
 
-def tasks(count=3, shape=(4,), shots=2, queries=3, seed=1, classes=None):
+def tasks(count=3, shape=(3,), shots=2, queries=3, seed=1, classes=None):
     """Return float64 tasks of Gaussian clusters; `classes` is the number of classes that tasks draw theirs from."""
     generator = torch.Generator().manual_seed(seed)
     found = []
@@ -40,6 +44,49 @@ def tasks(count=3, shape=(4,), shots=2, queries=3, seed=1, classes=None):
         chosen = None if classes is None else torch.randperm(classes, generator=generator)[:WAYS]
         found.append(Task(*parts, f"domain {slot}", chosen))
     return TaskBatch.stack(found)
+
+
+def class_tasks(**options):
+    """Return tasks of images whose classes are some of all training classes."""
+    return tasks(shape=(1, 6, 6), classes=CLASSES, **options)
+
+
+def perturb(parameters, size, seed=3):
+    """Change parameters from their initial values."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter += size * torch.randn(parameter.shape, generator=generator).to(parameter)
+
+
+def relation_learner(kind, maps=False, norm=False, **options):
+    """Return a RelationNet or a variant of it, units of whose relation module are active."""
+    encoder, head = image_networks(norm) if maps else networks(norm)
+    torch.manual_seed(3)
+    return kind(encoder, head, **{"hidden": 9, **(MAPS if maps else {}), **options})
+
+
+class CallCounter(nn.Module):
+    """Counts its calls: `vmap` makes as many calls for all tasks as the loop for one task."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x
+
+
+def image_tasks(batch):
+    """The same tasks, with inputs of three numbers as 2×2 images whose last pixel is 0."""
+    support, query = (nn.functional.pad(x, (0, 1)).unflatten(-1, (1, 2, 2)) for x in (batch.support_x, batch.query_x))
+    return replace(batch, support_x=support, query_x=query)
+
+
+class FirstThreePixels(nn.Module):
+    """Inputs of three numbers from images of `image_tasks`."""
+
+    def forward(self, images):
+        return images.flatten(1)[:, :3]
 
 
 def reference_pairs(encoder, task):
@@ -71,7 +118,7 @@ def assert_rows_match_finite_differences(learner, batch, step=1e-6):
             for name, parameter in named.items():
                 parameter += size * along[name]
         losses.append(learner.rows(batch).losses)
-    found = sum((rows.jacobian[name] * along[name]).flatten(1).sum(1) for name in along)
+    found = sum((rows.jacobian[name] * along[name]).reshape(len(batch), -1).sum(1) for name in along)
     torch.testing.assert_close(found, (losses[0] - losses[1]) / (2 * step), rtol=1e-6, atol=1e-8)
 
 

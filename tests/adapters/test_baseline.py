@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from gradhomog import DataError, Task, TaskBatch
+import gradhomog
+from gradhomog import DataError, TaskBatch
 from gradhomog_adapters._classifiers import CosineClassifier, fit, make_linear
 from gradhomog_adapters.baseline import Baseline
 from gradhomog_adapters.baseline_pp import BaselinePP
 from tests.adapters import checks
-
-CLASSES = 7
+from tests.adapters.checks import CLASSES
 
 
 def reference_outputs(learner, z):
@@ -65,27 +66,37 @@ def test_without_classes_labels_are_used_directly(kind):
     checks.assert_rows_equal(numbered.rows(named), plain.rows(batch))
 
 
+MISSING = "the tasks have no `classes`, and {} has classes=7"
+
+
 @pytest.mark.parametrize(
-    ("classes", "ids", "message"),
+    ("name", "options", "classes", "message"),
     [
-        (None, [0, 1, 2], "the tasks have `classes`.*has no option `classes`"),
-        (5, None, "the tasks have no `classes`, and Baseline has classes=5"),
-        (5, [0, 1, 5], r"`classes` of tasks must be in 0\.\.4; got 0\.\.5"),
-        (5, [-1, 1, 2], r"`classes` of tasks must be in 0\.\.4; got -1\.\.2"),
+        ("baseline", {}, [0, 1, 2], "the tasks have `classes`.*has no option `classes`"),
+        ("baseline", {"classes": 5}, [0, 1, 5], r"`classes` of tasks must be in 0\.\.4; got 0\.\.5"),
+        ("baseline", {"classes": 5}, [-1, 1, 2], r"`classes` of tasks must be in 0\.\.4; got -1\.\.2"),
+        ("baseline", {"classes": CLASSES}, None, MISSING.format("Baseline")),
+        ("mtl", {"classes": CLASSES, "pretrain_steps": 1}, None, MISSING.format("MTL")),
+        ("skd", {"classes": CLASSES}, None, MISSING.format("SKD")),
+        ("mtl", {"classes": CLASSES, "pretrain_steps": 1}, "regression", "MTL supports classification only"),
+        ("skd", {"classes": CLASSES}, "regression", "SKD supports classification only"),
     ],
 )
-def test_missing_and_invalid_class_indices_raise(classes, ids, message):
-    task = checks.tasks()[0]
-    task = Task(task.support_x, task.support_y, task.query_x, task.query_y, "", ids and torch.tensor(ids))
+def test_missing_and_invalid_class_indices_and_regression_raise(name, options, classes, message):
+    batch = checks.class_tasks(count=1)
+    if classes == "regression":
+        batch = replace(batch, support_y=batch.support_x[..., 0, 0], query_y=batch.query_x[..., 0, 0])
+    else:
+        batch = replace(batch, classes=classes and torch.tensor([classes]))
     with pytest.raises(DataError, match=message):
-        Baseline(*checks.networks(), classes=classes).rows([task])
+        gradhomog.learner(name, *checks.image_networks(flatten=True), **options).rows(batch)
 
 
 # -- the classifiers -------------------------------------------------------------------------------------------------
 
 
 def test_dead_features_have_outputs_and_derivatives_of_zero_in_baseline_pp():
-    encoder = nn.Sequential(nn.Linear(4, 5), nn.ReLU()).double()
+    encoder = nn.Sequential(nn.Linear(3, 5), nn.ReLU()).double()
     nn.init.constant_(encoder[0].bias, -100.0)
     learner = BaselinePP(encoder, nn.Linear(5, 3).double(), classes=CLASSES)
     rows = learner.rows(checks.tasks(classes=CLASSES))

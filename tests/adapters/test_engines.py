@@ -14,7 +14,6 @@ import gradhomog
 from gradhomog import OptionError, TaskBatch
 from gradhomog_adapters.maml import MAML
 from tests.adapters import checks
-from tests.adapters.few_shot import assert_rows_are_derivatives
 
 
 def conv(*layers):
@@ -75,7 +74,7 @@ def test_both_engines_give_the_same_rows(kind, learner):
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_rows_are_the_derivatives_of_the_losses(kind):
     learner = MAML(*network(kind), engine="loop", inner_lr=0.1, inner_steps=2)
-    assert_rows_are_derivatives(learner, tasks(1)[0], learner.named_parameters())
+    checks.assert_rows_match_finite_differences(learner, tasks(1))
 
 
 @pytest.mark.parametrize(
@@ -102,16 +101,6 @@ def test_compiled_rows_are_those_of_the_loop():
 # -- selection of the engine -----------------------------------------------------------------------------------------
 
 
-class CallCounter(nn.Module):
-    """Counts its calls: `vmap` makes as many calls for all tasks as the loop for one task."""
-
-    calls = 0
-
-    def forward(self, x):
-        self.calls += 1
-        return x
-
-
 @pytest.mark.parametrize(
     ("layers", "homogenizers", "options", "tasks_at_once"),
     [
@@ -129,7 +118,7 @@ def test_auto_runs_small_networks_at_once_unless_a_homogenizer_acts_before_rows(
     layers, homogenizers, options, tasks_at_once
 ):
     torch.manual_seed(0)
-    encoder = nn.Sequential(CallCounter(), *layers)
+    encoder = nn.Sequential(checks.CallCounter(), *layers)
     head = nn.Linear(encoder(torch.zeros(2, 2, 4, 4)).shape[1], 2)
     learner = MAML(encoder.double(), head.double(), homogenizers, inner_steps=1, **options)
     learner.rows(tasks())  # also finds the parameters that no loss depends on, once

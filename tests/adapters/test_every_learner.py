@@ -13,8 +13,8 @@ from gradhomog import DataError, NonfiniteError, OptionError
 from gradhomog.registry import installed
 from gradhomog.registry.options import option_parameters
 from gradhomog.testing import parametrize_with_checks
-from tests.adapters import checks, few_shot
-from tests.adapters.few_shot import FirstThreePixels, image_tasks, networks
+from tests.adapters import checks
+from tests.adapters.checks import FirstThreePixels, image_tasks, networks
 
 LEARNERS = gradhomog.available("learners")
 WITHOUT_HEAD = (
@@ -27,7 +27,8 @@ VARIANTS = (
     "mamlpp(multi_step_steps=0)", "mamlpp(first_order_steps=9)", "mamlpp(step_norm=false)",
     'mamlpp(inner="adam", inner_lr=0.05)', 'mamlpp(learn_rates=false, inner="momentum")', 'imaml(adapt="head.*")',
     'imaml(adapt="encoder.*")', 'imaml(inner="adam", proximal=10.0)', 'reptile(inner="adam")', 'reptile(on="all")',
-    "reptile(inner_batch=4)", 'relationnet(objective="softmax", hidden=9)',
+    "reptile(inner_batch=4)", "mtl(pretrain_steps=1)", "skd(generation0_steps=0)",
+    'relationnet(objective="softmax", hidden=9)',
 )  # fmt: skip
 """Options that change how rows are computed."""
 ON_MAPS = (
@@ -41,7 +42,7 @@ IMAGE_LEARNERS = ("skd",)  # they rotate their inputs
 def tasks(text):
     if text in ON_MAPS:
         return checks.tasks(shape=(1, 6, 6))
-    return image_tasks(few_shot.tasks()) if text in IMAGE_LEARNERS else few_shot.tasks()
+    return image_tasks(checks.tasks()) if text.startswith(IMAGE_LEARNERS) else checks.tasks()
 
 
 def make(text, homogenizers=None, nonfinite="raise", pair=None, norm=None, **options):
@@ -51,7 +52,7 @@ def make(text, homogenizers=None, nonfinite="raise", pair=None, norm=None, **opt
     if text.partition("(")[0] in ("baseline", "baseline_pp", *RELATIONNETS) and text not in ON_MAPS:
         options["input_shape"] = (3,)
     encoder, head = pair or (checks.image_networks if text in ON_MAPS else networks)(norm is not None)
-    if text in IMAGE_LEARNERS:
+    if text.startswith(IMAGE_LEARNERS):
         encoder = nn.Sequential(FirstThreePixels(), encoder)
     return gradhomog.learner(text, encoder, head, homogenizers=pipe, **options)
 
@@ -76,7 +77,8 @@ def test_both_engines_give_the_same_rows(text, norm):
     "text",
     [
         "maml", "anil", "boil", "cavia", "meta_sgd", "mamlpp", "protonet", "metaoptnet", "relationnet", "baseline",
-        "baseline_pp", VARIANTS[0], VARIANTS[4], VARIANTS[-1], *(text for text in ON_MAPS if "lrp" not in text),
+        "baseline_pp", "skd", VARIANTS[0], VARIANTS[4], *VARIANTS[-3:],
+        *(text for text in ON_MAPS if "lrp" not in text),
     ],
 )  # fmt: skip
 def test_rows_are_derivatives_of_the_losses_for_all_statistics_of_normalization(text, norm):
@@ -191,19 +193,19 @@ def test_a_network_that_cannot_be_compiled_raises_with_the_place():
     encoder, head = networks()
     learner = make("maml", pair=(nn.Sequential(ReadsValue(), encoder), head), compile="eager")
     with pytest.raises(OptionError, match=r"compile='eager'.*test_every_learner\.py.*in forward.*compile=False"):
-        learner.rows(few_shot.tasks())
+        learner.rows(checks.tasks())
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
 def test_batches_of_more_shapes_than_pytorch_compiles_raise():
     learner = make("protonet", compile="eager")
     with torch._dynamo.config.patch(recompile_limit=1):
-        learner.rows(few_shot.tasks(3))
+        learner.rows(checks.tasks(3))
         with pytest.raises(OptionError, match="shapes of batches must be few"):
-            learner.rows(few_shot.tasks(4))
+            learner.rows(checks.tasks(4))
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", [*LEARNERS, "skd(generation0_steps=0)"])
 def test_tasks_of_one_class_or_of_equal_inputs_have_finite_rows(name):
     batch = tasks(name)
     one = replace(batch, support_y=0 * batch.support_y, query_y=0 * batch.query_y)

@@ -18,7 +18,7 @@ from gradhomog_adapters.anil import anil
 from gradhomog_adapters.fomaml import fomaml
 from gradhomog_adapters.maml import MAML
 from gradhomog_adapters.mamlpp import MAMLPP
-from tests.adapters.few_shot import networks, tasks
+from tests.adapters.checks import networks, tasks
 
 ROOT = str(Path(__file__).parents[2])
 LEARNERS = [name for name in gradhomog.available("learners") if name != "skd"]  # it rotates images
@@ -28,14 +28,6 @@ LEARNERS = [name for name in gradhomog.available("learners") if name != "skd"]  
 def test_every_learner_accepts_the_fields(name):
     learner = gradhomog.learner(name, *networks(True), engine="vmap", norm="support")
     assert learner.execution == Execution(engine="vmap", norm="support")
-
-
-@pytest.mark.parametrize("name", LEARNERS)
-def test_learners_by_name_validate_the_fields_as_options(name):
-    with pytest.raises(OptionError, match=r"`engine` must be one of \"auto\", \"loop\", \"vmap\"; got 'fast'"):
-        gradhomog.learner(name, *networks(), engine="fast")
-    with pytest.raises(OptionError, match=r"no option 'recomputed'. Did you mean 'recompute'"):
-        gradhomog.learner(name, *networks(), recomputed=True)
 
 
 def test_an_object_validates_its_fields():

@@ -14,7 +14,7 @@ from gradhomog import TaskBatch
 from gradhomog_adapters.imaml import IMAML
 from gradhomog_adapters.reptile import Reptile
 from tests.adapters import checks
-from tests.adapters.few_shot import networks, tasks
+from tests.adapters.checks import networks, tasks
 
 # Enough inner and CG steps for the row to equal the derivative of the loss up to rounding, on these networks.
 SOLVED = {"proximal": 5.0, "inner_lr": 0.15, "inner_steps": 150, "cg_steps": 40}

@@ -16,7 +16,7 @@ import gradhomog
 from gradhomog import OptionError
 from gradhomog_adapters.maml import MAML
 from tests.adapters import checks
-from tests.adapters.few_shot import networks
+from tests.adapters.checks import networks
 
 DAMPENED = torchopt.sgd(lr=0.1, momentum=0.9, dampening=0.5)  # stores outside of its state which step was the first
 

@@ -44,7 +44,7 @@ def rotation(size):
 @pytest.mark.parametrize("name", ["protonet", "metaoptnet"])
 def test_queries_are_rotated_and_supports_are_not(name):
     # Rotating queries by R is equivalent to rotating supports by its transpose; rotating both has no effect.
-    batch, turn = checks.tasks(), rotation(5)
+    batch, turn = checks.tasks(), rotation(4)
     turned = make(name, [LinearTransform(turn)]).rows(batch)
     plain = make(name).rows(batch)
     assert (turned.losses - plain.losses).abs().min() > 1e-3
@@ -68,9 +68,9 @@ def test_queries_are_rotated_and_supports_are_not(name):
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_a_class_without_supports_has_no_effect(name):
-    x, y = torch.randn(4, 4, dtype=torch.float64), torch.tensor([0, 2, 0, 2])
+    x, y = torch.randn(4, 3, dtype=torch.float64), torch.tensor([0, 2, 0, 2])
     learner = make(name)
-    outputs = learner.predict(x, y, torch.randn(5, 4, dtype=torch.float64))
+    outputs = learner.predict(x, y, torch.randn(5, 3, dtype=torch.float64))
     assert outputs[:, 1].tolist() == [0.0 if name == "relationnet" else -torch.inf] * 5
     rows = learner.rows([Task(x, y, x, y)])
     assert all(block.isfinite().all() for block in rows.jacobian.values())
@@ -79,7 +79,7 @@ def test_a_class_without_supports_has_no_effect(name):
 
 @pytest.mark.parametrize("name", ["protonet", "metaoptnet", "relationnet softmax"])
 def test_a_query_of_a_class_without_supports_raises_as_not_finite(name):
-    x, y = torch.randn(4, 4, dtype=torch.float64), torch.tensor([0, 2, 0, 2])
+    x, y = torch.randn(4, 3, dtype=torch.float64), torch.tensor([0, 2, 0, 2])
     learner = make(name)
     with pytest.raises(NonfiniteError):
         learner.step([Task(x, y, x, torch.tensor([0, 1, 2, 0]))], torch.optim.SGD(learner.parameters(), lr=0.1))
@@ -89,4 +89,4 @@ def test_a_head_without_a_linear_layer_requires_the_input_shape():
     encoder = checks.networks()[0]
     with pytest.raises(OptionError, match=r"`input_shape` must be given.*no torch\.nn\.Linear"):
         RelationNet(encoder, nn.Identity())
-    assert RelationNet(encoder, nn.Identity(), input_shape=[4]).shape == (5,)
+    assert RelationNet(encoder, nn.Identity(), input_shape=[3]).shape == (4,)

@@ -12,7 +12,7 @@ from torch import nn
 from gradhomog import Homogenizer, NonfiniteError, OptionError, TaskBatch, pipeline
 from gradhomog_adapters.maml import MAML
 from gradhomog_adapters.mamlpp import MAMLPP, cosine, loss_weights
-from tests.adapters.few_shot import networks, tasks
+from tests.adapters.checks import networks, tasks
 
 OFF = {"learn_rates": False, "step_norm": False, "multi_step_steps": 0}
 

@@ -10,31 +10,22 @@ import torch
 from torch import nn
 from torch.nn.functional import conv2d, cross_entropy
 
-from gradhomog import DataError, OptionError
+from gradhomog import OptionError
 from gradhomog_adapters.anil import anil
 from gradhomog_adapters.baseline import Baseline
 from gradhomog_adapters.mtl import MTL
 from tests.adapters import checks
-
-CLASSES = 7
-SHAPE = (1, 6, 6)
+from tests.adapters.checks import CLASSES, class_tasks
 
 
 def make(homogenizers=None, normalized=False, **options):
     return MTL(*checks.image_networks(normalized, flatten=True), homogenizers, **{"inner_steps": 3, **options})
 
 
-def tasks(**options):
-    return checks.tasks(shape=SHAPE, classes=CLASSES, **options)
-
-
-def perturb(learner, seed=3):
+def perturb(learner):
     """Change scales and shifts from their initial values."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for part in ("scales", "shifts"):
-            for parameter in learner.extra_modules[part].parameters():
-                parameter += 0.3 * torch.randn(parameter.shape, generator=generator).to(parameter)
+    modules = learner.extra_modules
+    checks.perturb([*modules["scales"].parameters(), *modules["shifts"].parameters()], 0.3)
 
 
 # -- scales and shifts -----------------------------------------------------------------------------------------------
@@ -64,18 +55,18 @@ def test_rows_are_those_of_a_loop_with_scaled_and_shifted_convolutions(first_ord
             weight, offset = weight - 0.1 * steps[0], offset - 0.1 * steps[1]
         return cross_entropy(query @ weight.T + offset, task.query_y)
 
-    checks.assert_rows_match_autograd(learner, tasks(), loss)
+    checks.assert_rows_match_autograd(learner, class_tasks(), loss)
 
 
 @pytest.mark.parametrize("norm", ["batch", "support", "frozen"])
 def test_initially_the_network_is_the_frozen_one(norm):
     options = {"inner_steps": 3, "test_steps": 5, "norm": norm}
     learner, reference = make(normalized=True, **options), anil(*checks.image_networks(True, flatten=True), **options)
-    ours, theirs = learner.rows(tasks()), reference.rows(tasks())
+    ours, theirs = learner.rows(class_tasks()), reference.rows(class_tasks())
     torch.testing.assert_close(ours.losses, theirs.losses, rtol=1e-13, atol=0)
     for name in ("head.0.weight", "head.0.bias"):
         torch.testing.assert_close(ours.jacobian[name], theirs.jacobian[name], rtol=1e-10, atol=1e-14)
-    assert learner.evaluate(tasks()).losses == pytest.approx(reference.evaluate(tasks()).losses, rel=1e-12)
+    assert learner.evaluate(class_tasks()).losses == pytest.approx(reference.evaluate(class_tasks()).losses, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -94,17 +85,6 @@ def test_there_is_a_scale_for_each_pair_of_channels_and_a_shift_for_each_bias(la
     assert found == {name: shape for name, shape in expected.items() if shape}
 
 
-@pytest.mark.parametrize("options", [{"engine": "vmap"}, {"recompute": True}])
-def test_engines_and_recomputation_give_the_same_rows_in_both_phases(options):
-    for steps in (0, 1):
-        one = make(normalized=True, pretrain_steps=steps, classes=CLASSES, engine="loop")
-        two = make(normalized=True, pretrain_steps=steps, classes=CLASSES, **options)
-        two.extra_modules.load_state_dict(one.extra_modules.state_dict())
-        perturb(one)
-        perturb(two)
-        checks.assert_rows_equal(one.rows(tasks()), two.rows(tasks()))
-
-
 # -- pre-training ----------------------------------------------------------------------------------------------------
 
 
@@ -116,7 +96,7 @@ def test_rows_in_pre_training_are_those_of_the_baseline(dtype, rtol):
         for module in (part.encoder, part.head, part.extra_modules):
             module.to(dtype)
     reference.extra_modules["classifier"].load_state_dict(learner.extra_modules["classifier"].state_dict())
-    batch = tasks()
+    batch = class_tasks()
     batch = replace(batch, support_x=batch.support_x.to(dtype), query_x=batch.query_x.to(dtype))
     checks.assert_rows_equal(learner.rows(batch), reference.rows(batch), rtol, rtol / 1000)
 
@@ -127,7 +107,7 @@ def test_each_phase_trains_its_own_parameters_under_momentum_and_weight_decay():
     outer, changed = torch.optim.AdamW(learner.parameters(), lr=0.1, weight_decay=0), []
     for _ in range(4):
         before = copy.deepcopy({name: module.state_dict() for name, module in everything.items()})
-        learner.step(tasks(), outer)
+        learner.step(class_tasks(), outer)
         changed.append({name for name in everything if str(before[name]) != str(everything[name].state_dict())})
     first, second = {"encoder", "classifier", "count"}, {"head", "scales", "shifts", "count"}
     assert changed == [first, first, second, second]
@@ -137,7 +117,7 @@ def test_each_phase_trains_its_own_parameters_under_momentum_and_weight_decay():
 def test_the_head_is_adapted_at_meta_test_during_pre_training():
     learner = make(pretrain_steps=2, classes=CLASSES, inner_steps=2, test_steps=4, inner_lr=0.1)
     reference = anil(*checks.image_networks(flatten=True), inner_steps=2, test_steps=4, inner_lr=0.1)
-    assert learner.evaluate(tasks()).losses == pytest.approx(reference.evaluate(tasks()).losses, rel=1e-12)
+    assert learner.evaluate(class_tasks()).losses == pytest.approx(reference.evaluate(class_tasks()).losses, rel=1e-12)
 
 
 # -- options and errors ----------------------------------------------------------------------------------------------
@@ -148,19 +128,9 @@ def test_layers_that_are_frozen_later_are_not_scaled():
     for part in (learner, reference):
         part.encoder[0].requires_grad_(False)
     perturb(learner)
-    torch.testing.assert_close(learner.rows(tasks()).losses, reference.rows(tasks()).losses, rtol=0, atol=0)
+    torch.testing.assert_close(learner.rows(class_tasks()).losses, reference.rows(class_tasks()).losses, rtol=0, atol=0)
 
 
 def test_an_encoder_without_layers_to_scale_raises():
     with pytest.raises(OptionError, match="scales convolutions and linear layers of the encoder"):
         MTL(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(3)), nn.Linear(3, 2))
-
-
-def test_pre_training_rejects_regression_and_missing_classes():
-    batch = tasks()
-    learner = make(pretrain_steps=1, classes=CLASSES)
-    with pytest.raises(DataError, match="the tasks have no `classes`, and MTL has classes=7"):
-        learner.rows(checks.tasks(shape=SHAPE))
-    regression = replace(batch, support_y=batch.support_x[..., 0, 0], query_y=batch.query_x[..., 0, 0])
-    with pytest.raises(DataError, match="MTL supports classification only"):
-        learner.rows(regression)

@@ -29,7 +29,7 @@ def test_rows_are_those_of_the_reference_loss(make, norm):
     encoder, head = make(norm)
     learner = ProtoNet(encoder, head)
     encoder.train()
-    batch = checks.tasks(shape=(4,) if make is checks.networks else (1, 6, 6))
+    batch = checks.tasks(shape=(3,) if make is checks.networks else (1, 6, 6))
     checks.assert_rows_match_autograd(learner, batch, lambda task: reference_loss(encoder, task))
 
 
@@ -52,8 +52,8 @@ def test_close_classes_far_from_the_origin_are_separated_in_float32():
 def test_the_head_may_have_more_outputs_than_a_task_has_classes():
     encoder, _ = checks.networks()
     task = checks.tasks()[0]
-    few = ProtoNet(encoder, nn.Linear(5, 3).double())
-    many = ProtoNet(encoder, nn.Linear(5, 20).double())
+    few = ProtoNet(encoder, nn.Linear(4, 3).double())
+    many = ProtoNet(encoder, nn.Linear(4, 20).double())
     outputs = [one.predict(task.support_x, task.support_y, task.query_x) for one in (few, many)]
     assert torch.equal(outputs[1][:, :3], outputs[0])
     torch.testing.assert_close(torch.tensor(many.evaluate([task]).losses), torch.tensor(few.evaluate([task]).losses))

@@ -14,7 +14,7 @@ from gradhomog.experiments.profiling.harness import peak_bytes
 from gradhomog_adapters.maml import MAML
 from gradhomog_adapters.mamlpp import MAMLPP
 from gradhomog_adapters.meta_sgd import MetaSGD
-from tests.adapters.few_shot import networks, tasks
+from tests.adapters.checks import networks, tasks
 
 INNER = {
     "sgd": "sgd",

@@ -10,8 +10,7 @@ from gradhomog import DataError, Task
 from gradhomog.experiments import content
 from gradhomog_adapters.relationnet import RelationNet, make_feature_map_module
 from tests.adapters import checks
-
-MAPS = {"maps": True, "input_shape": [1, 6, 6]}
+from tests.adapters.checks import MAPS
 
 
 @pytest.mark.parametrize("objective", ["mse", "softmax"])
@@ -19,7 +18,7 @@ MAPS = {"maps": True, "input_shape": [1, 6, 6]}
 def test_rows_are_those_of_the_reference_pairs(objective, maps):
     encoder, head = checks.image_networks() if maps else checks.networks()
     learner = RelationNet(encoder, head, objective=objective, **(MAPS if maps else {}))
-    batch = checks.tasks(shape=(1, 6, 6) if maps else (4,))
+    batch = checks.tasks(shape=(1, 6, 6) if maps else (3,))
     relation = learner.extra_modules["relation"]
 
     def loss(task):

@@ -15,12 +15,9 @@ from gradhomog_adapters.relationnet import RelationNet
 from gradhomog_adapters.relationnet_ata import SIZES, RandomConvolution, RelationNetATA
 from tests.adapters import checks
 
-IMAGES = {"maps": True, "input_shape": [1, 6, 6]}
 
-
-def make(cls=RelationNetATA, norm=False, **options):
-    torch.manual_seed(3)  # units of g are active
-    return cls(*checks.image_networks(norm), **{"hidden": 9, **IMAGES, **options})
+def make(kind=RelationNetATA, **options):
+    return checks.relation_learner(kind, maps=True, **options)
 
 
 def images(**options):

@@ -8,22 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from gradhomog import TaskBatch
+from gradhomog_adapters._relevance import relevance_of_inputs
 from gradhomog_adapters.relationnet import RelationNet
 from gradhomog_adapters.relationnet_lrp import RelationNetLRP, class_scores
 from tests.adapters import checks
-
-MAPS = {"maps": True, "input_shape": [1, 6, 6]}
-
-
-def make(cls, maps=False, seed=3, **options):
-    encoder, head = checks.image_networks() if maps else checks.networks()
-    torch.manual_seed(seed)  # units of g are active
-    return cls(encoder, head, **{"hidden": 9, **(MAPS if maps else {}), **options})
+from tests.adapters.checks import relation_learner
 
 
 def tasks(maps=False, **options):
-    return checks.tasks(shape=(1, 6, 6) if maps else (4,), **options)
+    return checks.tasks(shape=(1, 6, 6) if maps else (3,), **options)
 
 
 def vector_relevance(relation, pair, value):
@@ -44,7 +37,7 @@ def vector_relevance(relation, pair, value):
 
 
 def test_rows_are_those_of_weighted_pairs_with_constant_weights():
-    learner = make(RelationNetLRP)
+    learner = relation_learner(RelationNetLRP)
     relation, encoder = learner.extra_modules["relation"], learner.encoder
 
     def loss(task):
@@ -67,8 +60,8 @@ def test_rows_are_those_of_weighted_pairs_with_constant_weights():
 @pytest.mark.parametrize("objective", ["mse", "softmax"])
 def test_rows_are_those_of_the_sum_of_both_losses_for_the_same_weights(maps, objective):
     # The weights are taken from the learner: this tests batch normalization, masks and both objectives.
-    learner = make(RelationNetLRP, maps, objective=objective, guidance=0.3, engine="loop")
-    plain = make(RelationNet, maps, objective=objective)
+    learner = relation_learner(RelationNetLRP, maps, objective=objective, guidance=0.3, engine="loop")
+    plain = relation_learner(RelationNet, maps, objective=objective)
     weights = []
     compute = learner.weights
     learner.weights = lambda *arguments: weights.append(compute(*arguments)) or weights[-1]
@@ -94,14 +87,17 @@ def test_rows_are_those_of_the_sum_of_both_losses_for_the_same_weights(maps, obj
 @pytest.mark.parametrize(("shots", "expected"), [(1, 0.5), (2, 1.0), (5, 1.0)])
 def test_the_default_guidance_depends_on_the_shots(shots, expected):
     batch = tasks(shots=shots)
-    default, explicit = make(RelationNetLRP), make(RelationNetLRP, guidance=expected)
+    default, explicit = relation_learner(RelationNetLRP), relation_learner(RelationNetLRP, guidance=expected)
     checks.assert_rows_equal(default.rows(batch), explicit.rows(batch), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("maps", [False, True])
 def test_without_guidance_it_is_relationnet(maps):
     batch = tasks(maps)
-    found, expected = make(RelationNetLRP, maps, guidance=0.0).rows(batch), make(RelationNet, maps).rows(batch)
+    found, expected = (
+        relation_learner(RelationNetLRP, maps, guidance=0.0).rows(batch),
+        relation_learner(RelationNet, maps).rows(batch),
+    )
     checks.assert_rows_equal(found, expected, rtol=0, atol=0)
 
 
@@ -113,11 +109,48 @@ def test_class_scores_are_log_odds_relative_to_chance():
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
 
 
-def test_absent_classes_have_no_share_and_tasks_of_one_class_are_finite():
+def test_absent_classes_have_no_share():
     present = torch.tensor([True, False, True])
     found = class_scores(torch.zeros(1, 3, dtype=torch.float64), present)
     torch.testing.assert_close(found[0, [0, 2]], torch.zeros(2, dtype=torch.float64))  # p = 1/2, β = 1
     assert float(found[0, 1]) == pytest.approx(math.log(0.01 / 1.01))
-    batch = tasks()
-    one = TaskBatch(batch.support_x, 0 * batch.support_y, batch.query_x, 0 * batch.query_y, batch.domains)
-    assert all(bool(block.isfinite().all()) for block in make(RelationNetLRP).rows(one).jacobian.values())
+
+
+# -- layer-wise relevance propagation: a loop over contributions, and layers that only pass relevance on ---------------
+
+DTYPES = [(torch.float64, 1e-12), (torch.float32, 1e-5)]
+
+
+def layers(*modules):
+    return [(module, dict(module.named_parameters())) for module in modules]
+
+
+@pytest.mark.parametrize(("dtype", "rounding"), DTYPES)
+def test_a_convolution_shares_relevance_by_positive_contributions(dtype, rounding):
+    # The oracle is a loop over outputs and inputs of the convolution written as a matrix.
+    torch.manual_seed(0)
+    module = nn.Conv2d(2, 3, 3, padding=1, stride=2).to(dtype)
+    x, relevance = torch.randn(1, 2, 4, 4).to(dtype), torch.randn(1, 3, 2, 2).to(dtype)
+    basis = torch.eye(32, dtype=dtype).reshape(32, 2, 4, 4)
+    matrix = (module(basis) - module(torch.zeros_like(basis))).flatten(1).detach().T  # [outputs, inputs]
+    expected = torch.zeros(32, dtype=dtype)
+    for row, value in zip(matrix, relevance.flatten(), strict=True):
+        contributions = (row * x.flatten()).clamp(min=0)
+        expected += contributions / contributions.sum() * value
+    found = relevance_of_inputs(layers(module), x, relevance)
+    torch.testing.assert_close(found.flatten(), expected, rtol=10 * rounding, atol=10 * rounding)
+    torch.testing.assert_close(found.sum(), relevance.sum(), rtol=10 * rounding, atol=10 * rounding)
+
+
+def test_an_output_without_positive_contributions_loses_its_relevance():
+    module = nn.Conv2d(1, 1, 1).double()
+    module.weight.data.fill_(-1)
+    ones = torch.ones(1, 1, 2, 2, dtype=torch.float64)
+    assert torch.equal(relevance_of_inputs(layers(module), ones, ones), torch.zeros_like(ones))
+
+
+def test_pooling_gives_all_relevance_to_the_maximum_and_other_layers_do_not_change_it():
+    x = torch.tensor([[[[1.0, 5.0], [2.0, 3.0]]]], dtype=torch.float64)
+    relevance = torch.tensor([[7.0]], dtype=torch.float64)
+    found = relevance_of_inputs(layers(nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()), x, relevance)
+    assert torch.equal(found, torch.tensor([[[[0.0, 7.0], [0.0, 0.0]]]], dtype=torch.float64))

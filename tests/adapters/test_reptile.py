@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from torch import nn
 from gradhomog import OptionError, TaskBatch
 from gradhomog_adapters.reptile import Reptile
 from tests.adapters import checks
-from tests.adapters.few_shot import networks, tasks
+from tests.adapters.checks import networks, tasks
 
 LR = 0.1
 # Their powers are exact in float32, in which TorchOpt corrects the bias for parameters of any dtype.
@@ -147,7 +146,7 @@ def test_rows_of_minibatches_are_displacements_by_an_optimizer_of_pytorch():
     assert_rows_are_displacements({name: block[0] for name, block in rows.items()}, learner, model, LR * 4)
 
 
-def test_minibatches_depend_on_step_and_seed_and_continue_from_a_saved_state():
+def test_minibatches_depend_on_step_and_seed():
     def encoder_inputs(learner):
         learner.encoder[0].inputs.clear()
         learner.rows(batch)
@@ -168,12 +167,6 @@ def test_minibatches_depend_on_step_and_seed_and_continue_from_a_saved_state():
     assert predicted.shape == (9, 3)
     learner.predict(batch[0].support_x, batch[0].support_y, batch[0].query_x)
     assert all(map(torch.equal, learner.encoder[0].inputs[-6:], at_test))
-
-    file, fresh = io.BytesIO(), make_recording_learner(inner_batch=2)
-    torch.save(learner.state_dict(), file)
-    file.seek(0)
-    fresh.load_state_dict(torch.load(file, weights_only=True))
-    assert torch.equal(encoder_inputs(fresh), encoder_inputs(learner))
 
 
 # -- the inner optimizer's state -------------------------------------------------------------------------------------
@@ -204,7 +197,7 @@ def test_a_kept_state_equals_one_torch_optimizer_for_all_tasks():
         learner.step(batch, outer)
 
 
-def test_a_kept_state_is_saved_starts_meta_test_and_depends_on_the_order_of_tasks():
+def test_a_kept_state_starts_meta_test_and_depends_on_the_order_of_tasks():
     learner, batch = make_stateful_learner(), tasks()
     task = batch[0]
     fresh = make_learner(inner=torchopt.adam(lr=LR, betas=BETAS), inner_steps=3)
@@ -214,10 +207,6 @@ def test_a_kept_state_is_saved_starts_meta_test_and_depends_on_the_order_of_task
     assert torch.equal(learner.predict(task.support_x, task.support_y, task.query_x), kept)
     turned = learner.rows([batch[2], batch[1], batch[0]]).jacobian["head.weight"]
     assert not torch.allclose(turned.flip(0), learner.rows(batch).jacobian["head.weight"])
-
-    other = make_stateful_learner()
-    other.load_state_dict(learner.state_dict())
-    checks.assert_rows_equal(other.rows(batch), learner.rows(batch), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("part", ["support_x", "query_x"])

@@ -10,7 +10,7 @@ import gradhomog
 from gradhomog import Homogenizer
 from gradhomog.diagnosis.learner_rows import stage_rows
 from gradhomog_adapters.maml import MAML
-from tests.adapters.few_shot import networks, tasks
+from tests.adapters.checks import networks, tasks
 
 
 def learner(homogenizers, **options):
