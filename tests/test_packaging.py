@@ -68,41 +68,20 @@ def test_versions_that_were_tested_begin_at_the_declared_lower_bounds_and_are_na
 
 
 @pytest.mark.slow
-def test_the_wheel_puts_its_packages_and_nothing_else_into_site_packages(names: set[str]) -> None:
+def test_the_wheel_holds_its_packages_with_all_modules_templates_and_papers_and_nothing_else(names: set[str]) -> None:
     info = f"gradhomog-{gradhomog.__version__}.dist-info"
     assert {name.split("/")[0] for name in names} == {*PACKAGES, info}
-
-
-@pytest.mark.slow
-def test_the_wheel_holds_every_module_of_the_tree(names: set[str]) -> None:
-    for folder in (ROOT, ROOT / "plugins", ROOT / "adapters"):
-        for package in folder.glob("gradhomog*/"):
-            modules = {path.relative_to(folder).as_posix() for path in package.rglob("*.py")}
-            assert modules
-            assert modules <= names
-
-
-@pytest.mark.slow
-def test_the_wheel_holds_the_templates_of_the_report(names: set[str]) -> None:
-    folder = ROOT / "gradhomog" / "experiments" / "report" / "templates"
-    templates = {path.relative_to(ROOT).as_posix() for path in folder.iterdir()}
-    assert f"{folder.relative_to(ROOT).as_posix()}/report.html" in templates
-    assert templates <= names
-
-
-@pytest.mark.slow
-def test_the_wheel_holds_the_files_of_papers(names: set[str]) -> None:
-    folder = ROOT / "plugins" / "gradhomog_papers"
-    papers = {path.relative_to(ROOT / "plugins").as_posix() for path in folder.glob("*.toml")}
-    assert papers
-    assert papers <= names
-
-
-@pytest.mark.slow
-def test_the_wheel_is_typed_and_licensed(names: set[str]) -> None:
-    assert any(name.startswith("gradhomog-") and name.endswith("/LICENSE") for name in names)
-    for package in PACKAGES:
-        assert f"{package}/py.typed" in names
+    assert f"{info}/licenses/LICENSE" in names
+    assert {f"{package}/py.typed" for package in PACKAGES} <= names
+    contents = (
+        *((folder, "gradhomog*/**/*.py") for folder in (ROOT, ROOT / "plugins", ROOT / "adapters")),
+        (ROOT, "gradhomog/experiments/report/templates/*"),
+        (ROOT / "plugins", "gradhomog_papers/*.toml"),
+    )
+    for folder, pattern in contents:
+        files = {path.relative_to(folder).as_posix() for path in folder.glob(pattern)}
+        assert files, pattern
+        assert files <= names
 
 
 @pytest.mark.slow

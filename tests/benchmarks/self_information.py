@@ -1,6 +1,6 @@
-"""Benchmark of self-information drop-out on one convolution: homogenizers, the published form, and `unfold`.
+"""Benchmark of self-information drop-out on one convolution: homogenizers, and the published form.
 
-Both peers compute, for each position p of a convolution's output, the kernel sum
+The peer computes, for each position p of a convolution's output, the kernel sum
 S(p) = Σ_δ exp(−‖patch(p) − patch(p + δ)‖² / 2h²m) over all shifts δ in [−radius, radius]², with the mean squared
 distance m over the batch and h = 1.
 """
@@ -25,7 +25,7 @@ SHAPES = ((75, 64, 42, 42),)
 
 EXPRESSIONS = ("isi(layers=1)", "isi(layers=1, neighbours=9)")
 RADIUS, FILTERS = 3, 64
-CONVOLUTION, PUBLISHED, UNFOLD = "convolution", "published form", "unfold form"
+CONVOLUTION, PUBLISHED = "convolution", "published form"
 
 
 def images(*shape: int) -> Tensor:
@@ -65,17 +65,6 @@ def concatenated_differences(x: Tensor, radius: int, kernel: int, padding: int) 
     return torch.exp(-distances / distances.mean() / 2).sum(dim=1)
 
 
-def unfolded_patches(x: Tensor, radius: int, kernel: int, padding: int) -> Tensor:
-    """S, `[n, height, width]`, from patches extracted by `unfold`: the distances of all patches for each shift."""
-    center, *shifted = _shifts(x, radius, padding)
-    patches = functional.unfold(center, kernel)
-    distances = torch.stack(
-        [(patches - functional.unfold(other, kernel)).square_().sum(dim=1) for other in shifted], dim=1
-    )
-    height, width = (size - kernel + 1 for size in center.shape[-2:])
-    return torch.exp(-distances / distances.mean() / 2).sum(dim=1).view(len(x), height, width)
-
-
 def _shifts(x: Tensor, radius: int, padding: int) -> list[Tensor]:
     """The input padded for patches, and all of its shifts (views of the zero-padded input)."""
     height, width = (size + 2 * padding for size in x.shape[-2:])
@@ -94,13 +83,13 @@ def drop(outputs: Tensor, sums: Tensor, rate: float, temperature: float, random:
     return outputs * (torch.rand(outputs.shape, generator=random) >= probability[:, None])
 
 
-def peer(sums: Callable[[Tensor, int, int, int], Tensor], convolution: nn.Module) -> Callable[[Tensor], Tensor]:
+def published(convolution: nn.Module) -> Callable[[Tensor], Tensor]:
     """The convolution, then kernel sums and a Bernoulli mask: the same operation as `Attached`."""
     random = torch.Generator().manual_seed(0)
 
     def call(x: Tensor) -> Tensor:
         with torch.no_grad():
-            found = sums(x, RADIUS, 3, 1)
+            found = concatenated_differences(x, RADIUS, 3, 1)
         return drop(convolution(x), found, 0.1, 0.5, random)
 
     return call
@@ -113,13 +102,12 @@ def compare(texts: Sequence[str], x: Tensor) -> Comparison:
         {
             CONVOLUTION: convolution,
             **{text: Attached(text, convolution) for text in texts or EXPRESSIONS},
-            PUBLISHED: peer(concatenated_differences, convolution),
-            UNFOLD: peer(unfolded_patches, convolution),
+            PUBLISHED: published(convolution),
         },
-        lambda number: x, (CONVOLUTION, PUBLISHED, UNFOLD),
+        lambda number: x, (CONVOLUTION, PUBLISHED),
         (
             f"{CONVOLUTION}: forward pass of a 3×3 convolution with {FILTERS} filters. Others: the same with a map of "
-            f"self-information (for the peers, from {(2 * RADIUS + 1) ** 2} neighbours) and a new mask.",
+            f"self-information (for the peer, from {(2 * RADIUS + 1) ** 2} neighbours) and a new mask.",
         ),
         shared_budget=False,
     )  # fmt: skip

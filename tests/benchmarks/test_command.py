@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from gradhomog import OptionError
-from tests.benchmarks import backward, combine, maml, overhead, ranks, rotation, self_information, tracked
+from tests.benchmarks import backward, combine, maml, overhead, ranks, rotation, self_information
 
 QUICK = ["--rounds", "3", "--seconds", "0.01"]
 
-MODULES = [backward, combine, maml, overhead, ranks, rotation, self_information, tracked]
+MODULES = [backward, combine, maml, overhead, ranks, rotation, self_information]
 every = pytest.mark.parametrize("benchmark", [module.BENCHMARK for module in MODULES], ids=lambda one: one.name)
 
 
@@ -23,7 +23,6 @@ def run(module, *arguments):
 FLOORS = [combine.FLOOR, combine.PLAIN, combine.READ, combine.SECOND_FLOOR]
 PEERS = [f"torchjd {name}{chunk}" for name in ("Mean", "UPGrad") for chunk in ("", ", chunk 1")]
 OURS = [f"backward {name}{level}" for name in ("pcgrad", "mgda", "upgrad") for level in ("", ', level="features"')]
-EVERY = ["tracked(every=3)", "tracked(every=12)", 'tracked(every=12, dtype="bfloat16")']
 TABLES = [
     (backward, "3x4x6", [], [*backward.MEANS[:4], *OURS, *PEERS]),
     (backward, "2x3x16x4", ["mgda"], [backward.BY_HAND, backward.SUMMED, *OURS[2:4], *PEERS]),
@@ -32,9 +31,8 @@ TABLES = [
     (combine, "2x50", ["gradnorm"], [*FLOORS, "gradnorm", combine.NORMS, combine.NORMS_READ]),
     (rotation, "2x3x4", [], [*rotation.EXPRESSIONS, *(f"torch orthogonal, {name}" for name in rotation.MAPS)]),
     (rotation, "1x1x513", ["rotate"], ["rotate", "torch orthogonal, matrix_exp", "torch orthogonal, cayley"]),
-    (self_information, "2x3x8x8", [], ["convolution", *self_information.EXPRESSIONS, "published form", "unfold form"]),
-    (tracked, "3x4x6", [], [backward.SUMMED, "backward none", "backward upgrad", "tracked", *EVERY]),
-    *((overhead, shape, ["none", "upgrad"], [backward.SUMMED, backward.BY_HAND, "none", "upgrad"])
+    (self_information, "2x3x8x8", [], ["convolution", *self_information.EXPRESSIONS, "published form"]),
+    *((overhead, shape, ["none", "tracked"], [backward.SUMMED, backward.BY_HAND, "none", "tracked"])
       for shape in ("2x16", "2x1x8", "2x3x16x4")),
     pytest.param(ranks, "3x4x6", ["none"], [ranks.PLAIN, ranks.ALONE, "none, batch", "none, local"],
                  marks=pytest.mark.slow),

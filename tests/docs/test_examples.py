@@ -1,11 +1,14 @@
-"""Scripts in `docs/examples` run and print losses, weights, scores and errors; datasets and tasks are those stated."""
+"""Scripts in `docs/examples` run and print losses, weights, scores and errors; they resume, and train on ranks."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
 import runpy
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._pytree import tree_flatten
 
 from tests.docs import pages
+from tests.docs.pages import DOCS
 from tests.docs.scripts import printed
 
 EXAMPLES = pages.DOCS / "examples"
@@ -131,3 +136,75 @@ def test_imaml_by_torchopts_solver_agrees_on_a_well_conditioned_problem() -> Non
     ours, theirs = example["rows"](example["IMAML"]), example["rows"](example["CustomRootIMAML"])
     for name, row in ours.items():
         torch.testing.assert_close(theirs[name], row, rtol=1e-8, atol=1e-11)
+
+
+SCRIPT = pages.DOCS / "examples" / "complete_loop.py"
+
+
+@pytest.mark.parametrize("method", ["gradnorm", "pcgrad(seed=1)"])
+def test_a_run_that_is_interrupted_and_resumed_equals_an_uninterrupted_one(
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(name: str, *options: str) -> list[dict[str, Any]]:
+        text = printed(SCRIPT, capsys, method, "--steps", "30", "--checkpoint", str(tmp_path / name), *options)
+        return [json.loads(line) for line in text.splitlines()]
+
+    whole = run("whole.pt")
+    assert [row["step"] for row in run("resumed.pt", "--stop", "13")] == list(range(13))
+    assert run("resumed.pt") == whole[10:]  # from the last checkpoint
+    resumed, expected = (
+        tree_flatten(torch.load(tmp_path / f"{name}.pt", weights_only=True)) for name in ("resumed", "whole")
+    )
+    assert resumed[1] == expected[1]  # names
+    for found, value in zip(resumed[0], expected[0], strict=True):
+        assert torch.equal(found, value) if isinstance(value, torch.Tensor) else found == value
+
+
+def test_the_loop_has_batches_and_parts_without_labels_and_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = printed(SCRIPT, capsys, "upgrad", "--checkpoint", str(tmp_path / "run.pt"), "--steps", "60")
+    rows = [json.loads(line) for line in text.splitlines()]
+    absent = [row for row in rows if "loss/dose" not in row]
+    assert 0 < len(absent) < len(rows)
+    assert all("weight/age" in row and "cosine/age-weight" in row for row in rows)
+    means = [sum(row["loss/weight"] for row in part) / len(part) for part in (rows[:10], rows[-10:])]
+    assert means[1] < 0.7 * means[0]
+
+
+def printed_by_two_ranks(script: str, *arguments: str) -> str:
+    """Return the output of the script, started by torchrun."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [sys.executable, *launcher, str(DOCS / "examples" / script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def numbers(text: str) -> list[float]:
+    return [float(word) for word in text.split() if word.replace(".", "").replace("-", "").isdigit()]
+
+
+@pytest.mark.slow
+def test_a_run_of_two_ranks_that_one_process_continues_equals_a_run_of_one_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = ["--checkpoint", str(tmp_path / "run.pt")]
+    printed_by_two_ranks("ddp_multitask.py", "gradnorm", "--epochs", "2", *checkpoint)
+    script = DOCS / "examples" / "ddp_multitask.py"
+    continued = numbers(printed(script, capsys, "gradnorm", "--epochs", "3", *checkpoint))
+    expected = numbers(printed(script, capsys, "gradnorm", "--epochs", "3"))
+    assert len(expected) == 3
+    assert continued == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.slow
+def test_a_model_that_is_split_over_two_ranks_is_trained_as_on_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    one = numbers(printed(DOCS / "examples" / "fsdp2_multitask.py", capsys, "upgrad", "--steps", "20"))
+    two = numbers(printed_by_two_ranks("fsdp2_multitask.py", "upgrad", "--steps", "20"))
+    assert len(one) == 2
+    assert two == pytest.approx(one, abs=1e-3)

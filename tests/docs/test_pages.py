@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
+import inspect
 import re
 import tomllib
-from pathlib import Path
+import typing
+from collections.abc import Iterator
 
 import pytest
 
+from gradhomog import cli, testing
 from gradhomog.experiments.run_file.schema import Config, load
 from gradhomog.experiments.suite.problems import problems
+from gradhomog.testing import pytest_plugin
+from gradhomog.testing.check_results import MARKS, Outcome
+from gradhomog_data.benchmarks import BENCHMARKS
+from gradhomog_data.benchmarks.catalogue import RULES
 from tests.docs import pages
+from tests.docs.language import ROOT
 
-ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 GENERATED = {  # by the site
     *(
@@ -93,3 +101,77 @@ def test_the_first_two_sh_blocks_of_the_readme_hold_its_commands():
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "examples").glob("*.toml")), ids=lambda path: path.name)
 def test_example_run_files_are_valid(path):
     assert load(path).homogenizers
+
+
+CHECK_PAGE = pages.text("guide/check.md")
+
+
+@pytest.mark.parametrize("outcome", typing.get_args(Outcome))
+def test_every_outcome_is_explained_beside_its_mark(outcome: str) -> None:
+    assert f"| {MARKS.get(outcome, '-')} | {outcome} |" in CHECK_PAGE
+
+
+def test_every_option_of_the_command_is_on_the_page() -> None:
+    [commands] = [action for action in cli.parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    command = commands.choices["check"]
+    options = {text for action in command._actions for text in action.option_strings if text.startswith("--")}
+    assert {option for option in options - {"--help"} if f"{option}" not in CHECK_PAGE} == set()
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in testing.__all__ if not inspect.isclass(getattr(testing, name)) and name != "Outcome"]
+)
+def test_every_function_of_the_kit_is_on_the_page(name: str) -> None:
+    assert name in CHECK_PAGE
+
+
+@pytest.mark.parametrize("fixture", [name for name in vars(pytest_plugin) if name.startswith("gradhomog_")])
+def test_every_fixture_is_on_the_page(fixture: str) -> None:
+    assert f"- `{fixture}" in CHECK_PAGE
+
+
+BENCHMARKS_PAGE = (ROOT / "docs" / "guide" / "benchmarks.md").read_text(encoding="utf-8")
+
+SHORT = {"folders": "folders", "modulo": "modulo 4", "novel": "novel"}
+
+
+def tables() -> Iterator[list[list[str]]]:
+    for block in BENCHMARKS_PAGE.split("\n\n"):
+        if block.startswith("| "):
+            yield [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()]
+
+
+def table(*header: str) -> dict[str, list[str]]:
+    """Rows after the first cell, of the table with this header."""
+    (found,) = (rows for rows in tables() if rows[0] == list(header))
+    return {row[0].strip("`"): row[1:] for row in found[2:]}
+
+
+def test_classes_images_rules_and_orders_are_those_of_the_catalogue() -> None:
+    header = ("name", "benchmark", "classes: base, val, novel", "images", "split rule", "order of classes")
+    assert table(*header) == {
+        name: [
+            benchmark.title,
+            ", ".join(map(str, benchmark.splits.values())),
+            "–" if benchmark.images is None else f"{benchmark.images:,}",
+            SHORT[benchmark.rule],
+            benchmark.order,
+        ]
+        for name, benchmark in BENCHMARKS.items()
+    }
+
+
+def test_sources_and_terms_are_those_of_the_catalogue() -> None:
+    expected = {name: [benchmark.source, benchmark.terms] for name, benchmark in BENCHMARKS.items()}
+    assert table("name", "obtained from", "terms") == expected
+
+
+def test_files_are_those_of_the_catalogue() -> None:
+    rows = {name: cells[0].replace("`", "") for name, cells in table("name", "files below the data root").items()}
+    assert rows == {name: benchmark.layout for name, benchmark in BENCHMARKS.items()}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_split_rules_are_those_of_the_catalogue(rule: str) -> None:
+    rows = table("split rule", "classes, numbered from 0")
+    assert rows[SHORT[rule]][0].removesuffix(": for meta-test only") == RULES[rule].removeprefix("class i: ")

@@ -20,7 +20,7 @@ def combine(method, rows, **options):
 
 
 def imbalance(text, alpha, rows):
-    """How far the gains ⟨g_i, d⟩ of the paper's step are from w_i^(−1/α), over their rounding."""
+    """The largest difference of the gains ⟨g_i, d⟩ of the paper's step and w_i^(−1/α), over their rounding."""
     result = gradhomog.pipeline(text).homogenize(rows)
     weights, gains = result.weights / len(rows), rows @ result.direction[""]
     if float(weights.min()) == 0:

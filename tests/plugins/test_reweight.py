@@ -1,4 +1,4 @@
-"""RotoGBML's reweighting: its fixed point, its leader against autograd, its options; invariants: tests/theory."""
+"""RotoGBML's reweighting: its fixed point, its leader against autograd, its options, its invariants."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradhomog
+from gradhomog.testing import jacobians
 from gradhomog_plugins.reweight import fixed_point
 
 positive = st.floats(1e-3, 1e3)
@@ -111,3 +112,98 @@ def test_no_weight_exceeds_its_bound_for_both_preserved_sums():
     rows = torch.tensor([1e-3, 1.0, 1.0, 1.0]).diag()
     pipe = gradhomog.pipeline("reweight(beta=0, solver='fixed_point', max_weight=2.0, preserve='norms')")
     assert float(pipe.homogenize(rows, torch.ones(4)).weights.max()) <= 2
+
+
+DOMAINS = [f"domain {index}" for index in range(6)]
+TEXTS = [
+    "reweight(beta=0, solver='fixed_point')",
+    "reweight(beta=1.5, solver='fixed_point')",
+    "reweight(beta=1.5, solver='fixed_point', max_weight=1.2)",
+    "reweight(beta=0.1, lr=0.3)",
+]
+
+
+def losses_for(rows, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(len(rows), generator=generator, dtype=torch.float64) + 0.05
+
+
+def play(text, rows, losses, steps=4, order=None):
+    """Return weights and direction of the last of several steps on the same rows, in an order that may vary by step."""
+    pipe = gradhomog.pipeline(text)
+    for step in range(steps):
+        now = torch.arange(len(rows)) if order is None else order[step]
+        domains = [DOMAINS[index] for index in now]
+        last = pipe.homogenize(rows[now], losses[now], domains=domains)
+    return last.weights[now.argsort()], last.direction[""]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@given(rows=jacobians(), seed=st.integers(0, 99))
+def test_no_weight_is_negative_and_they_sum_to_the_number_of_tasks(text, rows, seed):
+    """The rows are float32 and include zero, duplicate and opposite rows."""
+    weights, _ = play(text, rows.float(), losses_for(rows, seed))
+    assert float(weights.min()) > 0
+    assert float(weights.sum()) == pytest.approx(len(rows), rel=1e-6)
+
+
+@pytest.mark.parametrize("text", [*TEXTS, "reweight(beta=4, lr=0.1)", "reweight(solver='none')"])
+@given(seed=st.integers(0, 2**31), tasks=st.integers(1, 6), loss=st.floats(1e-3, 1e3))
+def test_tasks_with_equal_norms_and_losses_take_the_plain_step(text, seed, tasks, loss):
+    generator = torch.Generator().manual_seed(seed)
+    signs = torch.randint(0, 2, (tasks, 5), generator=generator) * 2.0 - 1
+    # Norms are equal to the last bit, because the leader's steps depend on signs, even on that of a rounding error.
+    rows = signs * torch.randn(5, generator=generator, dtype=torch.float64)
+    weights, direction = play(text, rows, torch.full((tasks,), loss, dtype=torch.float64))
+    torch.testing.assert_close(weights, torch.ones_like(weights), rtol=1e-6, atol=0)
+    torch.testing.assert_close(direction, rows.mean(0), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1, 1.5])
+def test_the_leader_with_decreasing_rates_converges_to_the_closed_form_within_a_hundredth(beta):
+    norms, losses = torch.tensor([4.0, 1.0, 0.5, 2.0]), torch.tensor([1.0, 2.0, 0.5, 1.5])
+    exact, _ = play(f"reweight(beta={beta}, solver='fixed_point')", norms.diag(), losses, steps=1)
+    state = None
+    for rate, steps in ((0.05, 150), (0.01, 100), (0.002, 100), (0.0005, 100)):
+        pipe = gradhomog.pipeline(f"reweight(beta={beta}, lr={rate})")
+        if state is not None:
+            pipe.load_state_dict(state)
+        for _ in range(steps):
+            found = pipe.homogenize(norms.diag(), losses).weights
+        state = pipe.state_dict()
+    torch.testing.assert_close(found, exact, rtol=1e-2, atol=0)
+
+
+def tasks_of(seed, equal=False):
+    """Return a parameter vector, four losses of it with their graph, and their rows."""
+    generator = torch.Generator().manual_seed(seed)
+    theta = torch.randn(5, generator=generator, dtype=torch.float64, requires_grad=True)
+    maps = torch.randn(1 if equal else 4, 6, 5, generator=generator, dtype=torch.float64).expand(4, -1, -1)
+    factors = torch.ones(4) if equal else torch.tensor([1.0, 4.0, 0.2, 2.0])
+    losses = (maps @ theta).tanh().square().sum(1) * factors
+    rows = torch.stack([torch.autograd.grad(loss, theta, retain_graph=True)[0] for loss in losses])
+    return theta, losses, rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("beta", [0.1, 1.5])
+@pytest.mark.parametrize("equal", [False, True])
+def test_the_papers_variant_is_equations_4_and_5_by_a_double_backward(beta, equal):
+    """Raw ω, I = L̂ / Σ L̂, constant ḡ, Adam; the weights of equal tasks all decrease to zero together."""
+    theta, losses, rows = tasks_of(1, equal)
+    omega = torch.ones(4, dtype=torch.float64, requires_grad=True)
+    adam = torch.optim.Adam([omega], lr=0.01)
+    pipe = gradhomog.pipeline(f"reweight(beta={beta}, variant='paper', lr=0.01)")
+    for _ in range(150):
+        found = pipe.homogenize(rows, losses.detach()).weights
+        torch.testing.assert_close(found, omega.detach(), rtol=1e-9, atol=1e-12)
+        terms = (weight * loss for weight, loss in zip(omega, losses, strict=True))
+        weighted = torch.stack([torch.autograd.grad(term, theta, create_graph=True)[0].norm() for term in terms])
+        mean = weighted.mean().detach()
+        targets = mean * (losses / losses.sum()).detach() ** beta
+        (omega.grad,) = torch.autograd.grad((weighted - targets).abs().sum(), omega)
+        adam.step()
+    assert float(found.min()) < 0.1  # the raw weights decrease to zero, and may become negative
+    if equal:
+        assert float(found.max()) < 0.05
+        torch.testing.assert_close(found, found[:1].expand(4))

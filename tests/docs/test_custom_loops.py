@@ -1,8 +1,9 @@
-"""`docs/examples/torchopt`: TorchOpt's loops, homogenized; the pipeline "none" computes what TorchOpt does."""
+"""Loops of users, plain and homogenized: few lines differ, and the pipeline "none" computes the plain loop."""
 
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import runpy
 from typing import Any
@@ -22,8 +23,79 @@ from tests.docs.scripts import image_batches, printed
 
 FOLDER = pages.DOCS / "examples" / "torchopt"
 PAGE = pages.text("guide/torchopt.md")
-NAMES = ["few_shot.py", "few_shot_homogenized.py"]
-PLAIN, HOMOGENIZED = ((FOLDER / name).read_text(encoding="utf-8").splitlines() for name in NAMES)
+OWN_PAGE = pages.text("guide/own-loop.md")
+LOOPS = {
+    "own-loop": ("plain.py", "homogenized.py"),
+    "torchopt": ("few_shot.py", "few_shot_homogenized.py"),
+}
+"""Folder in `docs/examples` of a loop, plain and homogenized, which its page in `docs/guide` shows."""
+
+
+def lines_of(folder: str) -> list[list[str]]:
+    return [(pages.DOCS / "examples" / folder / name).read_text("utf-8").splitlines() for name in LOOPS[folder]]
+
+
+@pytest.mark.parametrize("folder", LOOPS)
+def test_five_lines_are_changed_and_others_only_indented(folder: str) -> None:
+    """Counted strictly: a line that is added, one that is replaced, and one that is removed, each as one."""
+    plain, homogenized = lines_of(folder)
+    bare = [[line.strip() for line in lines] for lines in (plain, homogenized)]
+    codes = difflib.SequenceMatcher(None, *bare, autojunk=False).get_opcodes()
+    changes = [code for code in codes if code[0] != "equal"]
+    assert sum(max(until - start, to - at) for _, start, until, at, to in changes) == 5
+    if folder == "torchopt":
+        changed = [line for _, _, _, at, to in changes for line in homogenized[at:to]]
+        assert changed == [line for line in homogenized if line.endswith("  # changed")]
+    else:
+        assert len(plain) <= 60
+
+
+def test_the_pages_show_the_plain_loop_and_the_difference() -> None:
+    assert pages.blocks(OWN_PAGE, "python")[0].splitlines() == lines_of("own-loop")[0]
+    shown = lines_of("own-loop"), [[line.strip() for line in lines] for lines in lines_of("torchopt")]
+    for page, (plain, homogenized), names in zip((OWN_PAGE, PAGE), shown, LOOPS.values(), strict=True):
+        difference = difflib.unified_diff(plain, homogenized, *names, lineterm="", n=1)
+        assert pages.blocks(page, "diff")[0].splitlines() == list(difference)
+
+
+def trained(source: str, *arguments: int) -> dict[str, torch.Tensor]:
+    names: dict[str, Any] = {"__name__": "script"}
+    exec(source, names)
+    torch.manual_seed(0)
+    net = names["network"](*arguments).double()
+    names["train"](net, image_batches())
+    return net.state_dict()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("folder", "arguments", "outer", "tolerance"),
+    [
+        pytest.param("own-loop", (), "Adam", 1e-9, marks=pytest.mark.slow),
+        ("torchopt", (4,), "Adam", 1e-9),
+        ("torchopt", (4,), "SGD", 1e-12),
+    ],
+)
+def test_without_a_homogenizer_the_homogenized_loop_is_the_plain_one_in_float64(
+    folder: str, arguments: tuple[int, ...], outer: str, tolerance: float
+) -> None:
+    """Adam magnifies the rounding of derivatives that are 0, those of the biases before a BatchNorm, to some 1e-10."""
+    sources = ["\n".join(lines).replace("torch.optim.Adam(", f"torch.optim.{outer}(") for lines in lines_of(folder)]
+    same = trained(sources[1].replace('"pcgrad"', '"none"'), *arguments)
+    plain, other = (trained(source, *arguments) for source in sources)
+    for name, value in plain.items():
+        torch.testing.assert_close(same[name], value, rtol=tolerance, atol=tolerance)
+    assert not torch.allclose(plain["0.weight"], other["0.weight"], rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOOPS["own-loop"])
+def test_each_script_learns_to_classify_characters_of_an_unseen_script(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = printed(pages.DOCS / "examples" / "own-loop" / name, capsys)
+    found = re.fullmatch(r"loss on an unseen script after 3 inner steps: (\d\.\d{3})\n", text)
+    assert found
+    assert float(found[1]) < 0.9 * math.log(5)  # log 5: the loss of a uniform prediction over five characters
 
 
 def script(name: str) -> dict[str, Any]:
@@ -38,46 +110,9 @@ def function_batches(steps: int, dtype: torch.dtype = torch.float64) -> list[lis
     return [[Task(*(getattr(task, name).to(dtype) for name in names)) for task in batch] for batch in tasks]
 
 
-def test_five_marked_lines_are_changed_and_others_only_indented() -> None:
-    """Counted strictly: a line that is added, one that is replaced, and one that is removed, each as one."""
-    bare = [[line.strip() for line in lines] for lines in (PLAIN, HOMOGENIZED)]
-    codes = difflib.SequenceMatcher(None, *bare, autojunk=False).get_opcodes()
-    changes = [code for code in codes if code[0] != "equal"]
-    assert sum(max(until - start, to - at) for _, start, until, at, to in changes) == 5
-    changed = [line for _, _, _, at, to in changes for line in HOMOGENIZED[at:to]]
-    assert changed == [line for line in HOMOGENIZED if line.endswith("  # changed")]
-
-
-def test_the_page_shows_the_difference() -> None:
-    difference = difflib.unified_diff(
-        [line.strip() for line in PLAIN], [line.strip() for line in HOMOGENIZED], *NAMES, lineterm="", n=1
-    )
-    assert pages.blocks(PAGE, "diff")[0].splitlines() == list(difference)
-
-
-def few_shot(source: str) -> dict[str, torch.Tensor]:
-    names: dict[str, Any] = {"__name__": "script"}
-    exec(source, names)
-    torch.manual_seed(0)
-    net = names["network"](4).double()
-    names["train"](net, image_batches())
-    return net.state_dict()  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize(("outer", "tolerance"), [("Adam", 1e-9), ("SGD", 1e-12)])
-def test_few_shot_without_a_homogenizer_is_torchopts_loop_in_float64(outer: str, tolerance: float) -> None:
-    """Adam magnifies the rounding of derivatives that are 0, those of the biases before a BatchNorm, to some 1e-10."""
-    sources = ["\n".join(lines).replace("torch.optim.Adam(", f"torch.optim.{outer}(") for lines in (PLAIN, HOMOGENIZED)]
-    plain, other = map(few_shot, sources)
-    same = few_shot(sources[1].replace('"pcgrad"', '"none"'))
-    for name, value in plain.items():
-        torch.testing.assert_close(same[name], value, rtol=tolerance, atol=tolerance)
-    assert not torch.allclose(plain["0.weight"], other["0.weight"], rtol=1e-6)
-
-
 @pytest.mark.slow
 def test_few_shot_runs_and_learns(capsys: pytest.CaptureFixture[str]) -> None:
-    found = re.fullmatch(r"Test Loss: (\d\.\d{3})\n", printed(FOLDER / NAMES[1], capsys))
+    found = re.fullmatch(r"Test Loss: (\d\.\d{3})\n", printed(FOLDER / "few_shot_homogenized.py", capsys))
     assert found
     assert float(found[1]) < 1.5  # log 5 = 1.609: the loss of a uniform prediction over five classes
 
