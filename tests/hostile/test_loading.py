@@ -14,6 +14,14 @@ from gradhomog import AmbiguousPluginError, PluginLoadError, PluginRunError
 from gradhomog.global_state import READ_SETTINGS
 from tests.hostile.plugins import ADVICE, HERE, IMPORTS, assert_blamed, install, plugin
 
+
+def error_of(kind: type[Exception], text: str) -> str:
+    """Return the message of the error that a pipeline raises when it is created."""
+    with pytest.raises(kind) as raised:
+        gradhomog.pipeline(text)
+    return str(raised.value)
+
+
 HOOK = f"{IMPORTS}@hookimpl\ndef gradhomog_homogenizer(): "
 EVEN = "def mix(self, step): return torch.ones(step.tasks)"
 
@@ -33,27 +41,23 @@ EVEN = "def mix(self, step): return torch.ones(step.tasks)"
 def test_a_plugin_that_cannot_be_loaded_raises_and_others_still_work(gradhomog_install, source, words):
     gradhomog_install("bad-dist", source, plugin="bad", version="0.7")
     for _ in range(2):
-        with pytest.raises(PluginLoadError) as raised:
-            gradhomog.pipeline("pcgrad + bad")
-        assert_blamed(str(raised.value), words, f"(gradhomog {gradhomog.__version__})")
+        assert_blamed(error_of(PluginLoadError, "pcgrad + bad"), words, f"(gradhomog {gradhomog.__version__})")
     assert "bad" in gradhomog.available()
     assert len(gradhomog.pipeline("pcgrad + mgda")) == 2
 
 
 def test_a_missing_dependency_raises_with_the_advice_to_reinstall(gradhomog_install):
     gradhomog_install("bad-dist", "import no_such_module", plugin="bad", version="0.7")
-    with pytest.raises(PluginLoadError) as raised:
-        gradhomog.pipeline("bad")
+    message = error_of(PluginLoadError, "bad")
     error = "ModuleNotFoundError: No module named 'no_such_module'"
-    assert str(raised.value).startswith(f"{HERE} cannot be imported: {error}")
-    assert str(raised.value).endswith("Reinstall bad-dist with its dependencies, or remove 'bad'.")
+    assert message.startswith(f"{HERE} cannot be imported: {error}")
+    assert message.endswith("Reinstall bad-dist with its dependencies, or remove 'bad'.")
 
 
 def test_a_name_shared_with_a_built_in_plugin_requires_the_distribution(gradhomog_install):
     install(gradhomog_install, EVEN, plugin="pcgrad")
-    with pytest.raises(AmbiguousPluginError) as raised:
-        gradhomog.pipeline("pcgrad")
-    assert str(raised.value) == (
+    message = error_of(AmbiguousPluginError, "pcgrad")
+    assert message == (
         f"homogenizer 'pcgrad' exists in several distributions: bad-dist 0.7 and gradhomog {gradhomog.__version__}. "
         "Write 'bad-dist:pcgrad' or 'gradhomog:pcgrad'."
     )
@@ -89,9 +93,7 @@ def test_an_import_that_changes_what_other_methods_use_raises_and_is_undone(grad
     before = read_globals()
     gradhomog_install("bad-dist", f"import torch\n{line}\n{plugin(EVEN)}", plugin="bad", version="0.7")
     for _ in range(2):
-        with pytest.raises(PluginLoadError) as raised:
-            gradhomog.pipeline("bad")
-        assert_blamed(str(raised.value), f"changes {change}", "when it is imported")
+        assert_blamed(error_of(PluginLoadError, "bad"), f"changes {change}", "when it is imported")
         assert read_globals() == before
 
 
@@ -126,9 +128,7 @@ COMPATIBLE = [
 @pytest.mark.parametrize("requires", INCOMPATIBLE, ids=str)
 def test_a_plugin_for_another_version_raises_before_it_is_imported(gradhomog_install, requires):
     gradhomog_install("bad-dist", "raise RuntimeError('imported')", plugin="bad", version="0.7", requires=requires)
-    with pytest.raises(PluginLoadError) as raised:
-        gradhomog.pipeline("bad")
-    message = str(raised.value)
+    message = error_of(PluginLoadError, "bad")
     assert message.startswith(f"{HERE} requires gradhomog ")
     assert f", but gradhomog {gradhomog.__version__} is installed. It was not imported. Install a version of" in message
     assert "bad_dist" not in sys.modules
@@ -194,10 +194,9 @@ def test_every_accepted_make_hook_is_called(gradhomog_install, marker, body):
 def test_an_error_in_a_make_hook_names_its_plugin_and_not_the_created_one(gradhomog_install, marker, body):
     install(gradhomog_install, EVEN, more=make(body, marker))
     gradhomog.registry.installed().load("homogenizers", "bad")
-    with pytest.raises(PluginRunError) as raised:
-        gradhomog.pipeline("pcgrad")
-    assert str(raised.value).startswith(f"{HERE} raised in `gradhomog_make` for homogenizer 'pcgrad' of gradhomog ")
-    assert str(raised.value).endswith(ADVICE)
+    message = error_of(PluginRunError, "pcgrad")
+    assert message.startswith(f"{HERE} raised in `gradhomog_make` for homogenizer 'pcgrad' of gradhomog ")
+    assert message.endswith(ADVICE)
 
 
 WRAPPER = "@hookimpl(wrapper=True)\ndef gradhomog_observer():\n    return (yield)\n"
@@ -231,17 +230,13 @@ WRAPPER = "@hookimpl(wrapper=True)\ndef gradhomog_observer():\n    return (yield
 )  # fmt: skip
 def test_a_factory_or_a_hook_that_cannot_work_raises(gradhomog_install, methods, more, error, words):
     install(gradhomog_install, methods, more=more)
-    with pytest.raises(error) as raised:
-        gradhomog.pipeline("bad")
-    assert_blamed(str(raised.value), *words)
+    assert_blamed(error_of(error, "bad"), *words)
 
 
 def test_a_factory_that_raises_within_a_wrapper_is_named_and_not_the_wrapper(gradhomog_install):
     gradhomog_install("wraps", plugin(EVEN, more=make("return (yield)", "hookimpl(wrapper=True)")))
     install(gradhomog_install, "def __init__(self): raise KeyError('weights')")
-    with pytest.raises(PluginRunError) as raised:
-        gradhomog.pipeline("wraps + bad")
-    assert_blamed(str(raised.value), f"the factory of {HERE} raised KeyError: 'weights'")
+    assert_blamed(error_of(PluginRunError, "wraps + bad"), f"the factory of {HERE} raised KeyError: 'weights'")
 
 
 # -- homogenizers that must be last ----------------------------------------------------------------------------------
@@ -249,10 +244,9 @@ def test_a_factory_that_raises_within_a_wrapper_is_named_and_not_the_wrapper(gra
 
 def test_a_homogenizer_after_one_that_must_be_last_raises(gradhomog_install):
     install(gradhomog_install, EVEN, "last=True")
-    with pytest.raises(gradhomog.OptionError) as raised:
-        gradhomog.pipeline("bad + pcgrad")
+    message = error_of(gradhomog.OptionError, "bad + pcgrad")
     version = gradhomog.__version__
-    assert str(raised.value) == (
+    assert message == (
         f"{HERE} must be the last of a pipeline, but homogenizer 'pcgrad' of gradhomog {version} "
         "(gradhomog_plugins.pcgrad) comes after it. Write 'bad' at the end."
     )
@@ -265,9 +259,8 @@ def test_two_homogenizers_that_must_be_last_raise(gradhomog_install):
     install(gradhomog_install, EVEN, "last=True")
     gradhomog_install("other-dist", plugin(EVEN, "last=True"), plugin="other", version="3.1")
     for text in ("bad + other", "bad + pcgrad + other"):
-        with pytest.raises(gradhomog.OptionError) as raised:
-            gradhomog.pipeline(text)
-        assert str(raised.value) == (
+        message = error_of(gradhomog.OptionError, text)
+        assert message == (
             f"{HERE} and homogenizer 'other' of other-dist 3.1 (other_dist) must each be the last of a pipeline, so "
             "they cannot be combined. Remove 'bad' or 'other'."
         )

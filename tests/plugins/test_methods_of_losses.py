@@ -291,7 +291,7 @@ def test_losses_near_the_end_of_float64_give_finite_weights_in_softadapt(variant
 
 def test_differences_of_losses_that_overflow_raise_in_softadapt():
     pipe = gradhomog.pipeline("softadapt(order=5)")
-    for step in range(4):
+    for step in range(2):
         weights(pipe, [1.0 if step % 2 else 1.7e308, 1.0])
     message = r"softadapt: differences of losses must be finite; task 0 has .*Divide the losses"
     with pytest.raises(OptionError, match=message):

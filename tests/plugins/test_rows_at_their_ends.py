@@ -1,9 +1,11 @@
-"""Rows at the ends of their dtype: dependent up to rounding, and of the longest and shortest norms."""
+"""Rows of all methods: dependent up to rounding, very long or short, without parameters, averaged over steps."""
 
 import pytest
 import torch
 
 import gradhomog
+from gradhomog.registry import installed
+from gradhomog.testing.snapshots import find_objects
 from tests.plugins.rows import BUILT_IN, normal
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -87,8 +89,8 @@ def one_step(pipe, rows, losses):
     ).direction[""]  # fmt: skip
 
 
-AVERAGES = ("db_mtl", "metabalance", "moco", "tracked")  # averages of rows or norms, in one unit for all steps
-LOSSES = torch.tensor([0.5, 0.8, 1.2, 1.5], dtype=torch.float64)
+ROW_AVERAGES = ("db_mtl", "metabalance", "moco", "tracked")  # averages of rows or norms, in one unit for all steps
+FOUR_LOSSES = torch.tensor([0.5, 0.8, 1.2, 1.5], dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
@@ -99,11 +101,11 @@ def test_a_common_factor_of_float64_rows_multiplies_the_direction(method):
     rows = normal(4, 9, seed=0)
     rows[2] -= rows[0]
     plain = gradhomog.pipeline(method)
-    expected = [one_step(plain, rows, LOSSES) for _ in range(3)]
-    shortest = -460 if method in AVERAGES else -664  # 1e-138, 1e-200
+    expected = [one_step(plain, rows, FOUR_LOSSES) for _ in range(3)]
+    shortest = -460 if method in ROW_AVERAGES else -664  # 1e-138, 1e-200
     for exponent in (shortest, -400, 400, 498):  # to 1e150
         pipe = gradhomog.pipeline(method)
-        found = [one_step(pipe, rows * 2.0**exponent, LOSSES) / 2.0**exponent for _ in range(3)]
+        found = [one_step(pipe, rows * 2.0**exponent, FOUR_LOSSES) / 2.0**exponent for _ in range(3)]
         size = float(torch.stack(expected).norm())
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-9 * size, msg=f"times 2^{exponent}")
 
@@ -127,11 +129,74 @@ def test_one_extreme_step_raises_and_changes_nothing_or_leaves_a_usable_state(me
             pipe, other = gradhomog.pipeline(method), gradhomog.pipeline(method)
             for each in (pipe, other):
                 for _ in range(ordinary_steps):
-                    one_step(each, rows.to(dtype), LOSSES)
+                    one_step(each, rows.to(dtype), FOUR_LOSSES)
             try:
-                one_step(pipe, (rows * of_rows).to(dtype), LOSSES * of_losses)
+                one_step(pipe, (rows * of_rows).to(dtype), FOUR_LOSSES * of_losses)
             except gradhomog.GradhomogError:
-                expected = one_step(other, rows.to(dtype), LOSSES)
-                assert torch.equal(one_step(pipe, rows.to(dtype), LOSSES), expected), what
+                expected = one_step(other, rows.to(dtype), FOUR_LOSSES)
+                assert torch.equal(one_step(pipe, rows.to(dtype), FOUR_LOSSES), expected), what
             for _ in range(5):
-                assert bool(one_step(pipe, rows.to(dtype), LOSSES).isfinite().all()), what
+                assert bool(one_step(pipe, rows.to(dtype), FOUR_LOSSES).isfinite().all()), what
+
+
+AVERAGES = ["db_mtl", "excess_mtl", "metabalance", "moco(gamma=0)", "multiadam", "tracked(method='static', rows='all')"]
+SIZES = torch.tensor([[1.0], [30.0], [0.1]], dtype=torch.float64)
+LOSSES = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
+ON_ROWS = [
+    name for name in BUILT_IN
+    if name not in ("tracked", "ntk") and not installed().load("homogenizers", name)[1].needs & {"features"}
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("method", "rows"),
+    [
+        *((method, {"a": normal(3, 2), "b": normal(3, 2, 2)}) for method in AVERAGES),
+        *((method, normal(3, 6)) for method in AVERAGES if method != "metabalance"),  # which averages norms
+    ],
+)
+def test_rows_of_other_names_or_shapes_restart_the_averages(method, rows):
+    pipe = gradhomog.pipeline(method)
+    pipe.combine(SIZES * normal(3, 4, seed=3), LOSSES)
+    torch.testing.assert_close(pipe.combine(rows, LOSSES), gradhomog.pipeline(method).combine(rows, LOSSES))
+
+
+@pytest.mark.parametrize("method", AVERAGES)
+def test_a_direction_overwritten_by_the_caller_changes_no_average(method):
+    pipe, other = gradhomog.pipeline(method), gradhomog.pipeline(method)
+    for seed in range(3):
+        rows = normal(3, 6, seed=seed)
+        found = pipe.combine(rows, LOSSES)
+        assert torch.equal(found, other.combine(rows, LOSSES))
+        found.zero_()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("method", ["db_mtl(beta=0.999, log=false)", "moco(beta=0.001, beta_decay=0)", AVERAGES[-1]])
+def test_half_precision_rows_are_averaged_in_float32(method, dtype):
+    # An average in bfloat16 stops moving at once: one thousandth is below its rounding.
+    pipe, exact = gradhomog.pipeline(method), gradhomog.pipeline(method)
+    for step in range(20):
+        rows = (1 + 0.1 * step + 0.1 * normal(3, 40, seed=step)).to(dtype)
+        found = pipe.combine(rows)
+        expected = exact.combine(rows.double())
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), expected, rtol=2e-2, atol=1e-2)
+    averages = find_objects(pipe.state_dict(), torch.Tensor)
+    assert {average.dtype for _, average in averages} - {torch.float64} == {torch.float32}  # Gramians in float64
+
+
+@pytest.mark.parametrize("method", ON_ROWS)
+def test_float32_rows_have_the_direction_of_the_same_rows_in_float64(method):
+    exact, single = gradhomog.pipeline(method), gradhomog.pipeline(method)
+    for seed in range(4):
+        rows = (SIZES * (normal(3, 300, seed=seed) + 0.3)).float()
+        expected, found = exact.combine(rows.double(), LOSSES), single.combine(rows, LOSSES)
+    torch.testing.assert_close(found, expected.float(), rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("method", ON_ROWS)
+def test_rows_without_parameters_have_a_direction_without_parameters(method):
+    pipe = gradhomog.pipeline(method)
+    for _ in range(3):
+        assert pipe.combine(torch.zeros(3, 0), LOSSES).shape == (0,)

@@ -1,0 +1,252 @@
+"""GradNorm, AutoScale and NTK: weights from norms of rows or traces of kernels, by hand, and their backward passes."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import gradhomog
+from tests.autograd.networks import Model, inputs
+from tests.plugins.rows import normal
+
+
+def test_one_step_is_a_multiplicative_gradient_step_and_a_renormalization():
+    # Algorithm 1 by hand. First losses are the first step's, so that in the second L̃ = (1, 2, 4) and r = 3/7 · L̃.
+    norms = torch.tensor([3.0, 1.0, 0.5], dtype=torch.float64)
+    pipe = gradhomog.pipeline("gradnorm(alpha=1, lr=0.01)")
+    first, second = torch.tensor([2.0, 1.0, 1.0]).double(), torch.tensor([2.0, 2.0, 4.0]).double()
+    weights = torch.ones(3, dtype=torch.float64)
+    for losses in (first, second, second):
+        torch.testing.assert_close(pipe.homogenize(torch.diag(norms), losses).weights, weights)
+        weighted, rates = weights * norms, losses / first
+        mean = weighted.mean()
+        gradient = torch.sign(weighted - mean * rates / rates.mean()) * norms
+        weights = weights * torch.exp(-0.01 * weights * gradient / mean)
+        weights = 3 * weights / weights.sum()
+
+
+@pytest.mark.parametrize(("ratio", "steps"), [(4, 150), (100, 300), (1e5, 600)])
+def test_with_alpha_zero_the_weighted_norms_become_equal_from_any_ratio(ratio, steps):
+    norms = torch.tensor([ratio, 1.0], dtype=torch.float64)
+    pipe = gradhomog.pipeline("gradnorm(alpha=0)")
+    for _ in range(steps):
+        result = pipe.homogenize(torch.diag(norms), torch.ones(2))
+    weighted = result.weights * norms
+    assert 0.9 < float(weighted[0] / weighted[1]) < 1.1
+
+
+def test_domains_keep_their_proportion_to_domains_that_are_not_in_the_batch():
+    pipe = gradhomog.pipeline("gradnorm(alpha=0, lr=0.05)")
+    norms = {"huge": 8.0, "large": 4.0, "small": 1.0}
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(600):
+        pair = [list(norms)[i] for i in torch.randperm(3, generator=generator)[:2].tolist()]
+        rows = torch.diag(torch.tensor([norms[name] for name in pair]))
+        pipe.combine(rows, losses=[1.0, 1.0], domains=pair)
+    rows, names = torch.diag(torch.tensor(list(norms.values()))), list(norms)
+    weighted = pipe.homogenize(rows, torch.ones(3), domains=names).weights * torch.tensor(list(norms.values()))
+    assert float(weighted.max() / weighted.min()) < 1.3
+
+
+def test_norms_can_be_measured_on_some_parameters_only():
+    rows = {"encoder.w": torch.tensor([[1.0], [1.0]]), "head.w": torch.tensor([[9.0], [0.1]])}
+    pipe = gradhomog.pipeline("gradnorm(alpha=0, parameters='encoder.*')")
+    for _ in range(3):
+        weights = pipe.homogenize(rows, torch.ones(2)).weights
+    assert weights.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("options", ["alpha=2000", "lr=1e6", "alpha=2000, lr=1e6", ""])
+@pytest.mark.parametrize("smallest", [0.0, 1e-300])
+def test_steps_too_large_for_their_exponentials_and_losses_next_to_zero_leave_weights_finite(options, smallest):
+    pipe = gradhomog.pipeline(f"gradnorm({options})")
+    rows = torch.diag(torch.tensor([3.0, 1.0, 0.5], dtype=torch.float64))
+    first = [smallest or 2.0, 1.0, 1.0]
+    for losses in (first, [1e10, 1.0, 3.0], [smallest, 0.5, 1.0], [smallest] * 3):
+        weights = pipe.homogenize(rows, torch.tensor(losses, dtype=torch.float64)).weights
+        assert weights.min() >= 0
+        assert float(weights.mean()) == pytest.approx(1)
+
+
+def history(steps, sizes=(1.0, 30.0, 0.01)):
+    return [
+        normal(len(sizes), 8, seed=step) * torch.tensor(sizes, dtype=torch.float64)[:, None] for step in range(steps)
+    ]
+
+
+def inverse(norms):
+    inverse = 1 / np.asarray(norms)
+    return torch.from_numpy(inverse / inverse.mean())
+
+
+def test_weights_are_inverse_to_the_norms_of_the_warmup_and_then_fixed():
+    pipe, measured = gradhomog.pipeline("autoscale(warmup=4)"), []
+    for rows in history(7):
+        measured = [*measured, rows.square().sum(1).numpy()][:4]
+        expected = inverse(np.sqrt(np.mean(measured, axis=0)))
+        result = pipe.homogenize(rows)
+        torch.testing.assert_close(result.weights, expected)
+        torch.testing.assert_close(result.direction[""], expected @ rows / 3)
+
+
+def test_factors_of_losses_have_no_effect():
+    factors = torch.tensor([[4.0], [1e-9], [1e9]], dtype=torch.float64)
+    plain, scaled = (gradhomog.pipeline("autoscale(warmup=2)") for _ in range(2))
+    for rows in history(4):
+        expected, found = plain.combine(rows), scaled.combine(factors * rows)
+        torch.testing.assert_close(found / found.norm(), expected / expected.norm())
+
+
+@pytest.mark.parametrize("text", ["autoscale(warmup=2)", "static(weights=[1, 2, 5]) + autoscale(warmup=2)"])
+def test_a_step_after_the_warmup_takes_one_backward_pass(text):
+    model, pipe, passes = Model(), gradhomog.pipeline(text), []
+    model.encoder[0].weight.register_hook(lambda gradient: passes.append(1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    counts = []
+    for step in range(4):
+        passes.clear()
+        optimizer.zero_grad()
+        losses = model.losses(model.encoder(inputs(seed=step)))
+        rows = [torch.autograd.grad(loss, list(model.encoder.parameters()), retain_graph=True) for loss in losses]
+        heads = [
+            torch.autograd.grad(loss, head.bias, retain_graph=True)
+            for loss, head in zip(losses, model.heads, strict=True)
+        ]
+        passes.clear()
+        report = gradhomog.backward(losses, pipe, parameters=model.encoder)
+        counts.append(len(passes))
+        for index, parameter in enumerate(model.encoder.parameters()):
+            expected = sum(weight * row[index] for weight, row in zip(report.weights, rows, strict=True)) / 3
+            torch.testing.assert_close(parameter.grad, expected)
+        for head, (gradient,) in zip(model.heads, heads, strict=True):
+            torch.testing.assert_close(head.bias.grad, gradient)
+        optimizer.step()
+    assert counts == [3, 3, 1, 1]
+
+
+def test_with_a_method_that_reads_rows_every_step_takes_all_passes():
+    model, pipe, passes = Model(), gradhomog.pipeline("autoscale(warmup=1) + pcgrad"), []
+    model.encoder[0].weight.register_hook(lambda gradient: passes.append(1))
+    for _ in range(3):
+        model.backward(pipe)
+    assert len(passes) == 9
+
+
+def test_a_task_that_appears_later_has_a_warmup_of_its_own():
+    pipe, rows = gradhomog.pipeline("autoscale(warmup=2)"), torch.diag(torch.tensor([2.0, 8.0, 1.0]).double())
+    for _ in range(3):
+        pipe.combine(rows[:2], domains=["a", "b"])
+    found = pipe.homogenize(rows, domains=["a", "b", "c"]).weights
+    torch.testing.assert_close(found, inverse([2, 8, 1]))
+    for factor in (100, 1000):
+        found = pipe.homogenize(factor * rows, domains=["a", "b", "c"]).weights
+        torch.testing.assert_close(found, inverse([2, 8, math.sqrt((1 + 100**2) / 2)]))
+
+
+def test_the_warmup_begins_with_the_first_row_that_is_not_zero():
+    rows = torch.diag(torch.tensor([2.0, 0.0, 8.0]).double())
+    pipe = gradhomog.pipeline("autoscale(warmup=2)")
+    torch.testing.assert_close(pipe.homogenize(0 * rows).weights, torch.ones(3, dtype=torch.float64))
+    torch.testing.assert_close(pipe.homogenize(rows).weights, inverse([2, 4, 8]))
+    rows[1, 1] = 6.0
+    torch.testing.assert_close(pipe.homogenize(rows).weights, inverse([2, 6, 8]))
+    rows[1, 1] = 0.0
+    torch.testing.assert_close(pipe.homogenize(rows).weights, inverse([2, math.sqrt(18), 8]))
+
+
+def linear_problem(counts, scales, seed=0, params=6):
+    """Residuals A_i θ − b_i of a linear model: the kernel of task i is A_i A_iᵀ."""
+    theta = normal(params, seed=seed).requires_grad_()
+    pairs = enumerate(zip(counts, scales, strict=True), start=1)
+    maps = [scale * normal(count, params, seed=seed + task) for task, (count, scale) in pairs]
+    residuals = [matrix @ theta - 1 for matrix in maps]
+    return theta, maps, residuals, [r.square().mean() for r in residuals]
+
+
+@pytest.mark.parametrize("scale", ["mean", "paper"])
+def test_it_is_the_papers_formula_with_traces_over_numbers_of_residuals(scale):
+    theta, maps, residuals, losses = linear_problem([4, 9, 16], [1.0, 30.0, 0.1])
+    pipe = gradhomog.pipeline([("ntk", {"scale": scale})])
+    gradhomog.backward(losses, pipe, parameters=[theta], residuals=residuals)
+    traces = [float((matrix @ matrix.T).trace()) / len(matrix) for matrix in maps]
+    weights = torch.tensor([sum(traces) / trace for trace in traces], dtype=torch.float64)
+    rows = torch.stack([2 / len(m) * m.T @ r.detach() for m, r in zip(maps, residuals, strict=True)])
+    expected = weights @ rows / (1.0 if scale == "paper" else weights.sum())
+    torch.testing.assert_close(theta.grad, expected)
+
+
+def test_more_points_of_one_task_do_not_change_its_weight():
+    traces = []
+    for copies in (1, 3):
+        theta, _, residuals, _ = linear_problem([4, 5], [1.0, 10.0])
+        residuals[1] = residuals[1].repeat(copies)
+        losses = [r.square().mean() for r in residuals]
+        step = gradhomog.backward(losses, gradhomog.pipeline("ntk"), parameters=[theta], residuals=residuals)
+        traces.append(step.weights)
+    torch.testing.assert_close(*traces)
+
+
+def test_traces_are_computed_in_every_nth_step_and_for_new_keys(monkeypatch):
+    calls = []
+    original = gradhomog.Step.kernel_traces
+    monkeypatch.setattr(
+        gradhomog.Step, "kernel_traces", lambda step, probes: calls.append(step.number) or original(step, probes)
+    )
+    pipe = gradhomog.pipeline("ntk(every=3)")
+    rows, traces = torch.eye(2), [4.0, 1.0]
+    for _ in range(7):
+        pipe.combine(rows, domains=["a", "b"], kernel_traces=traces)
+    assert calls == [0, 3, 6]
+    weights = pipe.homogenize(rows, domains=["a", "c"], kernel_traces=torch.tensor([1.0, 1.0])).weights
+    assert calls == [0, 3, 6, 7]
+    assert weights.tolist() == [1, 1]
+    assert gradhomog.pipeline("ntk").members[0].homogenizer.every == 100
+
+
+def test_between_those_steps_it_needs_one_backward_pass_and_the_last_traces_count():
+    net, pipe = nn.Linear(2, 1).double(), gradhomog.pipeline("ntk(every=2, probes=4)")
+    passes, counts, weights = [], [], []
+    net.weight.register_hook(passes.append)
+    for seed in range(4):
+        values = net(normal(30, 2, seed=seed)).flatten()
+        residuals = [values[:20], 10 * values[20:]]
+        losses = [r.square().mean() for r in residuals]
+        weights.append(gradhomog.backward(losses, pipe, parameters=net, residuals=residuals).weights)
+        counts.append(len(passes))
+        passes.clear()
+    assert counts == [9, 1, 9, 1]  # 2 tasks · 4 probes + 1
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[1], weights[2])
+
+
+def test_averages_are_those_of_the_traces():
+    pipe, found = gradhomog.pipeline("ntk(every=1, average=0.75)"), []
+    for traces in ([4.0, 1.0], [8.0, 1.0], [0.0, 5.0]):
+        found.append(pipe.homogenize(torch.eye(2), kernel_traces=torch.tensor(traces)).measured["ntk"]["traces"])
+    assert found == [[4, 1], [5, 1], [3.75, 2]]
+
+
+def test_a_task_with_trace_zero_has_no_effect_on_the_others():
+    rows = torch.tensor([[4.0, 0.0], [0.0, 4.0], [0.0, 0.0]])
+    found = gradhomog.pipeline("ntk").homogenize(rows, kernel_traces=torch.tensor([3.0, 1.0, 0.0]))
+    assert found.weights.tolist() == [0.5, 1.5, 1.0]
+    assert gradhomog.pipeline("ntk").homogenize(rows, kernel_traces=torch.zeros(3)).weights.tolist() == [1, 1, 1]
+
+
+def test_traces_whose_inverses_overflow_give_finite_weights_or_raise_in_the_papers_scale():
+    traces = torch.tensor([1e-310, 1.0], dtype=torch.float64)
+    assert gradhomog.pipeline("ntk").homogenize(torch.eye(2), kernel_traces=traces).weights.tolist() == [2, 2e-310]
+    with pytest.raises(gradhomog.OptionError, match=r"ntk: λ = Σ t / t must be at most .* task 0 has"):
+        gradhomog.pipeline("ntk(scale='paper')").homogenize(torch.eye(2), kernel_traces=traces)
+
+
+def test_seeds_give_other_estimates_and_one_seed_the_same():
+    found = []
+    for seed in (0, 0, 1):
+        theta, _, residuals, losses = linear_problem([30, 40], [1.0, 5.0])
+        pipe = gradhomog.pipeline(f"ntk(probes=2, seed={seed})")
+        found.append(gradhomog.backward(losses, pipe, parameters=[theta], residuals=residuals).weights)
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
