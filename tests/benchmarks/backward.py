@@ -170,14 +170,18 @@ class Step:
 def steps(texts: Sequence[str], setting: Setting) -> dict[str, Step]:
     """The steps by label, each with its own network."""
     found = {BY_HAND: by_hand, SUMMED: summed}
+    choose: dict[str, Choose] = {}
     for text in texts or EXPRESSIONS:
         # The mean is the same at the level of features. For other methods, features without `level` have no effect.
         variant = "features" if text == "none" else LEVEL
         for label, used in ((f"backward {text}", ""), (f"backward {text}, {variant}", variant)):
-            found[label] = homogenized(gradhomog.pipeline(text), used)
+            pipe = gradhomog.pipeline(text)
+            found[label], choose[label] = homogenized(pipe, used), pipe.choose
+            if pipe.requirements.choosing:
+                break  # `tracked` differentiates the losses of some tasks w.r.t. the parameters
     for name in ("Mean", "UPGrad"):
         found |= {f"torchjd {name}": torchjd(name, None), f"torchjd {name}, chunk 1": torchjd(name, 1)}
-    return {label: Step(backward, setting.network()) for label, backward in found.items()}
+    return {label: Step(backward, setting.network(), choose.get(label, range)) for label, backward in found.items()}
 
 
 MEANS = (

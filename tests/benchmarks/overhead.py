@@ -11,18 +11,7 @@ from torch import Tensor, nn
 import gradhomog
 from gradhomog.experiments import content
 from gradhomog.experiments.profiling.harness import Comparison
-from tests.benchmarks.backward import (
-    BY_HAND,
-    IMAGES,
-    SUMMED,
-    Backward,
-    Choose,
-    Setting,
-    Step,
-    by_hand,
-    homogenized,
-    summed,
-)
+from tests.benchmarks.backward import BY_HAND, IMAGES, SUMMED, Setting, Step, by_hand, homogenized, summed
 from tests.benchmarks.benchmark import Benchmark
 
 SHAPES = tuple((tasks, *sizes) for sizes in ((3, 84, 64), (84,), (8, 1024)) for tasks in (4, 16))
@@ -77,19 +66,16 @@ def acts_on_rows(name: str) -> bool:
 
 def compare(texts: Sequence[str], setting: Setting) -> Comparison:
     network = setting.network()  # of all steps; its parameters do not change
-    steps: dict[str, tuple[Backward, Choose]] = {SUMMED: (summed, range), BY_HAND: (by_hand, range)}
+    steps = {SUMMED: summed, BY_HAND: by_hand}
     for text in texts or ["none", *filter(acts_on_rows, gradhomog.available())]:
-        pipe = gradhomog.pipeline(text)
-        steps[text] = homogenized(pipe), pipe.choose
+        steps[text] = homogenized(gradhomog.pipeline(text))
     millions = sum(parameter.numel() for parameter in network.encoder.parameters()) / 1e6
     device = torch.cuda.get_device_name(DEVICE) if DEVICE.type == "cuda" else "CPU"
     return Comparison(
         f"one step: {setting.title}, {millions:.3g} million shared parameters, {device}",
-        {label: Step(backward, network, choose) for label, (backward, choose) in steps.items()},
-        setting.batch, (SUMMED, BY_HAND),
+        {label: Step(backward, network) for label, backward in steps.items()}, setting.batch, (SUMMED, BY_HAND),
         (
             "A step: forward, the losses of linear heads, gradients into .grad; no optimizer. float32.",
-            "tracked: the loss and the backward pass of one task per step, chosen by Pipeline.choose.",
             f"PyTorch {torch.__version__}. Times include the end of all work on the device.",
         ),
         device=DEVICE, with_memory=False,

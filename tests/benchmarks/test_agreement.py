@@ -64,7 +64,7 @@ def test_steps_of_means_compute_the_gradient_of_the_mean_loss_and_keep_the_param
 
 
 def test_a_tracked_step_writes_the_gradients_of_the_encoder_and_of_one_head():
-    step = overhead.compare(["tracked"], VECTORS).workloads["tracked"]
+    step = backward.compare(["tracked"], VECTORS).workloads["backward tracked"]
     for number in range(4):
         step(VECTORS.batch(number))
         assert all(parameter.grad is not None for parameter in step.network.encoder.parameters())

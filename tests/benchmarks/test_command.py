@@ -26,13 +26,14 @@ OURS = [f"backward {name}{level}" for name in ("pcgrad", "mgda", "upgrad") for l
 TABLES = [
     (backward, "3x4x6", [], [*backward.MEANS[:4], *OURS, *PEERS]),
     (backward, "2x3x16x4", ["mgda"], [backward.BY_HAND, backward.SUMMED, *OURS[2:4], *PEERS]),
+    (backward, "3x4x6", ["tracked"], [backward.BY_HAND, backward.SUMMED, "backward tracked", *PEERS]),
     (combine, "3x50", ["pcgrad", 'pcgrad(scale="paper")', "static"],
      [*FLOORS, "pcgrad", "torchjd PCGrad", 'pcgrad(scale="paper")', "static"]),
     (combine, "2x50", ["gradnorm"], [*FLOORS, "gradnorm", combine.NORMS, combine.NORMS_READ]),
     (rotation, "2x3x4", [], [*rotation.EXPRESSIONS, *(f"torch orthogonal, {name}" for name in rotation.MAPS)]),
     (rotation, "1x1x513", ["rotate"], ["rotate", "torch orthogonal, matrix_exp", "torch orthogonal, cayley"]),
     (self_information, "2x3x8x8", [], ["convolution", *self_information.EXPRESSIONS, "published form"]),
-    *((overhead, shape, ["none", "tracked"], [backward.SUMMED, backward.BY_HAND, "none", "tracked"])
+    *((overhead, shape, ["none", "upgrad"], [backward.SUMMED, backward.BY_HAND, "none", "upgrad"])
       for shape in ("2x16", "2x1x8", "2x3x16x4")),
     pytest.param(ranks, "3x4x6", ["none"], [ranks.PLAIN, ranks.ALONE, "none, batch", "none, local"],
                  marks=pytest.mark.slow),
