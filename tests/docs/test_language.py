@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs import console, language, signatures
+from tests.docs import console, language, test_hooks
 from tests.docs.language import ROOT
 
 
@@ -52,7 +52,7 @@ def test_names_of_functions_are_searched(name: str, tmp_path: Path, monkeypatch:
     assert list(language.of_python(tmp_path / "module.py"))
 
 
-@pytest.mark.parametrize("module", [console, signatures], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [console, test_hooks], ids=lambda module: module.__name__)
 def test_doctests_pass(module: object) -> None:
     failed, tried = doctest.testmod(module)  # type: ignore[arg-type]
     assert (failed, tried > 0) == (0, True)

@@ -34,24 +34,22 @@ def toml_key(folder, install):
     return ["compare", str(folder / "a.toml")]
 
 
-def pipeline(folder, install):
-    return ["compare", "--set", f"homogenizers={json.dumps([TITLE])}"]
-
-
 def plugin_import(folder, install):
     install("bad-dist", f"raise RuntimeError({TITLE!r})", plugin="bad")
     return ["show", "bad"]
 
 
-def file_name(folder, install):
-    return ["report", str(folder / TITLE)]
+INPUTS = {
+    "csv column": csv_column,
+    "toml key": toml_key,
+    "pipeline": lambda folder, install: ["compare", "--set", f"homogenizers={json.dumps([TITLE])}"],
+    "plugin": plugin_import,
+    "file name": lambda folder, install: ["report", str(folder / TITLE)],
+    "argument": lambda folder, install: ["report" + TITLE],
+}
 
 
-def argument(folder, install):
-    return ["report" + TITLE]
-
-
-@pytest.mark.parametrize("make", [csv_column, toml_key, pipeline, plugin_import, file_name, argument])
+@pytest.mark.parametrize("make", INPUTS.values(), ids=INPUTS)
 def test_control_characters_of_input_are_printed_as_escapes(tmp_path, monkeypatch, capsys, gradhomog_install, make):
     monkeypatch.chdir(tmp_path)
     with contextlib.suppress(SystemExit):  # of argparse

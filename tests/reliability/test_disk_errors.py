@@ -1,7 +1,8 @@
-"""Full or read-only disks and deleted folders: an error reports them, and completed work is kept."""
+"""Full or read-only disks and deleted folders: errors report them, completed work is kept; a short run of `kills`."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -9,42 +10,27 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.execution.comparison import compare
 from gradhomog.experiments.results import checksums
-from gradhomog.experiments.results.records import records
 from gradhomog.experiments.run_file.schema import load
-
-SMALL = [
-    "problem.name=landscape", "train.steps=40", "train.validate_every=4", "train.checkpoint_every=1",
-    "train.log_every=1", 'homogenizers=["none", "pcgrad"]', "seeds=1",
-]  # fmt: skip
+from tests.reliability import kills
+from tests.reliability.kills import OVERRIDES, compute, results
 
 
 def command(out: Path, *more: str) -> list[str]:
-    settings = [word for text in SMALL for word in ("--set", text)]
+    settings = [word for text in OVERRIDES for word in ("--set", text)]
     return [sys.executable, "-m", "gradhomog", "compare", *settings, "--out", str(out), *more]
 
 
-def complete(out: Path, *, resume: bool = False) -> None:
-    """Compute the comparison in this process, without the report: both take longer than the runs."""
-    with mock.patch("gradhomog.experiments.execution.comparison.write_report"):
-        compare(load(None, SMALL).with_baselines(), out, resume=resume)
-
-
-def scores(folder: Path) -> list[tuple[str, list[float]]]:
-    return sorted((r["homogenizers"], r["scores"]) for r in records(folder) if r["event"] == "result")
-
-
 @pytest.fixture(scope="module")
-def reference_scores(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, list[float]]]:
+def reference_scores(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("undisturbed") / "out"
-    complete(folder)
-    return scores(folder)
+    compute(folder)
+    return results(folder)
 
 
 @pytest.fixture
@@ -71,8 +57,8 @@ def test_a_full_disk_is_reported_and_the_comparison_resumes_once_there_is_space(
     done = subprocess.run(command(small_disk / "out"), capture_output=True, text=True, timeout=300)
     assert "No space left on device" in error_output(done)
     subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
-    complete(small_disk / "out", resume=True)
-    assert scores(small_disk / "out") == reference_scores
+    compute(small_disk / "out")
+    assert results(small_disk / "out") == reference_scores
 
 
 @pytest.mark.slow
@@ -111,5 +97,12 @@ def test_a_folder_that_is_deleted_while_a_checkpoint_is_written_is_not_created_a
 
     monkeypatch.setattr(checksums, "write_checkpoint", delete_then_write)
     with pytest.raises(ConfigError, match="was removed while runs trained"):
-        compare(load(None, SMALL), out)
+        compare(load(None, OVERRIDES), out)
     assert not out.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the script forks")
+def test_kills_do_not_change_the_table(capsys):
+    assert kills.main(["--kills", "12", "--commands", "0", "--minutes", "3"]) == 0
+    assert "all those of the undisturbed comparison" in capsys.readouterr().out
