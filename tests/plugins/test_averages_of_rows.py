@@ -219,12 +219,6 @@ def test_without_average_all_rows_are_as_long_as_the_longest_of_relative_loss(ro
     torch.testing.assert_close(result.stages[-1].gramian.diagonal().sqrt(), expected, rtol=1e-9, atol=0)
 
 
-def test_later_stages_receive_the_balanced_rows():
-    rows = torch.diag(torch.tensor([100.0, 1.0], dtype=torch.float64))
-    after = gradhomog.pipeline("db_mtl + static(weights=[1, 0])").combine(rows, losses=[1.0, 1.0])
-    torch.testing.assert_close(after, torch.tensor([100.0, 0.0], dtype=torch.float64))
-
-
 def test_without_log_no_losses_are_needed_and_rows_are_averaged_as_they_are():
     pipe, ones = gradhomog.pipeline("db_mtl(log=false)"), gradhomog.pipeline("db_mtl")
     for rows, _ in history(3):

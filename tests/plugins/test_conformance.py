@@ -71,7 +71,7 @@ test_a_built_in_with_options_conforms = conforms(
         "config(length='min')", "config(length='geometric')", "krum(squared=false)",
         "aligned_mtl(scale_mode='median')", "aligned_mtl(scale_mode='rmse')",
         "gradvac(beta=0.5, order='fixed')", "cr_mogm(method='gradvac(beta=0.5)')",
-        "tracked(method='config', every=2, order='need')", "tracked(method='gradvac(beta=0.5)', rows=2)",
+        "tracked(method='config', every=2)", "tracked(method='gradvac(beta=0.5)', rows=2)",
         "tracked(order='compatible', every=2)",
         "mgda(on='features')", "cagrad(c=0.9, zero_rows='drop')", "fairgrad(alpha=0.5)", "graddrop(leak=0.3)",
         "rotograd(variant='reference', pool='task', burn_in=2, lr=0.5)",

@@ -38,7 +38,7 @@ STATEFUL = [
     "sdmgrad(solver='sgd', lr=0.5, iterations=2)",
     "softadapt(order=3, beta=2)",
     "stch(log=true, warmup=0, period=2, mu=0.5)",
-    "tracked(order='need')",
+    "tracked",
     "tracked(order='compatible', every=2)",
     "uw(lr=0.2)",
 ]

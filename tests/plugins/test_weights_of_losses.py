@@ -77,6 +77,7 @@ CLOSED_FORMS = [
         [([1, 1], "ab"), ([1, 1], "cd"), ([0.5, 7, 2], "anb")], softmax(0.5, 1, 2),
     ),
     ("relobralo(rho=0.5)", [[0, 0]] * 4, [1, 1]),
+    ("relobralo(alpha=0, temperature=1)", [[0, 1], [0, 2]], softmax(1, 2)),
     ("relobralo(alpha=0)", [[0, 1], [1e-30, 1]], [2, 0]),
     ("relobralo(alpha=0, temperature=1e6)", [[0, 1], [1, 1]], softmax(1, 1e-6)),
     ("relobralo(alpha=0, temperature=1e6)", [[1, 1e-9], [1e7, 1]], [1, 1]),

@@ -127,17 +127,23 @@ def main(out: str) -> None:
     save(out, found)
 
 
-def accelerated(text: str | None, batch_size: int = 4, hook: Any = None) -> Tensor:
-    """Train in a loop with Accelerate; the sum of the losses without `text`."""
+def accelerated(
+    text: str | gradhomog.Pipeline | None, batch_size: int = 4, hook: Any = None, batches: int = 2,
+    resume: Any = None, save: Any = None,
+) -> Tensor:  # fmt: skip
+    """Train in a loop with Accelerate, which accumulates `batches`; the sum of the losses without `text`."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
-    pipe = gradhomog.pipeline(text or "none")
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    pipe = text if isinstance(text, gradhomog.Pipeline) else gradhomog.pipeline(text or "none")
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=batches)
     x = torch.randn(6 * 8, 3, dtype=torch.float64)
     data = torch.utils.data.DataLoader(x, batch_size=batch_size)
     net, optimizer, data = accelerator.prepare(net, torch.optim.Adam(net.parameters(), lr=0.1), data)
+    accelerator.register_for_checkpointing(pipe)
     if hook is not None:
         net.register_comm_hook(None, hook)
+    if resume is not None:
+        accelerator.load_state(resume)
     for batch in data:
         with accelerator.accumulate(net):
             first, second = net(batch).square().mean(0)
@@ -151,6 +157,8 @@ def accelerated(text: str | None, batch_size: int = 4, hook: Any = None) -> Tens
                 accelerator.clip_grad_norm_(net.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
+    if save is not None:
+        accelerator.save_state(save)
     return parameters(net)
 
 
