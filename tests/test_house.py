@@ -219,7 +219,7 @@ BUDGETS = {
     "gradhomog/autograd": 2338,
     "gradhomog/cli": 1100,
     "gradhomog/diagnosis": 1160,
-    "gradhomog/experiments": 6510,
+    "gradhomog/experiments": 6330,
     "gradhomog/learners": 740,
     "gradhomog/ranks": 499,
     "gradhomog/registry": 790,
@@ -229,7 +229,7 @@ BUDGETS = {
     "gradhomog/step": 1197,
     "gradhomog/testing": 2770,
     "plugins": 4523,
-    "plugins/gradhomog_data": 3572,
+    "plugins/gradhomog_data": 3380,
     "adapters": 3799,
     "tests": 33400,
 }

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
 
     config = load(args.run_file, args.overrides).with_baselines()
     if args.misscale:
-        from gradhomog.experiments.execution.misscale import with_misscaled_losses
+        from gradhomog.experiments.execution.methods import with_misscaled_losses
 
         config = with_misscaled_losses(config)
     return execute(args, config, "compare")

@@ -47,12 +47,10 @@ def run(args: argparse.Namespace) -> int:
     from gradhomog.experiments.results.events import json_compatible
     from gradhomog.experiments.results.runs import PLAIN
     from gradhomog.experiments.suite import tables
-    from gradhomog.experiments.suite.agreement import agreement
     from gradhomog.experiments.suite.problems import STATIC, chosen_problems
-    from gradhomog.experiments.suite.results import append_row, read_results, stored_results
-    from gradhomog.experiments.suite.rows import built_in_methods, compute_rows, method_names
+    from gradhomog.experiments.suite.results import append_row, current, read_results, stored_results
     from gradhomog.experiments.suite.scores import Scores
-    from gradhomog.experiments.suite.training import processor
+    from gradhomog.experiments.suite.training import built_in_methods, compute_rows, method_names, processor
 
     problems, stored = chosen_problems(args.problems, args.quick), stored_results()
     methods = method_names(args.methods) or (built_in_methods() if args.rerun else [])
@@ -60,11 +58,12 @@ def run(args: argparse.Namespace) -> int:
         problems = [problem for problem in problems if (problem.name, STATIC) in stored]
     if methods and not args.rerun:
         methods = list(dict.fromkeys([PLAIN, STATIC, *methods]))
-    known = read_results(args.out).current()
+    known = current(read_results(args.out))
     if not args.rerun:
-        known = stored.with_rows(known)
+        known = stored | known
         # Rounding differs between processors: the plain mean, to which times and errors are relative, is computed here.
-        known = known.without(lambda runs: runs[0].method == PLAIN and runs[0].processor != processor())
+        here = processor()
+        known = {row: runs for row, runs in known.items() if row[1] != PLAIN or runs[0].processor == here}
     unknown = [problem.name for problem in problems if not methods and (problem.name, STATIC) not in known]
     if unknown:
         raise ConfigError(f"no rows of {', '.join(unknown)} are stored. Name a method, or compute all rows by --rerun.")
@@ -82,11 +81,11 @@ def run(args: argparse.Namespace) -> int:
             bar.update()
 
         compute_rows(missing, args.jobs, finished)
-    computed = read_results(args.out).current()
-    scores = Scores(stored.with_rows(computed), problems)
+    computed = current(read_results(args.out))
+    scores = Scores(stored | computed, problems)
     found = scores.scores()
     shown = {problem.name: tables.problem_table(scores, problem) for problem in scores.problems if args.problems}
-    agreeing = agreement(stored, computed) if args.rerun else None
+    agreeing = tables.agreement(stored, computed) if args.rerun else None
     if args.json:
         compared = {problem.name: scores.comparisons(problem) for problem in scores.problems}
         content = {

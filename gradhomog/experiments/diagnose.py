@@ -21,8 +21,7 @@ from gradhomog.experiments.profiling.table import TimingTable
 from gradhomog.experiments.results import atomic_files
 from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import Config
-from gradhomog.experiments.training.trainable import Trainable
-from gradhomog.experiments.training.trainer import make_optimizer, make_trainable
+from gradhomog.experiments.training.trainer import Trainable, make_optimizer, make_trainable
 from gradhomog.global_state import restore_generators
 
 DEFAULT_SHARE = 0.05

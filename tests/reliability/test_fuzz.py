@@ -22,7 +22,7 @@ from gradhomog.experiments.run_file.schema import Config, load
 from gradhomog.files import open_npz
 from gradhomog.registry import expression
 from gradhomog_data.domains import images
-from gradhomog_data.problems import _table
+from gradhomog_data.problems import regression
 
 MAX_BYTES = 2**20
 
@@ -185,7 +185,7 @@ def test_any_bytes_are_an_npz_file_or_rejected(content: bytes) -> None:
         path = Path(folder) / "a.npz"
         path.write_bytes(content)
         with contextlib.suppress(GradhomogError):
-            _table.read_columns(str(path))
+            regression.read_columns(str(path))
 
 
 @given(

@@ -1,15 +1,18 @@
-"""Comparisons, from configuration to table: plan the runs, compute those without a result, write the report."""
+"""Comparisons, from configuration to table: dry run, plan, runs without a result, report."""
 
 from __future__ import annotations
 
+import textwrap
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gradhomog.errors import ConfigError
+from gradhomog.errors import ConfigError, GradhomogError
 from gradhomog.experiments.execution import observers
+from gradhomog.experiments.execution.environment import threads
 from gradhomog.experiments.execution.executors.base import Executor, make_executor
 from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.execution.monitor import Monitor, Progress, StopFile
@@ -17,11 +20,10 @@ from gradhomog.experiments.execution.worker import Job
 from gradhomog.experiments.report.page import write_report
 from gradhomog.experiments.results import comparison_dir
 from gradhomog.experiments.results.comparison_dir import Plan, run_dir
-from gradhomog.experiments.results.runs import Run, decided_runs
+from gradhomog.experiments.results.runs import Method, Run, decided_runs
 from gradhomog.experiments.run_file import pins
 from gradhomog.experiments.run_file.schema import Config
 from gradhomog.experiments.training import trainer
-from gradhomog.experiments.training.dry_run import dry_run
 
 
 @dataclass
@@ -97,6 +99,47 @@ def make_plan(config: Config) -> Plan:
     for learner in config.learners:
         metadata = trainer.make_trainable(config, Run(learner, "none", config.seed_list[0])).metadata()
     return Plan(config.to_dict(), config.digest, tuple(make_methods(config)), tuple(config.seed_list), metadata)
+
+
+def dry_run(config: Config, rows: Sequence[Method], progress: Progress = lambda record: None) -> None:
+    """Take the first two steps of every pipeline of a comparison, each on a new trainable that is then discarded.
+
+    A homogenizer checks its requirements on the network, its features and its losses only within a step. Writes no
+    file. Calls `progress` after each pipeline with the record `dry_run`.
+
+    Raises:
+        ConfigError: a step raises an error of gradhomog; lists all such pipelines, with the reasons.
+    """
+    failures: dict[str, list[str]] = {}  # reason -> pipelines: several pipelines may fail for the same reason
+    runs = dict.fromkeys(Run(row.learner, text, config.seed_list[0]) for row in rows for text in row.candidates)
+    with threads(config.threads):
+        for run in runs:
+            # Any other exception is a defect in a plugin. The run itself reports it, with plugin and traceback.
+            with suppress(Exception):
+                try:
+                    trainable = trainer.make_trainable(config, run)
+                    optimizer = trainer.make_optimizer(config, trainable)
+                    for step in range(2):
+                        trainable.step(step, optimizer, inspect=step == 0)
+                except GradhomogError as error:
+                    failures.setdefault(str(error), []).append(_describe_run(config, run))
+            progress({"event": "dry_run", "run": run.id, "of": len(runs)})
+    if failures:
+        raise ConfigError(_message(config, failures))
+
+
+def _describe_run(config: Config, run: Run) -> str:
+    return f"{run.learner} with {run.homogenizers}" if len(config.learners) > 1 else run.homogenizers
+
+
+def _message(config: Config, failures: Mapping[str, Sequence[str]]) -> str:
+    subject, alternative = ", ".join(config.learners), "another learner, network or domains"
+    if config.problem is not None:
+        subject, alternative = f"the problem {config.problem['name']}", "another `problem.name`"
+    lines = [f"`homogenizers`: the dry run of these with {subject} failed, and nothing was started."]
+    for reason, names in failures.items():
+        lines += [f"  {', '.join(names)}", textwrap.indent(reason, "    ")]
+    return "\n".join([*lines, f"Follow each message, remove these from `homogenizers`, or choose {alternative}."])
 
 
 class _Runner:

@@ -1,4 +1,4 @@
-"""Package versions, machine and threads, which results depend on besides their configuration. Imports no package."""
+"""Package versions, machine, device and threads, which results depend on. Imports no package before it is needed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import gradhomog
+from gradhomog.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 PACKAGES = ("torch", "torchopt", "pluggy", "numpy", "matplotlib", "pillow", "torchjd", "scikit-learn", "mlxtend")
 
@@ -40,3 +45,23 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def device(name: str) -> torch.device:
+    """Return the device of this name.
+
+    Raises:
+        ConfigError: PyTorch cannot use this device on this machine.
+    """
+    import torch
+
+    try:
+        tensor = torch.zeros(1, device=name)
+        tensor.item()  # raises on devices without data, such as meta, which cannot train
+        return tensor.device
+    except (RuntimeError, AssertionError, NotImplementedError) as cause:
+        # The name is unknown, or this machine or this build of PyTorch has no such device.
+        reason = str(cause).splitlines()[0]
+        raise ConfigError(
+            f"`device` must be one that PyTorch can use here, such as cpu; got {name!r}: {reason}"
+        ) from cause

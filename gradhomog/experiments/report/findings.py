@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gradhomog.experiments.analysis.method_rows import BASELINES, MethodRow
 from gradhomog.experiments.analysis.metrics import metric
-from gradhomog.experiments.analysis.paired_comparison import PairedComparison
-from gradhomog.experiments.analysis.statistics import deviation_factors
-from gradhomog.experiments.analysis.summary import Summary
+from gradhomog.experiments.analysis.statistics import PairedComparison, deviation_factors
+from gradhomog.experiments.analysis.summary import BASELINES, MethodRow, Summary
 from gradhomog.experiments.report.tables import detectable_words, interval_text, p_text, ratio_text
 
 

@@ -16,7 +16,7 @@ from gradhomog.experiments.analysis.summary import Summary, summarize
 from gradhomog.experiments.report import figures
 from gradhomog.experiments.report.findings import baseline_notes, findings, scope
 from gradhomog.experiments.report.tables import baseline_table, candidate_table, run_table, score_table, summary_csv
-from gradhomog.experiments.results import saliency_maps, trajectory
+from gradhomog.experiments.results.artifacts import SaliencyMaps, Trajectory, collect
 from gradhomog.experiments.results.atomic_files import write_bytes
 from gradhomog.experiments.results.checksums import file_digest, write_json
 from gradhomog.experiments.results.comparison_dir import MANIFEST, PLAN, RUN_FILE
@@ -35,65 +35,14 @@ TITLES = {
 """Titles by figure name, in the order of the page."""
 
 
-def captions(summary: Summary) -> dict[str, str]:
-    """The caption of each figure, by name."""
+def caption_words(summary: Summary) -> dict[str, object]:
+    """What the captions of `captions.html` depend on."""
     units = {row.unit for row in summary.rows} - {"one"}
     names = {"seeds": "seeds", "tasks": "test tasks"}
     over = "seeds, or over test tasks for a single seed"
     if summary.problem or len(units) == 1:
         over = names[units.pop()] if units else "seeds (here a single seed)"
-    several = any(len(row.seeds) > 1 for row in summary.rows)
-    band = "bands are the range over seeds" if several else "one seed"
-    tested = "Test score" if summary.held_out else "Score"
-    validated = "Validation score" if summary.held_out else "Score"
-    smooth = f"Running mean over a tenth of training, averaged over seeds; {band}."
-    intervals = "the band is the 95 % confidence interval over seeds" if several else "one seed"
-    return {
-        "scores": f"{tested} of each method: mean and 95 % confidence interval over {over}. Small dots are seeds; the "
-        "dashed line is the plain learner. Right panel: the paired difference to plain with its interval, which is not "
-        "corrected for the number of methods.",
-        "conflict": "Agreement of the task gradients during training, before homogenization: the mean cosine between "
-        f"the gradients of two tasks, and the ratio of the largest to the smallest gradient norm. {smooth}",
-        "stages": "The task gradients before the first homogenizer and after each homogenizer, in the order of the "
-        "pipeline: the mean cosine between the gradients of two tasks, the ratio of the largest to the smallest norm, "
-        "and the mean distance ‖gᵢ − gⱼ‖ divided by the mean norm. A distance of 0 means equal gradients; √2 (dashed) "
-        "means orthogonal gradients of equal norm. A common factor of all gradients does not change these values. "
-        "Methods with dots at validations only: encoder gradients of one batch with and without each homogenizer at "
-        "the same parameters. Other methods: gradients of the training steps, running mean over a tenth of training. "
-        "Averaged over seeds. Gradients that agree do not imply a better network.",
-        "weights": "Weight of each task in the step, for methods that reweight; 1 is the plain mean. Lines: one per "
-        + ("task" if summary.problem else "training domain")
-        + ". Running mean over a tenth of training, averaged over seeds.",
-        "validation": f"{validated} during training, averaged over seeds; {intervals}."
-        + (" The network with the best validation score is tested." if summary.held_out else ""),
-        "trajectories": "The path of each method on the mean of both losses, from each start (dots) to the last step "
-        "(crosses). The grey line is the set of Pareto optimal points, where neither loss can decrease without an "
-        "increase of the other.",
-        "saliency": "Query images of the first test tasks, the same for every method, with the tested network of the "
-        "first seed. Saliency (SmoothGrad) is the derivative of the output of the true class w.r.t. the pixels, "
-        "averaged over noisy copies of the image, for the network adapted to the task, without homogenizers: the "
-        "output is most sensitive to bright pixels. Each image is scaled to its own range, so brightness is not "
-        "comparable between images or methods. The number is the probability of the true class. Maps of homogenizers "
-        "(for isi: the probability that an activation is dropped, by layer) are those of the network before "
-        "adaptation, from 0 (dark) to the largest value of the row, of the first and the last method that has them. "
-        "Methods without a row: after the first twelve, or with outputs that are not differentiable w.r.t. the images. "
-        "A few images are no evidence of better scores.",
-    }
-
-
-def tuning_note(summary: Summary) -> str:
-    """Sentences that describe how the candidates of tuned methods were compared."""
-    if summary.held_out:
-        return (
-            f"Each candidate was trained with seed {summary.candidates[0].seed}; the candidate with the best "
-            "validation score was trained with all seeds. Test scores do not affect the choice. Their intervals do "
-            "not include its variation."
-        )
-    return (
-        f"The row of a tuned method is its candidate with the best {metric(summary.metric).words} in this report, "
-        "because no validation data are held out: it is the best of several trials, which favours it over methods with "
-        "one trial."
-    )
+    return {"over": over, "several": any(len(row.seeds) > 1 for row in summary.rows)}
 
 
 # Colours of `figures.style` that are replaced by the colour scheme of the page: background, text and axes, grid, guide
@@ -125,9 +74,8 @@ def inline_svg(text: str, prefix: str, title: str) -> Markup:
 def render_page(summary: Summary, records: Sequence[Record], saved_figures: Mapping[str, Path]) -> str:
     """The page: findings, table, figures, tuning, runs, configuration and versions. All texts are escaped."""
     start: Record = next((record for record in reversed(records) if record["event"] == "start"), {})
-    texts = captions(summary)
-    figures_with_captions = [
-        (name, title, inline_svg(saved_figures[name].read_text(encoding="utf-8"), name, title), texts[name])
+    shown = [
+        (name, title, inline_svg(saved_figures[name].read_text(encoding="utf-8"), name, title))
         for name, title in TITLES.items()
         if name in saved_figures
     ]
@@ -142,9 +90,11 @@ def render_page(summary: Summary, records: Sequence[Record], saved_figures: Mapp
             baseline_table=baseline_table(summary),
             baseline_notes=baseline_notes(summary),
             score_table=score_table(summary),
-            figures=figures_with_captions,
+            figures=shown,
+            **caption_words(summary),
             candidates=candidate_table(summary) if summary.candidates else None,
-            tuning_note=tuning_note(summary) if summary.candidates else "",
+            summary=summary,
+            metric=metric(summary.metric),
             runs=run_table(summary, records),
             failures=summary.failures,
             facts=_facts(summary, start),
@@ -224,7 +174,7 @@ def _save_figures(folder: Path, records: Sequence[Record], summary: Summary) -> 
         "conflict": figures.conflict(records),
         "stages": figures.stages(records),
         "weights": figures.weights(records),
-        "trajectories": figures.trajectories(trajectory.collect(folder, records)),
-        "saliency": figures.saliency(saliency_maps.collect(folder, records)),
+        "trajectories": figures.trajectories(collect(folder, records, Trajectory)),
+        "saliency": figures.saliency(collect(folder, records, SaliencyMaps)),
     }
     return {name: figures.save(figure, folder / "figures" / name)[0] for name, figure in drawn.items() if figure}

@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gradhomog.errors import in_one_line
-from gradhomog.experiments.analysis.method_rows import MethodRow
 from gradhomog.experiments.analysis.metrics import metric
-from gradhomog.experiments.analysis.paired_comparison import PairedComparison
-from gradhomog.experiments.analysis.statistics import Interval, mean_interval
-from gradhomog.experiments.analysis.summary import Summary, to_json
+from gradhomog.experiments.analysis.statistics import Interval, PairedComparison, mean_interval
+from gradhomog.experiments.analysis.summary import MethodRow, Summary, to_json
 from gradhomog.experiments.results.events import Record, flatten, numbers
 from gradhomog.experiments.results.runs import PLAIN
 from gradhomog.table import NOTHING, Cell, Column, Table, Value

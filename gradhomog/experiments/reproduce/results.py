@@ -9,11 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradhomog.experiments.analysis.method_rows import MethodRow
 from gradhomog.experiments.analysis.metrics import metric
-from gradhomog.experiments.analysis.paired_comparison import Runs, compare_runs
-from gradhomog.experiments.analysis.statistics import Interval, mean_interval, paired_test, seeds_needed
-from gradhomog.experiments.analysis.summary import summarize
+from gradhomog.experiments.analysis.statistics import (
+    Interval,
+    Runs,
+    compare_runs,
+    mean_interval,
+    paired_test,
+    seeds_needed,
+)
+from gradhomog.experiments.analysis.summary import MethodRow, summarize
 from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.reproduce.comparisons import Part
 from gradhomog.experiments.reproduce.paper_schema import Paper

@@ -18,8 +18,8 @@ import torch
 import gradhomog
 from gradhomog.errors import ConfigError, did_you_mean
 from gradhomog.experiments import content
-from gradhomog.experiments.execution.misscale import FACTORS as WRONG
-from gradhomog.experiments.execution.misscale import misscaled, takes_misscaled_losses
+from gradhomog.experiments.execution.methods import FACTORS as WRONG
+from gradhomog.experiments.execution.methods import misscaled, takes_misscaled_losses
 from gradhomog.experiments.results.runs import PLAIN, SINGLE
 from gradhomog.experiments.run_file.schema import Config, load
 from gradhomog.step.pipelines import pipeline

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -21,27 +21,19 @@ Row = tuple[str, str]
 """Problem and method."""
 
 
-class Results:
-    """The runs of rows, by problem and method. Of two rows with the same names the later counts."""
+Results = dict[Row, Sequence[SuiteRun]]
+"""The runs of rows; of two rows with the same names the later counts."""
 
-    def __init__(self, rows: Iterable[Sequence[SuiteRun]] = ()) -> None:
-        self.rows: dict[Row, Sequence[SuiteRun]] = {(runs[0].problem, runs[0].method): runs for runs in rows}
 
-    def __contains__(self, row: Row) -> bool:
-        return row in self.rows
+def by_row(rows: Iterable[Sequence[SuiteRun]]) -> Results:
+    """The runs of each row by its problem and method."""
+    return {(runs[0].problem, runs[0].method): runs for runs in rows}
 
-    def with_rows(self, others: Results) -> Results:
-        """These rows, with rows of `others` in place of those of the same problem and method."""
-        return Results((self.rows | others.rows).values())
 
-    def without(self, condition: Callable[[Sequence[SuiteRun]], bool]) -> Results:
-        """These rows but those for which a condition is true."""
-        return Results(runs for runs in self.rows.values() if not condition(runs))
-
-    def current(self) -> Results:
-        """Those rows that were computed with the present source of their homogenizers, and the present versions."""
-        known = problems()
-        return self.without(lambda runs: runs[0].code != known[runs[0].problem].code(runs[0].method))
+def current(results: Results) -> Results:
+    """Those rows that were computed with the present source of their homogenizers, and the present versions."""
+    known = problems()
+    return {row: runs for row, runs in results.items() if runs[0].code == known[row[0]].code(row[1])}
 
 
 def by_factor(runs: Sequence[SuiteRun]) -> dict[float, list[SuiteRun]]:
@@ -55,7 +47,7 @@ def by_factor(runs: Sequence[SuiteRun]) -> dict[float, list[SuiteRun]]:
 def stored_results() -> Results:
     """The rows that the package contains."""
     file = resources.files("gradhomog.experiments.suite").joinpath(f"{FILE}.gz")
-    return _parse(gzip.decompress(file.read_bytes()).decode().splitlines(), str(file)) if file.is_file() else Results()
+    return _parse(gzip.decompress(file.read_bytes()).decode().splitlines(), str(file)) if file.is_file() else {}
 
 
 def read_results(folder: Path) -> Results:
@@ -67,7 +59,7 @@ def read_results(folder: Path) -> Results:
     """
     path = folder / FILE
     if not path.exists():
-        return Results()
+        return {}
     text = path.read_text(encoding="utf-8")
     return _parse(text[: text.rfind("\n") + 1].splitlines(), str(path))
 
@@ -94,4 +86,4 @@ def _parse(lines: Sequence[str], path: str) -> Results:
             found = f"expected the runs of a row; found {line[:60]!r}"
             raise DataError(f"{path}, line {number}: {found}. Remove the line.") from cause
         rows += [row] if current else []
-    return Results(rows)
+    return by_row(rows)

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gradhomog.experiments.analysis.paired_comparison import holm
-from gradhomog.experiments.analysis.statistics import SIGNIFICANCE, Interval, mean_interval, paired_test
+from gradhomog.experiments.analysis.statistics import SIGNIFICANCE, Interval, holm, mean_interval, paired_test
 from gradhomog.experiments.results.runs import PLAIN
 from gradhomog.experiments.suite.problems import FACTORS, GIVEN, STATIC, SuiteProblem
 from gradhomog.experiments.suite.results import Results, by_factor
@@ -79,7 +78,7 @@ class Scores:
     def __init__(self, results: Results, problems: Sequence[SuiteProblem]) -> None:
         self.problems = [problem for problem in problems if {PLAIN, STATIC} <= set(_methods(results, problem))]
         self._runs = {
-            (problem.name, method): by_factor(results.rows[problem.name, method])
+            (problem.name, method): by_factor(results[problem.name, method])
             for problem in self.problems
             for method in _methods(results, problem)
         }
@@ -231,4 +230,4 @@ def _finite_interval(values: Sequence[float]) -> Interval:
 
 
 def _methods(results: Results, problem: SuiteProblem) -> list[str]:
-    return [method for name, method in results.rows if name == problem.name]
+    return [method for name, method in results if name == problem.name]

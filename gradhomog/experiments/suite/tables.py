@@ -1,12 +1,13 @@
-"""The tables of the suite: one row per method over all problems, and one row per method in a problem."""
+"""The tables of the suite: methods over all problems, methods in a problem, agreement of rows computed again."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from gradhomog.experiments.analysis.statistics import SIGNIFICANCE, Interval
+from gradhomog.experiments.analysis.statistics import SIGNIFICANCE, Interval, mean_interval
 from gradhomog.experiments.suite.problems import FACTORS, GIVEN, SuiteProblem
+from gradhomog.experiments.suite.results import Results, by_factor
 from gradhomog.experiments.suite.scores import Comparison, Score, Scores
 from gradhomog.table import NOTHING, Column, Table
 
@@ -69,6 +70,32 @@ def problem_table(scores: Scores, problem: SuiteProblem) -> Table:
         "*: differs from the plain mean (Holm, 0.05).",
     )
     return Table.of(columns, scores.comparisons(problem), notes, sticky=0)
+
+
+def agreement(stored: Results, computed: Results) -> Table:
+    """One row per method that both have: how many of its cells are equal, and how many within the stored interval."""
+    counts: dict[str, list[int]] = {}
+    for row, runs in computed.items():
+        if row not in stored:
+            continue
+        count = counts.setdefault(row[1], [0, 0, 0])
+        before = by_factor(stored[row])
+        for factor, repeated in by_factor(runs).items():
+            old, new = ([run.error for run in cell] for cell in (before[factor], repeated))
+            count[0] += 1
+            count[1] += old == new
+            count[2] += old == new or _within(old, new)
+    rows = [[method, *map(str, count)] for method, count in counts.items()]
+    notes = (
+        "A cell is a problem and a factor of the loss. Within: the new mean test error is in the 95 % interval of the "
+        "stored one. Other processors round differently, and hundreds of steps amplify it.",
+    )
+    return Table(["method", "cells", "equal", "within"], rows, notes, empty="No stored row was computed again.")
+
+
+def _within(old: Sequence[float], new: Sequence[float]) -> bool:
+    interval, mean = mean_interval(old), math.fsum(new) / len(new)
+    return interval.low <= mean <= interval.high
 
 
 def percent(value: float) -> str:

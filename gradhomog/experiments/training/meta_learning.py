@@ -14,10 +14,10 @@ from gradhomog.errors import ConfigError
 from gradhomog.experiments import content
 from gradhomog.experiments.episodes.sampler import EpisodeStream
 from gradhomog.experiments.episodes.splits import Streams, normalize_scores, streams
+from gradhomog.experiments.execution.environment import device
 from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import Config
 from gradhomog.experiments.training.saliency import write_saliency_maps
-from gradhomog.experiments.training.trainable import device
 from gradhomog.learners.ensemble import Ensemble
 from gradhomog.learners.learner import Learner
 from gradhomog.learners.results import Evaluation

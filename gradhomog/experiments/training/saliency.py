@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradhomog.experiments.episodes.sampler import EpisodeStream
-from gradhomog.experiments.results.saliency_maps import Array, SaliencyMaps
+from gradhomog.experiments.results.artifacts import Array, SaliencyMaps
 from gradhomog.learners.learner import Learner
 from gradhomog.learners.tasks import Task
 

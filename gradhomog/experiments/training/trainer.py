@@ -14,7 +14,7 @@ from torch import Tensor
 from gradhomog.errors import ConfigError
 from gradhomog.experiments import content
 from gradhomog.experiments.analysis.metrics import metric
-from gradhomog.experiments.execution.environment import machine, versions
+from gradhomog.experiments.execution.environment import device, machine, versions
 from gradhomog.experiments.results import checksums
 from gradhomog.experiments.results.events import VERSION, Count, EventLog, Seconds, json_compatible
 from gradhomog.experiments.results.run_dir import BEST, RunDir
@@ -23,8 +23,12 @@ from gradhomog.experiments.run_file import pins
 from gradhomog.experiments.run_file.schema import Config, Train
 from gradhomog.experiments.training.meta_learning import MetaLearning
 from gradhomog.experiments.training.multi_task import MultiTask
-from gradhomog.experiments.training.trainable import Trainable, device
-from gradhomog.problems import MultiTaskData, ProblemRun
+from gradhomog.problems import MultiTaskData, Problem, ProblemRun
+
+Trainable = MetaLearning | Problem
+"""What a run trains and tests: a learner with its episodes, or a multi-task network. Both have the methods of
+`gradhomog.Problem`; `probe` of a learner returns its rows after each homogenizer, and `test` of several states is that
+of their ensemble."""
 
 
 class Snapshot(TypedDict):

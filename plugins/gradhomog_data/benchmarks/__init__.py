@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import tomllib
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from gradhomog import BenchmarkCheck, BenchmarkSpec, hookimpl
-from gradhomog_data.benchmarks.catalogue import Published, read_facts
+from gradhomog_data.benchmarks.catalogue import Published
 
 
 class FolderBenchmark(Published):
@@ -16,9 +18,9 @@ class FolderBenchmark(Published):
     # The modules of the operations import torch, which listings do not need.
 
     def find(self, root: Path, size: int) -> Path | None:
-        from gradhomog_data.benchmarks import locate
+        from gradhomog_data.benchmarks import folders
 
-        return locate.find(root, self, size)
+        return folders.find(root, self, size)
 
     def check(self, root: Path, *, full: bool = False) -> BenchmarkCheck:
         from gradhomog_data.benchmarks import files_check
@@ -31,26 +33,31 @@ class FolderBenchmark(Published):
         return files_check.count(self, path)
 
     def has_source(self, root: Path) -> bool:
-        from gradhomog_data.benchmarks import locate
+        from gradhomog_data.benchmarks import folders
 
-        return locate.has_source(root, self)
+        return folders.has_source(root, self)
 
     def lists(self, root: Path, folder: Path) -> tuple[dict[str, Any], dict[str, bytes | None]]:
-        from gradhomog_data.benchmarks import locate
-        from gradhomog_data.benchmarks.listing import list_files
+        from gradhomog_data.benchmarks import folders
 
-        return list_files(self, locate.list_source(root, self), folder)
+        return folders.list_files(self, folders.list_source(root, self), folder)
 
 
-BENCHMARKS = {name: FolderBenchmark(**facts) for name, facts in read_facts().items()}
+def _read(name: str, facts: dict[str, Any]) -> FolderBenchmark:
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()}
+    return FolderBenchmark(name=name, **fields)
+
+
+BENCHMARKS = {
+    name: _read(name, facts)
+    for name, facts in tomllib.loads((files(__name__) / "benchmarks.toml").read_text(encoding="utf-8")).items()
+}
 """The benchmarks by name, in the order of `benchmarks.toml`."""
 
 
 @hookimpl
 def gradhomog_benchmark(name: str) -> BenchmarkSpec:
     found = BENCHMARKS[name]
-    return BenchmarkSpec(functools.partial(_get, name), f"{found.title}: {found.classes} classes", found.source)
-
-
-def _get(name: str) -> FolderBenchmark:
-    return BENCHMARKS[name]
+    return BenchmarkSpec(
+        functools.partial(BENCHMARKS.get, name), f"{found.title}: {found.classes} classes", found.source
+    )

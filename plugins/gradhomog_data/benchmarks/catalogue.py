@@ -1,11 +1,9 @@
-"""The facts about a published few-shot benchmark: folders, archives and split rule, and the table of nine of them."""
+"""The facts about a published few-shot benchmark: folders, archives and split rule."""
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
-from importlib.resources import files
-from typing import Any, Literal
+from typing import Literal
 
 from gradhomog import Benchmark
 
@@ -17,6 +15,17 @@ RULES: dict[Rule, str] = {
     "novel": "all classes novel",
 }
 """Split rules, with classes numbered from 0 in the order of the benchmark."""
+
+
+def split_of(rule: Rule, index: int) -> str:
+    """Return the split of the class of this number, for rules that depend on the number alone.
+
+    >>> [split_of("modulo", index) for index in range(5)]
+    ['base', 'val', 'base', 'novel', 'base']
+    """
+    if rule == "novel":
+        return "novel"
+    return "base" if index % 2 == 0 else "val" if index % 4 == 1 else "novel"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,26 +54,5 @@ class Published(Benchmark):
     def splits(self) -> dict[str, int]:
         if self.rule == "folders":
             return {"base": 64, "val": 16, "novel": 20}
-        if self.rule == "novel":
-            return {"base": 0, "val": 0, "novel": self.classes}
-        numbers = range(self.classes)
-        return {"base": len(numbers[::2]), "val": len(numbers[1::4]), "novel": len(numbers[3::4])}
-
-
-def split_of(rule: Rule, index: int) -> str:
-    """Return the split of the class of this number, for rules that depend on the number alone.
-
-    >>> [split_of("modulo", index) for index in range(5)]
-    ['base', 'val', 'base', 'novel', 'base']
-    """
-    if rule == "novel":
-        return "novel"
-    return "base" if index % 2 == 0 else "val" if index % 4 == 1 else "novel"
-
-
-def read_facts() -> dict[str, dict[str, Any]]:
-    """Return the attributes of each benchmark by its name."""
-    tables = tomllib.loads((files("gradhomog_data.benchmarks") / "benchmarks.toml").read_text(encoding="utf-8"))
-    for name, table in tables.items():
-        table |= {"name": name} | {key: tuple(value) for key, value in table.items() if isinstance(value, list)}
-    return tables
+        found = [split_of(self.rule, index) for index in range(self.classes)]
+        return {split: found.count(split) for split in ("base", "val", "novel")}

@@ -16,8 +16,15 @@ from tqdm import tqdm
 
 from gradhomog import BenchmarkCheck, DataError, files
 from gradhomog_data.benchmarks.catalogue import Published
-from gradhomog_data.benchmarks.listing import MANIFEST, SPLITS, Listing
-from gradhomog_data.benchmarks.locate import advice, find_forms, find_similar, list_published
+from gradhomog_data.benchmarks.folders import (
+    MANIFEST,
+    SPLITS,
+    Listing,
+    advice,
+    find_forms,
+    find_similar,
+    list_published,
+)
 from gradhomog_data.domains import _formats
 from gradhomog_data.domains._picture_set import PictureSet
 from gradhomog_data.domains._pictures import check_picture, describe_content, require_pillow

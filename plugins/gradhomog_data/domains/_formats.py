@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ from gradhomog import DataError
 from gradhomog_data.domains._picture_set import PictureSet
 from gradhomog_data.domains._pictures import EXTENSIONS, require_pillow
 from gradhomog_data.domains._read_pickles import picture_readers, read_pickle
-from gradhomog_data.domains._text_files import TEXT_SHARE, read_csv, read_json
+from gradhomog_data.domains._text_files import TEXT_SHARE, file_names, read_csv, read_json
 
 
 def read_folder(root: Path, per_class: int | None, max_bytes: int) -> dict[str, list[str]]:
@@ -22,23 +23,30 @@ def read_folder(root: Path, per_class: int | None, max_bytes: int) -> dict[str, 
     Raises:
         DataError: a class has no pictures; the message contains the path and the reason.
     """
-    return {folder.name: [str(path) for path in _pictures(folder)[:per_class]] for folder in subfolders(root)}
+    classes = {}
+    for name in subfolders(root):
+        folder = root / name
+        classes[name] = [str(folder / picture) for picture in pictures(folder)[:per_class]]
+        if not classes[name]:
+            found = sorted({Path(file).suffix or file for file in file_names(folder) if not file.startswith(".")})
+            raise DataError(
+                f"{folder}: class {name!r} has no pictures; supported are {', '.join(EXTENSIONS)}; "
+                f"found {', '.join(found) or 'no files'}."
+            )
+    return classes
 
 
-def subfolders(folder: Path) -> list[Path]:
-    """Return the folders in a folder, sorted, without hidden ones."""
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+def subfolders(folder: Path) -> list[str]:
+    """Return the names of the folders in a folder, sorted, without hidden ones."""
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _pictures(folder: Path) -> list[Path]:
-    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
-    pictures = [path for path in files if path.suffix.lower() in EXTENSIONS]
-    if not pictures:
-        raise DataError(
-            f"{folder}: class {folder.name!r} has no pictures; supported are {', '.join(EXTENSIONS)}; "
-            f"found {', '.join(sorted({path.suffix or path.name for path in files})) or 'no files'}."
-        )
-    return pictures
+def pictures(folder: Path) -> list[str]:
+    """Return the names of the pictures of a folder, sorted, without hidden ones."""
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_file()]
+    return sorted(name for name in names if name.lower().endswith(EXTENSIONS))
 
 
 class Format(NamedTuple):
@@ -87,7 +95,7 @@ def detect_format(path: Path) -> Format | None:
         if any((path / name).is_file() for name in kind.files):
             return kind
     folders = subfolders(path)
-    official = folders and all(folder.name in SPLIT_FOLDERS.files for folder in folders)
+    official = folders and all(folder in SPLIT_FOLDERS.files for folder in folders)
     return SPLIT_FOLDERS if official else CLASS_FOLDERS
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib.util
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
@@ -121,29 +122,13 @@ def glyphs(
         "variant": variant, "size": size, "instances": instances, "background": float(background),
         "correlation": float(correlation), "seed": seed,
     }  # fmt: skip
-    require_renderer(f"glyphs:{variant}")
-    from gradhomog_data.domains import _render
 
-    key = {**options, "renderer": _render.VERSION, "ranges": SCRIPTS[variant].ranges, **_render.versions()}
-
-    def render() -> _cache.Arrays:
-        chosen = select(variant)
+    def render(chosen: list[_render.Glyph]) -> _cache.Arrays:
         names = [glyph.class_name for glyph in chosen]
-        return {
-            **_render.render(
-                chosen,
-                train=np.array([split == "train" for split in split_classes(names)]),
-                size=size,
-                instances=instances,
-                background=float(background),
-                correlation=float(correlation),
-                # Include the script's name, so that two domains with the same seed use different random numbers.
-                entropy=[seed, int.from_bytes(hashlib.sha256(variant.encode()).digest()[:4], "little")],
-            ),
-            "class_names": np.array(names),
-        }
+        train = np.array([split == "train" for split in split_classes(names)])
+        return _draw(chosen, train, options) | {"class_names": np.array(names)}
 
-    arrays = _cache.load_or_make(f"glyphs-{variant}-{size}", key, render)
+    arrays = _load(f"glyphs-{variant}-{size}", variant, options, render)
     names = [str(name) for name in arrays["class_names"]]
     labels = np.repeat(np.arange(len(names)), instances)
     split = split_classes(names)
@@ -170,26 +155,35 @@ def pictures(script: str, classes: int, *, size: int, instances: int, seed: int)
     Raises:
         DataError: matplotlib or Pillow is missing.
     """
+    options = {"script": script, "classes": classes, "size": size, "instances": instances, "seed": seed}
+
+    def render(chosen: list[_render.Glyph]) -> _cache.Arrays:
+        return _draw(chosen[:classes], np.zeros(classes, dtype=np.bool_), {**options, "variant": script})
+
+    return _load(f"pictures-{script}-{size}", script, options, render)["plain"].reshape(classes, instances, size, size)
+
+
+def _load(
+    stem: str, script: str, options: dict[str, Any], render: Callable[[list[_render.Glyph]], _cache.Arrays]
+) -> _cache.Arrays:
+    """Return arrays from the cache, or rendered from the characters of a script."""
     require_renderer(f"glyphs:{script}")
     from gradhomog_data.domains import _render
 
-    options = {"script": script, "classes": classes, "size": size, "instances": instances, "seed": seed}
     key = {**options, "renderer": _render.VERSION, "ranges": SCRIPTS[script].ranges, **_render.versions()}
+    return _cache.load_or_make(stem, key, lambda: render(select(script)))
 
-    def render() -> _cache.Arrays:
-        return _render.render(
-            select(script)[:classes],
-            train=np.zeros(classes, dtype=np.bool_),
-            size=size,
-            instances=instances,
-            background=0.0,
-            correlation=0.0,
-            entropy=[seed, int.from_bytes(hashlib.sha256(script.encode()).digest()[:4], "little")],
-        )
 
-    return _cache.load_or_make(f"pictures-{script}-{size}", key, render)["plain"].reshape(
-        classes, instances, size, size
-    )
+def _draw(chosen: list[_render.Glyph], train: NDArray[np.bool_], options: dict[str, Any]) -> _cache.Arrays:
+    from gradhomog_data.domains import _render
+
+    # Include the script's name, so that two domains with the same seed use different random numbers.
+    script = int.from_bytes(hashlib.sha256(options["variant"].encode()).digest()[:4], "little")
+    return _render.render(
+        chosen, train=train, size=options["size"], instances=options["instances"],
+        background=options.get("background", 0.0), correlation=options.get("correlation", 0.0),
+        entropy=[options["seed"], script],
+    )  # fmt: skip
 
 
 def require_renderer(subject: str) -> None:

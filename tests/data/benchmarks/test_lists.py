@@ -12,7 +12,7 @@ from gradhomog import DataError, UnknownPluginError
 from gradhomog.benchmarks import benchmark
 from gradhomog.cli import main
 from gradhomog_data.benchmarks import BENCHMARKS
-from gradhomog_data.benchmarks.locate import find_published, list_source
+from gradhomog_data.benchmarks.folders import find_published, list_source
 from tests.data.benchmarks.trees import JPEG, TREES
 
 SPLITS = ("base", "val", "novel")

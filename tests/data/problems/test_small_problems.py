@@ -15,7 +15,7 @@ from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.training.multi_task import MultiTask
 from gradhomog.experiments.training.trainer import make_optimizer, make_trainable
-from gradhomog_data.problems import diffusion, shared_unit
+from gradhomog_data.problems import generated, small_digits
 
 PLAIN_SCORES = {
     "diffusion": 1.2, "forgetting": 0.15, "policy": 0.65, "recommender": 0.85, "replay": 0.95, "shared_unit": 0.99,
@@ -116,11 +116,11 @@ def test_invalid_options_raise_with_their_key(name, option, message):
 
 
 def test_min_snr_weights_are_those_of_the_schedule():
-    share = diffusion.signal_shares()
+    share = small_digits.signal_shares()
     ratio = share / (1 - share)
     weights = (ratio.clamp(max=5) / ratio).view(4, -1).mean(1).tolist()
-    assert list(diffusion.MIN_SNR_WEIGHTS) == list(diffusion.TASKS)
-    assert weights == pytest.approx(list(diffusion.MIN_SNR_WEIGHTS.values()), abs=5e-4)
+    assert list(small_digits.MIN_SNR_WEIGHTS) == list(small_digits.TIMES)
+    assert weights == pytest.approx(list(small_digits.MIN_SNR_WEIGHTS.values()), abs=5e-4)
 
 
 def test_no_weighted_sum_reaches_the_balanced_point_of_a_shared_unit():
@@ -131,4 +131,4 @@ def test_no_weighted_sum_reaches_the_balanced_point_of_a_shared_unit():
         unit = np.linalg.eigh(coefficients * weights @ coefficients.T)[1][:, -1]
         largest.append((1 - np.square(coefficients.T @ unit / np.linalg.norm(coefficients, axis=0))).max())
     assert min(largest) > 0.82
-    assert shared_unit.balanced(coefficients, np.random.default_rng(0)) == pytest.approx(0.645, abs=0.01)
+    assert generated.balanced(coefficients, np.random.default_rng(0)) == pytest.approx(0.645, abs=0.01)

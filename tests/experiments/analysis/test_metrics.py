@@ -7,8 +7,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gradhomog import ConfigError
-from gradhomog.experiments.analysis.method_rows import improvement, improvement_baseline
 from gradhomog.experiments.analysis.metrics import METRICS, metric
+from gradhomog.experiments.analysis.summary import improvement, improvement_baseline
 
 scores = st.floats(0.01, 0.99)
 

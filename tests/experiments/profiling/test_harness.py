@@ -1,4 +1,4 @@
-"""Comparing workloads of fixed durations: orders, budgets, ratios within rounds, columns, notes, failures."""
+"""Comparing workloads of fixed durations: orders, budgets, ratios within rounds, columns, notes, failures, memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from gradhomog.errors import GradhomogError, PluginRunError
-from gradhomog.experiments.profiling.harness import Comparison, Timings, measure_all, round_order
+from gradhomog.experiments.profiling.harness import (
+    Comparison,
+    Timings,
+    measure_all,
+    peak_bytes,
+    round_order,
+    tensor_bytes,
+)
 from gradhomog.experiments.profiling.table import Column
 
 
@@ -161,3 +168,28 @@ def test_comparisons_have_equal_shares_of_the_time_and_the_number_of_threads_is_
     assert [table.rows[0].seconds.n for table in tables] == [3, 3]  # 12 of 24 readings, three per round, and a warm-up
     assert seen == [(done, before + 1, left) for left in (1, 0) for done in (1, 2, 3, 4)]
     assert torch.get_num_threads() == before
+
+
+def test_peak_memory_counts_what_is_live_at_one_time():
+    kilobyte = 1024
+
+    def workload():
+        one = torch.empty(64 * kilobyte, dtype=torch.uint8)
+        two = torch.empty(32 * kilobyte, dtype=torch.uint8)
+        del one
+        three = torch.empty(48 * kilobyte, dtype=torch.uint8)
+        return two, three
+
+    assert peak_bytes(workload) == 96 * kilobyte
+    assert peak_bytes(lambda: None) == 0
+
+
+def test_peak_memory_counts_the_backward_pass_too():
+    x = torch.ones(1000, requires_grad=True)
+    forward = peak_bytes(lambda: (x * 2).exp().exp().sum())
+    assert peak_bytes(lambda: (x * 2).exp().exp().sum().backward()) >= forward + x.nbytes
+
+
+def test_tensor_bytes_counts_all_tensors():
+    state = {"a": torch.zeros(3), "b": [torch.zeros(2, dtype=torch.float64), {"c": 5}], "d": "text"}
+    assert tensor_bytes(state) == 12 + 16

@@ -5,24 +5,30 @@ from __future__ import annotations
 import math
 import sys
 
+import numpy as np
 import pytest
 from scipy import stats
-
-pytest.importorskip("matplotlib")
 
 from gradhomog.errors import GradhomogError
 from gradhomog.experiments.analysis.summary import summarize
 from gradhomog.experiments.report import figures
 from gradhomog.experiments.report.figures import style
-from gradhomog.experiments.report.figures.curves import (
+from gradhomog.experiments.report.figures.saliency import MAX_METHODS, brightness, overlay, scaled_magnitude
+from gradhomog.experiments.report.figures.training import (
     average,
     mean_cosine,
+    method_stages,
     norm_ratio,
+    relative_distance,
     running_mean,
 )
 from gradhomog.experiments.report.page import write_report
+from gradhomog.experiments.results.comparison_dir import run_dir
+from gradhomog.experiments.results.runs import Run
+from tests.experiments.report.test_page import report
+from tests.experiments.results.test_artifacts import example_maps
 from tests.experiments.run_helpers import write_comparison
-from tests.experiments.synthetic_records import METHODS, comparison, result, start
+from tests.experiments.synthetic_records import METHODS, comparison, result, stage, start
 
 
 def draw(records):
@@ -231,3 +237,181 @@ def test_a_legend_of_many_methods_or_learners_fits_into_the_figure():
             figure.draw_without_rendering()
             for legend in figure.legends:
                 assert legend.get_window_extent().y0 >= -1
+
+
+PIPELINE = "isi + rotate + reweight(beta=1.5)"
+
+
+def distances(rows):
+    return [np.linalg.norm(rows[i] - rows[j]) for i in range(len(rows)) for j in range(i)]
+
+
+def lines(axes, label):
+    return next(line for line in axes.lines if line.get_label() == label)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("scale", [1e-18, 1.0, 1e18])
+def test_the_distance_is_that_of_the_vectors_over_their_mean_norm(seed, scale):
+    rows = np.random.default_rng(seed).normal(size=(4, 9)) * scale
+    expected = np.mean(distances(rows)) / np.mean(np.linalg.norm(rows, axis=1))
+    assert relative_distance(stage("m", rows)) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([[1, 2], [1, 2]], 0),
+        ([[3, 0], [0, 3]], math.sqrt(2)),
+        ([[1, 0], [-1, 0]], 2),
+        ([[2, 0], [0, 0]], 2),  # the distance of a row to a zero row is its norm
+    ],
+)
+def test_distances_of_simple_rows(rows, expected):
+    norms = np.linalg.norm(rows, axis=1)
+    cosines = [[float(np.dot(a, b) / np.linalg.norm(a) / np.linalg.norm(b)) if any(a) and any(b) else None
+                for b in rows] for a in rows]  # fmt: skip
+    assert relative_distance({"norms": norms.tolist(), "cosines": cosines}) == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_single_task_or_rows_of_zeros_or_not_finite_have_no_distance():
+    assert math.isnan(relative_distance({"norms": [1.0], "cosines": [[1.0]]}))
+    assert math.isnan(relative_distance({"norms": [0.0, 0.0], "cosines": [[None, None], [None, None]]}))
+    assert math.isnan(relative_distance({"norms": [1.0, None], "cosines": [[1.0, None], [None, None]]}))
+
+
+def test_stages_are_those_of_probes_if_a_method_has_probes_else_of_steps():
+    chains = method_stages(comparison(["plain", "pcgrad", PIPELINE], seeds=2))
+    assert [(chain.label, chain.names, chain.probed) for chain in chains] == [
+        ("pcgrad", ("plain", "pcgrad"), False),
+        (PIPELINE, ("plain", "isi", "rotate", "reweight"), True),
+    ]
+    assert [len(chain.runs) for chain in chains] == [2, 2]
+
+
+def test_a_homogenizer_that_occurs_twice_has_a_numbered_name():
+    [chain] = method_stages(comparison(["pcgrad + static + pcgrad"], seeds=1, steps=2))
+    assert chain.names == ("plain", "pcgrad", "static", "pcgrad#2")
+
+
+def test_the_panels_have_the_numbers_of_the_records():
+    records = comparison(["plain", "mgda"], seeds=1, steps=3)
+    left, middle, right = figures.stages(records).axes
+    steps = [record for record in records if record["event"] == "step" and "mgda" in record["run"]]
+    assert lines(left, "before").get_xdata().tolist() == [1, 5, 10]
+    for record, ratio, distance in zip(
+        steps, lines(middle, "after mgda").get_ydata(), lines(right, "after mgda").get_ydata(), strict=True
+    ):
+        assert ratio == pytest.approx(max(record["stages"][0]["norms"]) / min(record["stages"][0]["norms"]))
+        assert distance == pytest.approx(relative_distance(record["stages"][0]))
+    # Weights change lengths, not directions.
+    assert lines(left, "after mgda").get_ydata() == pytest.approx(lines(left, "before").get_ydata())
+
+
+@pytest.mark.slow
+def test_there_is_one_row_of_panels_for_each_of_ten_methods():
+    methods = ["plain", *METHODS[2:], *(f"m{number} + static" for number in range(6))]
+    figure = figures.stages(comparison(methods, seeds=1, steps=2))
+    assert len(figure.axes) == 3 * 10
+
+
+def test_logs_of_older_versions_have_no_stages():
+    records = comparison(["plain", "pcgrad", PIPELINE], seeds=1, steps=3)
+    old = [
+        {key: value for key, value in record.items() if key not in ("stages", "measured")}
+        for record in records
+        if record["event"] != "probe"
+    ]
+    assert figures.stages(old) is None
+    assert figures.conflict(old) is not None
+
+
+def labels(figure):
+    """The labels of the rows, with spaces instead of line breaks."""
+    return [" ".join(axes.get_ylabel().split()) for axes in figure.axes[::3]]
+
+
+def of_methods(count, **more):
+    return {("maml", f"m{number}"): example_maps(number, **more) for number in range(count)}
+
+
+def test_all_methods_are_drawn_up_to_the_maximum():
+    found = {("maml", "plain"): example_maps(), ("maml", "x"): example_maps(saliency=None), **of_methods(MAX_METHODS)}
+    shown = labels(figures.saliency(found))
+    assert shown == ["image", "saliency: plain", *(f"saliency: m{number}" for number in range(MAX_METHODS - 1))]
+
+
+def test_only_some_maps_of_the_first_and_the_last_method_are_drawn():
+    names = [f"isi: {layer}" for layer in range(9)]
+    found = {
+        ("maml", name): example_maps(1, maps=names, saliency=None) for name in ("isi", "isi + rotate", "isi + reweight")
+    }
+    shown = [text.split(" 0 to ")[0] for text in labels(figures.saliency(found))[1:]]
+    layers = (0, 4, 8)
+    assert shown == [f"map of isi: {layer} in {name}" for name in ("isi", "isi + reweight") for layer in layers]
+
+
+def test_without_saliency_and_maps_or_without_runs_there_is_no_figure():
+    assert figures.saliency({}) is None
+    assert figures.saliency({("maml", "plain"): example_maps(saliency=None)}) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("channels", [1, 3])
+def test_zero_and_non_finite_saliency_can_be_drawn(tmp_path, channels):
+    nothing = np.zeros((3, channels, 8, 8), np.float32)
+    maps = {"zero": np.zeros((3, 1, 1), np.float32), "nan": np.full((3, 2, 2), np.nan, np.float32)}
+    own = {("maml", "plain"): example_maps(channels=channels, saliency=nothing, maps=maps)}
+    own["fomaml", "b"] = example_maps(channels=channels, saliency=np.full_like(nothing, np.nan))
+    figure = figures.saliency(own)
+    first = [path.read_bytes() for path in figures.save(figure, tmp_path / "saliency")]
+    assert first == [path.read_bytes() for path in figures.save(figures.saliency(own), tmp_path / "saliency")]
+
+
+def test_scaled_magnitude_is_the_largest_magnitude_of_the_channels_over_its_99th_percentile():
+    saliency = np.zeros((2, 10, 20))
+    saliency[0, 0, :4] = [1, -2, 4, 400]
+    saliency[1, 0, 1] = 3
+    magnitude = np.abs(saliency).max(0)
+    found = scaled_magnitude(saliency)
+    assert found.max() == 1
+    assert found[0, 1] == pytest.approx(min(1, 3 / np.percentile(magnitude, 99)))
+    assert scaled_magnitude(saliency * 1e-12) == pytest.approx(found)
+    one = np.zeros((1, 20, 20))
+    one[0, 3, 3] = 5.0  # less than a hundredth of the pixels
+    assert scaled_magnitude(one)[3, 3] == 1
+
+
+def test_each_cell_of_a_coarse_map_covers_its_block_of_pixels():
+    heat = np.array([[0.0, 1.0], [0.5, 0.25]])
+    drawn = overlay(np.zeros((6, 6)), heat, 0.65)
+    assert drawn.shape == (6, 6, 3)
+    for row in range(2):
+        for column in range(2):
+            cell = drawn[3 * row : 3 * row + 3, 3 * column : 3 * column + 3].reshape(-1, 3)
+            assert (cell == cell[0]).all()
+    assert drawn[0, 5].sum() > drawn[5, 0].sum() > drawn[5, 5].sum() > drawn[0, 0].sum()
+
+
+def test_the_image_is_visible_below_the_largest_heat():
+    bright, dark = (overlay(np.full((1, 1), value), np.ones((1, 1)), 0.65) for value in (1.0, 0.0))
+    assert (bright - dark > 0.2).all()
+    assert brightness(np.full((3, 1, 1), -1.0))[0, 0] == 0
+
+
+@pytest.mark.slow
+def test_the_report_embeds_the_images_of_the_saliency_figure_with_a_caveat(tmp_path):
+    records = comparison(["plain", "isi"], seeds=1, steps=1)
+    for record in records:
+        if record["event"] == "result":
+            run = Run(record["learner"], record["homogenizers"], record["seed"])
+            run_dir(tmp_path, run).path.mkdir(parents=True)
+            example_maps(1, channels=3, maps=["isi: 0"]).write(run_dir(tmp_path, run).path)
+    _, page = report(tmp_path, records)
+    assert (tmp_path / "figures" / "saliency.svg").exists()
+    assert "image" in page.tags
+    assert "img" not in page.tags
+    assert all(text.startswith(("#", "data:image/png;base64,")) for text in page.references)
+    assert len(page.ids) == len(set(page.ids))
+    assert "no evidence of better scores" in page.text
+    assert (tmp_path / "report.html").stat().st_size < 1_000_000

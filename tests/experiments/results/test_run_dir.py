@@ -1,4 +1,4 @@
-"""The folder of a run: the lock of one process, the result, and recorded failures."""
+"""The folder of a run: the lock of one process, the result, recorded failures, and files replaced completely or not."""
 
 import os
 import subprocess
@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from gradhomog.experiments.results import events
+from gradhomog.experiments.results.atomic_files import atomic_write
 from gradhomog.experiments.results.run_dir import RunDir
 
 RESULT = {
@@ -79,3 +80,34 @@ def test_a_failure_is_recorded_once(tmp_path):
     folder.record_failure("second")
     assert folder.failure() == "first"
     assert len(events.read(folder.events)) == 1
+
+
+def test_a_file_is_unchanged_until_the_new_one_is_complete(tmp_path):
+    path = tmp_path / "file.txt"
+    with atomic_write(path) as temporary:
+        temporary.write_text("first")
+        assert not path.exists()
+    with atomic_write(path) as temporary:
+        temporary.write_text("second")
+        assert path.read_text() == "first"
+    assert [(file.name, file.read_text()) for file in path.parent.iterdir()] == [("file.txt", "second")]
+
+
+def test_an_error_while_writing_keeps_the_previous_file(tmp_path):
+    path = tmp_path / "file.txt"
+    path.write_text("before")
+
+    def write():
+        with atomic_write(path) as temporary:
+            temporary.write_text("hal")
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        write()
+    assert path.read_text() == "before"
+
+
+def test_a_removed_folder_is_not_created_again(tmp_path):
+    with pytest.raises(FileNotFoundError), atomic_write(tmp_path / "removed" / "file.txt") as temporary:
+        temporary.write_text("content")
+    assert not list(tmp_path.iterdir())

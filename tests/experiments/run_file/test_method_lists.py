@@ -1,13 +1,16 @@
-"""The methods of a comparison whose run file lists none, and a text in place of a list."""
+"""The default comparison and the methods of a comparison whose run file lists none."""
 
 import pytest
+import torch
 
 import gradhomog
 from gradhomog import ConfigError
+from gradhomog.experiments.episodes.splits import streams
 from gradhomog.experiments.execution.methods import make_methods
-from gradhomog.experiments.results.runs import SINGLE
+from gradhomog.experiments.results.runs import SINGLE, Run
 from gradhomog.experiments.run_file import method_lists
 from gradhomog.experiments.run_file.schema import load
+from gradhomog.experiments.training.meta_learning import MetaLearning
 from gradhomog.registry import expression
 
 TEXTS = {*load().homogenizers, *method_lists.FEW_SHOT, *method_lists.MULTI_TASK} - {SINGLE}
@@ -30,3 +33,37 @@ def test_a_problem_whose_plugin_lists_no_methods_has_those_of_multi_task_problem
 def test_a_text_in_place_of_a_list_is_an_error(text):
     with pytest.raises(ConfigError, match=rf"`homogenizers` must be a list.*got '{text}'"):
         load(None, [f"homogenizers={text}"])
+
+
+def test_the_first_methods_are_plain_and_tuned_static_weights():
+    labels = [row.label for row in make_methods(load())]
+    assert labels[:2] == ["plain", "static (tuned)"]
+
+
+def test_changing_a_configuration_does_not_change_the_defaults():
+    changed = load()
+    changed.domains.train.clear()
+    changed.homogenizers.clear()
+    assert len(load().domains.train) == len(load().domains.test) == 4
+    assert load().homogenizers
+
+
+def test_every_method_takes_a_step_from_the_same_initial_parameters():
+    config = load()
+    losses = []
+    for row in make_methods(config):
+        for text in row.candidates:
+            trainee = MetaLearning(config, Run("maml", text, 0))
+            before = [parameter.detach().clone() for parameter in trainee.parameters()]
+            report = trainee.step(0, torch.optim.SGD(trainee.parameters(), lr=1e-3), inspect=True)
+            assert any(not torch.equal(a, b) for a, b in zip(before, trainee.parameters(), strict=True)), text
+            losses.append(report.losses)
+    assert all(torch.equal(losses[0], found) for found in losses)
+
+
+def test_a_batch_has_one_task_of_each_domain_and_errors_are_comparable_between_them():
+    config = load()
+    source = streams(config, 0)
+    assert sorted(source.train.batch(0).domains) == sorted(config.domains.train) == sorted(config.domains.test)
+    assert source.metric == "nmse"
+    assert config.test.episodes % len(config.domains.test) == 0  # an equal share for each

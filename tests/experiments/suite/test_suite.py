@@ -14,12 +14,11 @@ from gradhomog.cli import main
 from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.suite import problems as suite_problems
 from gradhomog.experiments.suite import results as stored
-from gradhomog.experiments.suite.agreement import agreement
 from gradhomog.experiments.suite.problems import CHECKPOINTS, FACTORS, GRID, STATIC, SuiteProblem, problems
-from gradhomog.experiments.suite.results import FILE, Results, append_row, read_results
-from gradhomog.experiments.suite.rows import compute_row
+from gradhomog.experiments.suite.results import FILE, append_row, by_row, read_results
 from gradhomog.experiments.suite.scores import Scores
-from gradhomog.experiments.suite.training import SuiteRun, train
+from gradhomog.experiments.suite.tables import agreement
+from gradhomog.experiments.suite.training import SuiteRun, compute_row, train
 from gradhomog.experiments.training.trainer import make_trainable
 
 SMALL = SuiteProblem(
@@ -59,7 +58,7 @@ def scores():
         [run("broken", seed, math.inf, factor=factor, failure="NaN") for factor in FACTORS for seed in (0, 1)],
         [run("tracked", seed, 1.5) for seed in (0, 1)],
     ]
-    return Scores(Results(rows), [problem])
+    return Scores(by_row(rows), [problem])
 
 
 def test_scores_are_those_computed_by_hand(scores):
@@ -120,10 +119,10 @@ def test_a_file_that_was_cut_off_keeps_its_whole_rows_and_goes_on(tmp_path, monk
     append_row(tmp_path, rows["plain"])
     with (tmp_path / FILE).open("a") as file:
         file.write('[{"problem": "sm')
-    assert list(read_results(tmp_path).rows) == [("small", "plain")]
+    assert list(read_results(tmp_path)) == [("small", "plain")]
     append_row(tmp_path, rows["pcgrad"])
     found = read_results(tmp_path)
-    assert [one.errors for one in found.rows["small", "pcgrad"]] == [
+    assert [one.errors for one in found["small", "pcgrad"]] == [
         tuple(float(f"{error:.5g}") for error in one.errors) for one in rows["pcgrad"]
     ]
     assert agreement(found, found).texts[1:] == [["plain", "3", "3", "3"], ["pcgrad", "3", "3", "3"]]
@@ -136,7 +135,7 @@ def test_rows_of_a_problem_with_other_settings_are_left_out(tmp_path, monkeypatc
     append_row(tmp_path, [train(SMALL, "plain", 0, 0.03, 1.0)])
     longer = dataclasses.replace(SMALL, steps=17)
     monkeypatch.setattr(stored, "problems", lambda: {"small": longer})
-    assert not read_results(tmp_path).rows
+    assert not read_results(tmp_path)
 
 
 @pytest.mark.parametrize("problem", problems().values(), ids=lambda problem: problem.name)
@@ -152,7 +151,7 @@ def test_the_scaled_task_of_a_problem_exists(problem):
 
 def test_stored_rows_have_every_seed_and_factor():
     known = problems()
-    for (name, method), runs in stored.stored_results().rows.items():
+    for (name, method), runs in stored.stored_results().items():
         cells = {(factor, seed) for factor in known[name].factors(method) for seed in known[name].seeds}
         assert sorted((one.factor, one.seed) for one in runs) == sorted(cells), (name, method)
 
@@ -162,7 +161,7 @@ def small_suite(monkeypatch):
     """The suite with one problem and no stored results."""
     monkeypatch.setattr("gradhomog.experiments.suite.problems.problems", lambda: {"small": SMALL})
     monkeypatch.setattr(stored, "problems", lambda: {"small": SMALL})
-    monkeypatch.setattr(stored, "stored_results", Results)
+    monkeypatch.setattr(stored, "stored_results", dict)
 
 
 def test_the_command_prints_a_row_among_the_baselines_and_keeps_it(small_suite, gradhomog_install, tmp_path, capsys):

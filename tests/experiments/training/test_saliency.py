@@ -9,8 +9,8 @@ from torch import nn
 import gradhomog
 from gradhomog import Homogenizer, Learner, Task, TaskRow
 from gradhomog.experiments.episodes.sampler import EpisodeStream
+from gradhomog.experiments.results.artifacts import SaliencyMaps
 from gradhomog.experiments.results.runs import Run
-from gradhomog.experiments.results.saliency_maps import FILE
 from gradhomog.experiments.training.saliency import (
     compute_saliency_maps,
     smooth_grad,
@@ -206,4 +206,4 @@ def test_maps_of_the_wrong_number_of_inputs_are_rejected_by_name(tmp_path, capsy
 
 def test_vector_inputs_have_no_saliency_maps(small, tmp_path):
     trainer(small, Run("maml", "none", 0), tmp_path).train_and_test()
-    assert not (tmp_path / FILE).exists()
+    assert not (tmp_path / SaliencyMaps.FILE).exists()

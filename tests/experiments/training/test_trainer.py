@@ -16,8 +16,8 @@ from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.training.meta_learning import make_learner
 from gradhomog.experiments.training.trainer import Checkpoint
 from tests.data.problems.conftest import GLYPHS
-from tests.data.problems.pinn.test_training import TINY as PINN
 from tests.data.problems.test_landscape import SHORT as LANDSCAPE
+from tests.data.problems.test_pinn import TINY as PINN
 from tests.experiments.conftest import SMALL
 from tests.experiments.run_helpers import trainer
 

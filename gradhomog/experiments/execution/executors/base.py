@@ -7,9 +7,11 @@ a run is a function of its configuration and writes only its own folder.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from itertools import islice
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 from gradhomog.experiments.execution.worker import Job, Outcome
 from gradhomog.registry import expression, installed
@@ -37,6 +39,21 @@ class Executor(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+Work = TypeVar("Work")
+Result = TypeVar("Result")
+
+
+def as_they_end(
+    submit: Callable[[Work], Future[Result]], work: Iterable[Work], at_a_time: int
+) -> Iterator[Future[Result]]:
+    """Submit work, so much at a time that none waits in the pool, and yield the futures as they end."""
+    waiting, pending = iter(work), set[Future[Result]]()
+    while pending := pending | {submit(each) for each in islice(waiting, at_a_time - len(pending))}:
+        # With a timeout: otherwise a signal that another thread receives does not wake this one.
+        done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
+        yield from done
 
 
 def make_executor(text: str, jobs: int, folder: Path) -> Executor:

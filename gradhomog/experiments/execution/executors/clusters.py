@@ -1,15 +1,18 @@
-"""Executors for clusters of Dask and Ray. All machines share the folder of the comparison."""
+"""Executors for clusters of Dask, Ray and Slurm. All machines share the folder of the comparison."""
 
 from __future__ import annotations
 
+import importlib
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from joblib import Parallel, cpu_count, delayed, parallel_config
 
 from gradhomog.errors import ConfigError
-from gradhomog.experiments.execution.executors.base import Executor
+from gradhomog.experiments.execution.executors.base import Executor, as_they_end
 from gradhomog.experiments.execution.worker import Job, Outcome
 from gradhomog.registry.specs import ExecutorSpec, hookimpl
 
@@ -32,22 +35,20 @@ class Dask(Executor):
 
     def __call__(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
         self._connect()
-        waiting = list(jobs)
-        first = waiting[: self.jobs or None]
-        del waiting[: len(first)]
-        run_of = dict(zip(self._submit(first), first, strict=True))
-        completed = self.distributed.as_completed(list(run_of))
-        for future in completed:
+        # Not pure: the same job after an interrupt must run again, not return a cached result.
+        pool, job_of = self.client.get_executor(pure=False), dict[Future[Outcome], Job]()
+
+        def submit(job: Job) -> Future[Outcome]:
+            future: Future[Outcome] = pool.submit(_run_job, job)
+            job_of[future] = job
+            return future
+
+        for future in as_they_end(submit, jobs, self.jobs or len(jobs)):
             try:
                 yield future.result()
             except Exception as error:  # an error of the cluster, such as a killed worker: a job itself never raises
-                job = run_of[future]
-                yield Outcome(job.run, "failed", f"run {job.run.id}: Dask failed: {type(error).__name__}: {error}")
-            if waiting:
-                job = waiting.pop(0)
-                (added,) = self._submit([job])
-                run_of[added] = job
-                completed.add(added)
+                run = job_of[future].run
+                yield Outcome(run, "failed", f"run {run.id}: Dask failed: {type(error).__name__}: {error}")
 
     def _connect(self) -> None:
         if self.client is None:
@@ -56,10 +57,6 @@ class Dask(Executor):
                     n_workers=self.jobs or cpu_count(), threads_per_worker=1, dashboard_address=":0"
                 )
             self.client = self.distributed.Client(self.address or self.cluster, set_as_default=True)
-
-    def _submit(self, jobs: Sequence[Job]) -> list[Any]:
-        # Not pure: the same job after an interrupt must run again, not return a cached result.
-        return [self.client.submit(_run_job, job, pure=False) for job in jobs]
 
     def close(self) -> None:
         """Disconnect from the cluster; shut it down if it was started here."""
@@ -94,13 +91,56 @@ class Ray(Executor):
         self.ray.shutdown()
 
 
+class Slurm(Executor):
+    """One Slurm job per run.
+
+    Args:
+        jobs: number of runs at the same time; 0: as many as Slurm allows.
+        folder: folder of the comparison; job logs are written to its subfolder `slurm`.
+        cluster: `"slurm"`, or `"local"` for processes on this machine, to test without a cluster.
+        options: options of submitit's `AutoExecutor.update_parameters`, such as `slurm_partition`, `timeout_min`,
+            `mem_gb`.
+    """
+
+    def __init__(self, *, jobs: int, folder: Path, cluster: str = "slurm", **options: Any) -> None:
+        self.jobs, submitit = jobs, _import_package("submitit", "slurm")
+        try:
+            self.submit = submitit.AutoExecutor(folder=folder / "slurm", cluster=cluster)
+            limit = {"slurm_array_parallelism": jobs} if jobs else {}
+            self.submit.update_parameters(name="gradhomog", **limit, **options)
+        except (RuntimeError, NameError, TypeError, ValueError) as cause:
+            raise ConfigError(f"--executor slurm: {cause}") from cause
+
+    def __call__(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
+        with self.submit.batch():
+            pending = [(job, self.submit.submit(job)) for job in jobs]
+        while pending:
+            remaining = []
+            for job, submitted in pending:
+                if job.stop.exists() and submitted.state == "PENDING":
+                    submitted.cancel()
+                    yield Outcome(job.run, "stopped")
+                elif submitted.done():
+                    yield _outcome(job, submitted)
+                else:
+                    remaining.append((job, submitted))
+            pending = remaining
+            time.sleep(0.2)
+
+
+def _outcome(job: Job, submitted: Any) -> Outcome:
+    error = submitted.exception()
+    if error is None:
+        outcome: Outcome = submitted.result()
+        return outcome
+    return Outcome(job.run, "failed", f"the job {submitted.job_id} of run {job.run.id} ended: {error}")
+
+
 def _run_job(job: Job) -> Outcome:
     return job()
 
 
 def _import_package(module: str, extra: str) -> Any:
-    import importlib
-
     try:
         return importlib.import_module(module)
     except ImportError as cause:
@@ -111,8 +151,9 @@ def _import_package(module: str, extra: str) -> Any:
 
 @hookimpl
 def gradhomog_executor(name: str) -> ExecutorSpec:
-    """Describe the executors `dask` and `ray`."""
+    """Describe the executors `dask`, `ray` and `slurm`."""
     return {
         "dask": ExecutorSpec(Dask, "the workers of a Dask cluster"),
         "ray": ExecutorSpec(Ray, "the workers of a Ray cluster"),
+        "slurm": ExecutorSpec(Slurm, "one job of Slurm per run, by submitit", other_options=True),
     }[name]

@@ -5,24 +5,20 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from joblib import cpu_count
 from joblib.externals.loky import get_reusable_executor
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-from gradhomog.experiments.execution.executors.base import Executor
+from gradhomog.experiments.execution.executors.base import Executor, Result, as_they_end
 from gradhomog.experiments.execution.parent_watch import end_with_parent
 from gradhomog.experiments.execution.worker import Job, Outcome
 from gradhomog.experiments.results.comparison_dir import run_dir
 from gradhomog.registry.specs import ExecutorSpec, hookimpl
-
-Result = TypeVar("Result")
 
 
 class Processes:
@@ -37,12 +33,9 @@ class Processes:
             self.pool = get_reusable_executor(
                 max_workers=at_a_time, initializer=end_with_parent, initargs=(os.getpid(),)
             )
-            waiting, pending = iter(calls), set[Future[Result]]()
             # No call waits in the pool: loky prints a traceback if it is killed while one does.
-            while pending := pending | {self.pool.submit(call) for call in islice(waiting, at_a_time - len(pending))}:
-                # With a timeout: otherwise a signal that another thread receives does not wake this one.
-                done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
-                yield from (future.result() for future in done)
+            for future in as_they_end(self.pool.submit, calls, at_a_time):
+                yield future.result()
 
     def close(self) -> None:
         """Kill the worker processes, even if they compute."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradhomog.experiments.report.figures import style
-from gradhomog.experiments.results.saliency_maps import SaliencyMaps
+from gradhomog.experiments.results.artifacts import SaliencyMaps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from gradhomog.experiments.analysis.method_rows import MethodRow
-    from gradhomog.experiments.analysis.summary import Summary
+    from gradhomog.experiments.analysis.summary import MethodRow, Summary
 
 
 def scores(summary: Summary) -> Figure | None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from gradhomog.experiments.results.trajectory import Trajectory
+    from gradhomog.experiments.results.artifacts import Trajectory
 
 LEVELS = 12
 

@@ -1,9 +1,9 @@
-"""The plan of a comparison: its runs, their names, and errors that are raised before training."""
+"""The methods and runs of a comparison: names, errors before training, and rows with wrong loss weights."""
 
 import pytest
 
 from gradhomog import ConfigError
-from gradhomog.experiments.execution.methods import make_methods
+from gradhomog.experiments.execution.methods import make_methods, with_misscaled_losses
 from gradhomog.experiments.results.runs import Method, Run, chosen_candidate, decided_runs
 from gradhomog.experiments.run_file.schema import load
 
@@ -89,3 +89,27 @@ def test_different_runs_have_different_folders_and_methods_share_equal_runs():
 def test_invalid_pipelines_are_rejected_before_training(homogenizers, message):
     with pytest.raises(ConfigError, match=message):
         make_methods(load(None, [f"homogenizers={homogenizers}"]))
+
+
+METHODS = ["none", "pcgrad", "tracked", "static | static(weights='random')"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "task"),
+    [
+        ({"problem": {"name": "landscape"}}, "f1"),
+        (
+            {
+                "domains": {"train": ["functions:step", "functions:line"], "test": ["functions:line"]},
+                "network": {"name": "mlp"},
+            },
+            "functions:step",
+        ),
+    ],
+    ids=["problem", "episodes"],
+)
+def test_methods_that_are_not_tuned_and_act_on_all_rows_have_a_row_for_each_wrong_weight(settings, task):
+    config = load(defaults={**settings, "homogenizers": METHODS})
+    weighted = [f'static(weights={{"*": 1.0, "{task}": {factor}}})' for factor in (0.01, 100.0)]
+    expected = [*METHODS, *weighted, *(f"{text} + pcgrad" for text in weighted)]
+    assert with_misscaled_losses(config).homogenizers == expected

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gradhomog.experiments.results.saliency_maps import FILE, SaliencyMaps, collect
+from gradhomog.experiments.results.artifacts import SaliencyMaps, collect
 from tests.experiments.synthetic_records import comparison, result, start
 
 
@@ -23,7 +23,7 @@ def test_saliency_maps_round_trip(tmp_path):
     for written in (example_maps(maps=("a: b/c", "../é")), example_maps(saliency=None)):
         written.write(tmp_path)
         read = SaliencyMaps.read(tmp_path)
-        assert list(tmp_path.iterdir()) == [tmp_path / FILE]
+        assert list(tmp_path.iterdir()) == [tmp_path / SaliencyMaps.FILE]
         assert read.domains == written.domains
         assert list(read.maps) == list(written.maps)
         for name in written.maps:
@@ -34,7 +34,7 @@ def test_saliency_maps_round_trip(tmp_path):
 
 def test_a_folder_without_saliency_maps_has_none(tmp_path):
     assert SaliencyMaps.read(tmp_path) is None
-    assert collect(tmp_path, comparison(["plain"], seeds=1, steps=1)) == {}
+    assert collect(tmp_path, comparison(["plain"], seeds=1, steps=1), SaliencyMaps) == {}
 
 
 def write_maps(seed, folder):
@@ -49,10 +49,10 @@ def test_each_method_has_the_maps_of_its_first_seed_with_maps_in_the_tables_orde
     records += [result("b", 0, [0.5], run="candidate", role="candidate")]
     for run, seed in (("plain-s0", 1), ("b-s1", 2), ("b-s2", 3), ("a-s0", 4), ("a-s1", 5)):
         write_maps(seed, tmp_path / "runs" / f"maml-{run}")
-    (tmp_path / "runs" / "maml-a-s0" / FILE).write_bytes(b"PK half a file")
+    (tmp_path / "runs" / "maml-a-s0" / SaliencyMaps.FILE).write_bytes(b"PK half a file")
     write_maps(6, tmp_path / "runs" / "candidate")
-    found = collect(tmp_path, records)
+    found = collect(tmp_path, records, SaliencyMaps)
     assert list(found) == [("maml", "plain"), ("maml", "b"), ("maml", "a")]
     for maps, seed in zip(found.values(), (1, 2, 5), strict=True):
         assert (maps.probabilities == example_maps(seed).probabilities).all()
-    assert f"maml-a-s0/{FILE}: skipped, it cannot be read:" in capsys.readouterr().err
+    assert f"maml-a-s0/{SaliencyMaps.FILE}: skipped, it cannot be read:" in capsys.readouterr().err

@@ -1,15 +1,51 @@
-"""Networks equal the published ones: numbers of parameters, names, initial values and outputs."""
+"""Networks by name: the published ones, functions of their parameters, and inputs that they do not support."""
 
 import math
 
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call, vmap
 from torch.nn import functional
 
 import gradhomog_data.networks
+from gradhomog import ConfigError, UnknownPluginError, available
 from gradhomog.experiments import content
-from tests.data.networks.names import IMAGES
+from gradhomog.experiments.run_file.schema import load
+
+IMAGES = ("conv4", "conv6", "resnet10", "resnet12", "resnet18")
+NETWORKS = (*IMAGES, "mlp")
+
+
+def test_run_files_accept_exactly_the_names_of_networks():
+    assert available("networks") == tuple(sorted(NETWORKS))
+    with pytest.raises(UnknownPluginError, match=r"unknown network 'conv5'. Did you mean 'conv"):
+        load(None, ["network.name=conv5"])
+
+
+@pytest.mark.parametrize(("name", "near"), [("Conv4", "conv4"), ("resnet-12", "resnet12"), ("mpl", "mlp")])
+def test_an_unknown_name_raises_with_the_nearest_name_and_all_names(name, near):
+    with pytest.raises(UnknownPluginError, match=rf"unknown network '{name}'.* '{near}'\? Installed: conv4, .*, mlp, "):
+        content.build_network(name, (3, 32, 32), 5, 8)
+
+
+@pytest.mark.parametrize("name", IMAGES)
+@pytest.mark.parametrize("shape", [(1,), (3, 32, 28)])
+def test_networks_for_images_reject_vectors_and_rectangular_images(name, shape):
+    with pytest.raises(ConfigError, match=rf"{name} takes square images; .*\({shape[0]},"):
+        content.build_network(name, shape, 5, 8)
+
+
+@pytest.mark.parametrize("name", ["conv4", "conv6", "resnet12"])
+def test_images_that_pooling_reduces_to_nothing_raise_with_the_smallest_size(name):
+    content.build_network(name, (3, 16, 16), 5, 2)
+    with pytest.raises(ConfigError, match=rf"{name} needs images of at least 16×16 pixels: .* got 15×15"):
+        content.build_network(name, (3, 15, 15), 5, 2)
+
+
+def test_mlp_without_flatten_raises():
+    with pytest.raises(ConfigError, match="mlp has no feature maps"):
+        content.build_network("mlp", (3,), 5, 8, flatten=False)
 
 
 @pytest.mark.parametrize(
@@ -24,7 +60,7 @@ from tests.data.networks.names import IMAGES
 )
 def test_encoders_have_the_published_number_of_parameters(name, count):
     encoder, _ = content.build_network(name, (3, 84, 84), 5, 64)
-    assert _count(encoder) == count
+    assert count_parameters(encoder) == count
 
 
 @pytest.mark.parametrize("name", IMAGES)
@@ -115,8 +151,76 @@ def test_residual_networks_compute_the_published_formula(name, blocks, training)
 def test_mlp_with_forty_units_has_the_parameters_of_the_sinusoid_network():
     encoder, head = content.build_network("mlp", (1,), 1, 40)
     assert head(encoder(torch.zeros(7, 1))).shape == (7, 1)
-    assert _count(encoder) + _count(head) == 1761
+    assert count_parameters(encoder) + count_parameters(head) == 1761
 
 
-def _count(module):
+def count_parameters(module):
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _small(name, *, shape=(1, 16, 16), width=2, **options):
+    torch.manual_seed(0)
+    if name == "mlp":
+        shape = (4,)
+    encoder, head = content.build_network(name, shape, 3, width, **options)
+    return encoder.double(), head.double(), torch.randn(6, *shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_no_layer_works_in_place(name):
+    encoder, head, inputs = _small(name)
+    assert not [layer for layer in [*encoder.modules(), *head.modules()] if getattr(layer, "inplace", False)]
+    untouched = inputs.clone()
+    leaf = inputs.requires_grad_()
+    head(encoder(leaf)).sum().backward()
+    assert torch.equal(leaf, untouched)
+
+
+SLOW = ("resnet12", "resnet18")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in NETWORKS])
+def test_second_derivatives_equal_finite_differences(name):
+    encoder, head, inputs = _small(name)
+    names = [key for key, _ in encoder.named_parameters()]
+
+    def outputs(*values):
+        return head(functional_call(encoder, dict(zip(names, values, strict=True)), inputs)).tanh()
+
+    values = [value.detach().clone().requires_grad_() for value in encoder.parameters()]
+    assert torch.autograd.gradgradcheck(outputs, values, fast_mode=True)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_functional_call_equals_the_module_with_the_same_parameters(name):
+    encoder, _, inputs = _small(name)
+    encoder.eval()
+    stacked = {key: torch.stack([value.detach() * factor for factor in (1.0, 0.5, 2.0)])
+               for key, value in encoder.named_parameters()}  # fmt: skip
+    together = vmap(lambda values: functional_call(encoder, values, inputs))(stacked)
+    for index in range(3):
+        values = {key: value[index] for key, value in stacked.items()}
+        alone = functional_call(encoder, values, inputs)
+        encoder.load_state_dict(values, strict=False)
+        torch.testing.assert_close(alone, encoder(inputs), rtol=0, atol=0)
+        torch.testing.assert_close(together[index], alone, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_without_flatten_the_encoder_returns_maps_and_the_network_is_the_same_function(name):
+    encoder, head, _ = _small(name)
+    maps, rest, inputs = _small(name, flatten=False)
+    features = maps(inputs)
+    assert features.dim() == 4
+    assert features.shape[0] == 6
+    torch.testing.assert_close(rest(features), head(encoder(inputs)), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "side"),
+    [("conv4", 84, 5), ("conv6", 84, 5), ("resnet10", 224, 7), ("resnet18", 84, 3), ("resnet12", 84, 5)],
+)
+def test_maps_have_the_published_sides(name, size, side):
+    encoder, _ = content.build_network(name, (3, size, size), 5, 2, flatten=False)
+    assert encoder(torch.zeros(2, 3, size, size)).shape[2:] == (side, side)

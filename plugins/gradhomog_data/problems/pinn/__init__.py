@@ -1,1 +1,0 @@
-"""Physics-informed networks: derivatives of a tanh network, and one loss per part of a differential equation."""
