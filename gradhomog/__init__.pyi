@@ -4,11 +4,11 @@ from . import files as files
 from . import keyed as keyed
 from .autograd.accumulation import accumulated as accumulated
 from .autograd.backward import backward as backward
-from .autograd.backward_pass import disable_donated_buffers as disable_donated_buffers
+from .autograd.derivatives import disable_donated_buffers as disable_donated_buffers
+from .autograd.inputs import TaskFeatures as TaskFeatures
+from .autograd.inputs import task_features as task_features
 from .autograd.loss import loss as loss
 from .autograd.metric import OptimizerMetric as OptimizerMetric
-from .autograd.task_features import TaskFeatures as TaskFeatures
-from .autograd.task_features import task_features as task_features
 from .benchmarks import Benchmark as Benchmark
 from .benchmarks import BenchmarkCheck as BenchmarkCheck
 from .conflict import conflict_rate as conflict_rate
@@ -55,7 +55,7 @@ from .problems import Examples as Examples
 from .problems import MultiTaskData as MultiTaskData
 from .problems import Problem as Problem
 from .problems import ProblemRun as ProblemRun
-from .ranks.ranks import Ranks as Ranks
+from .ranks.communicator import Ranks as Ranks
 from .registry import PluginInfo as PluginInfo
 from .registry import Registry as Registry
 from .registry import available as available
@@ -74,7 +74,7 @@ from .rows import Jacobian as Jacobian
 from .rows import as_jacobian as as_jacobian
 from .rows import jacobian_of_rows as jacobian_of_rows
 from .rows.arithmetic import safe_sqrt as safe_sqrt
-from .rows.device_copies import to_device as to_device
+from .rows.arithmetic import to_device as to_device
 from .solvers.bargaining import bargaining_weights as bargaining_weights
 from .solvers.conflict_averse import conflict_averse_weights as conflict_averse_weights
 from .solvers.dual_cone import dual_cone_weights as dual_cone_weights

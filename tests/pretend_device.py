@@ -21,11 +21,11 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves, tree_map
 
-from gradhomog.rows import device_copies
+from gradhomog.rows import arithmetic
 
 NAME = "pretend"
 ROOT = str(Path(__file__).parent.parent)
-HELPERS = {__file__, device_copies.__file__}
+HELPERS = {__file__, arithmetic.__file__}
 aten = torch.ops.aten
 
 # According to their documentation these synchronize: LAPACK's error code is read, or sizes depend on values.
@@ -223,7 +223,7 @@ def use() -> Iterator[list[Synchronization]]:
     with ExitStack() as stack:
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))  # modes are per thread
         stack.enter_context(mock.patch.object(torch, "Generator", _Generator))
-        stack.enter_context(mock.patch.object(device_copies, "READ_BEFORE_RETURN", {NAME}))
+        stack.enter_context(mock.patch.object(arithmetic, "READ_BEFORE_RETURN", {NAME}))
         operations = stack.enter_context(_Operations())
         stack.enter_context(_Constructors())
         yield operations.found

@@ -3,10 +3,10 @@
 Each public call has a module: `backward`, `loss`, `accumulated` (in `accumulation`), `task_features`. A step then is:
 
 1. `begin_step` of `loss_step`: validates losses (`inputs`) and `StepOptions`, and finds the leaves of each loss
-   (`loss_graph`, by `reachability`). Its result, a `LossStep`, is the one record of losses and options.
+   (`loss_graph`). Its result, a `LossStep`, is the one record of losses and options.
 2. `compute_step` of `homogenize`: the `derivatives` of the losses, whose passes (`backward_pass`) run on demand, and
    the source of the rows: `row_source` for one process, `rows_over_ranks` for several. It makes the `Step` that goes
-   through the pipeline, once, or once for each group of parameters (`parameter_groups`). The rows are computed
+   through the pipeline, once, or once for each group of parameters (`per`). The rows are computed
    on first use; in `lockstep` their inner products are computed without them.
 3. `ComputedStep.write`: adds the result to `.grad`, then assigns the states.
 """

@@ -11,18 +11,24 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from gradhomog.autograd.backward import scaler_factor
+from gradhomog.autograd.backward import differentiate, homogenize, scaler_factor
 from gradhomog.autograd.derivatives import SummedDerivatives
-from gradhomog.autograd.homogenize import differentiate, homogenize
-from gradhomog.autograd.inputs import Features, Heads, Losses, Parameters, TaskLosses, shared_parameters
+from gradhomog.autograd.inputs import (
+    Features,
+    Heads,
+    Losses,
+    Parameters,
+    Per,
+    TaskLosses,
+    group_names,
+    shared_parameters,
+)
 from gradhomog.autograd.loss_graph import SHAPE, LossGraph, find_graph
 from gradhomog.autograd.loss_step import LossStep, StepOptions, check_present
-from gradhomog.autograd.parameter_groups import Per, group_names
 from gradhomog.autograd.rows_over_ranks import weigh_ranks
 from gradhomog.errors import OptionError
-from gradhomog.ranks.communicator import GroupCommunicator, communicate
+from gradhomog.ranks.communicator import GroupCommunicator, Ranks, communicate
 from gradhomog.ranks.dtensors import any_dtensor
-from gradhomog.ranks.ranks import Ranks
 from gradhomog.step.pipelines import Pipeline
 from gradhomog.step.reports import StepReport
 from gradhomog.step.step import task_keys

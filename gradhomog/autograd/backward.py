@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from gradhomog.autograd.homogenize import compute_step
-from gradhomog.autograd.inputs import Features, Heads, Level, Losses, Memory, Parameters, Residuals, TaskLosses
-from gradhomog.autograd.loss_step import StepOptions, begin_step
-from gradhomog.autograd.parameter_groups import Per
-from gradhomog.ranks.communicator import communicate
-from gradhomog.ranks.ranks import Ranks
+from gradhomog.autograd.derivatives import (
+    Derivatives,
+    DirectDerivatives,
+    FeatureDerivatives,
+    FullyShardedDerivatives,
+)
+from gradhomog.autograd.inputs import (
+    Features,
+    Heads,
+    Level,
+    Losses,
+    Memory,
+    Parameters,
+    Per,
+    Residuals,
+    TaskLosses,
+    group_names,
+)
+from gradhomog.autograd.loss_graph import LossGraph
+from gradhomog.autograd.loss_step import LossStep, StepOptions, begin_step
+from gradhomog.autograd.metric import step_metric
+from gradhomog.autograd.row_source import LeafGradients, OwnRows, RowSource
+from gradhomog.autograd.rows_over_ranks import BatchRows, FullyShardedRows, LocalRows, TaskRows
+from gradhomog.errors import NonfiniteError, OptionError
+from gradhomog.ranks.communicator import GroupCommunicator, Ranks, communicate
+from gradhomog.step.nonfinite import Nonfinite, drop_nonfinite, require_finite_inputs
 from gradhomog.step.pipelines import Pipeline
 from gradhomog.step.reports import StepReport
+from gradhomog.step.step import Step
 from gradhomog.uncompiled import uncompiled
 
 
@@ -134,3 +157,200 @@ def scaler_factor(scaler: torch.amp.GradScaler | None, tasks: TaskLosses) -> flo
         return None
     one = torch.ones((), device=tasks.losses[0].device)
     return float(scaler.scale(one))  # the scaler creates its scale at the first call
+
+
+@dataclass(frozen=True)
+class ComputedStep:
+    """A computed step, before gradients are written and states are assigned.
+
+    Attributes:
+        result: the result of the step.
+        gradients: those of the shared parameters and of the heads, with the factor of the gradient scaler.
+        commit: assigns the new states of all homogenizers.
+    """
+
+    result: StepReport
+    gradients: LeafGradients
+    commit: Callable[[], None]
+
+    def write(self) -> StepReport:
+        """Add the gradients to `.grad` and assign the states."""
+        with torch.set_grad_enabled(any(gradient.requires_grad for _, gradient in self.gradients)):
+            accumulate(self.gradients)
+        self.commit()
+        return self.result
+
+
+def compute_step(
+    step: LossStep, *, factor: float = 1.0, scaled: bool = False, retain_graph: bool = False
+) -> ComputedStep:
+    """Differentiate the losses and homogenize their gradients, without writing any.
+
+    Args:
+        factor: factor of all gradients, from a gradient scaler or an incoming gradient.
+        scaled: True with a gradient scaler.
+    """
+    retain_graph |= step.kernel_traces is not None  # homogenizers may read traces after the rows
+    return homogenize(step, differentiate(step.graph, step.options, factor, scaled, retain_graph))
+
+
+def differentiate(
+    graph: LossGraph, options: StepOptions, factor: float = 1.0, scaled: bool = False, retain_graph: bool = False
+) -> Derivatives:
+    """Return the derivatives of losses, whose gradients are computed on demand; arguments as in `compute_step`."""
+    if options.create_graph and graph.compiled:
+        raise OptionError(
+            "create_graph=True requires second derivatives, but a part of the graph was computed by a torch.compile'd "
+            "function, which has none. Compute the losses by the original module."
+        )
+    # One pass from loss to parameters is cheaper than two, so features are used only if gradients w.r.t. them are read.
+    through_features = graph.features and (options.level == "features" or options.pipe.requirements.reads_features)
+    kind = FeatureDerivatives if through_features else DirectDerivatives
+    return (FullyShardedDerivatives if graph.sharded else kind)(
+        graph, options.communicator.examples(graph.tasks.slots), factor, scaled, options.create_graph, retain_graph
+    )
+
+
+def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
+    """Homogenize the gradients of losses; the only step there is, of one process and of many.
+
+    Raises:
+        NonfiniteError, OptionError, PluginRunError, NotDifferentiableError: nothing was written, no state assigned.
+    """
+    options, graph = step.options, step.graph
+    is_one = not isinstance(options.communicator, GroupCommunicator)
+    source = (OwnRows if is_one else _source_over_ranks(step))(step, derivatives)
+    metric = None
+    if options.metric is not None:
+        derivatives.metric = metric = step_metric(options.metric, graph.shared, options.pipe, options.inspect)
+    try:
+        result, commit = homogenize_groups(
+            options, source.make_step(), "raise" if derivatives.scaled else options.pipe.nonfinite
+        )
+        direction, unused = source.to_parameters(result.direction)
+        direction = direction if metric is None else metric.unscale(direction)
+    except NonfiniteError as error:
+        if not derivatives.scaled:
+            if source.written_before:
+                error.add_note(source.written_before)
+            raise
+        source.overflow()
+        return infinite_step(graph)
+    rows = 1  # of which the direction is the mean or, with reduction="sum", the sum
+    if options.reduction == "sum":
+        # A homogenizer that chooses tasks returns the mean of the kept rows of all of them.
+        rows = len(step.given.losses) if options.pipe.requirements.choosing else len(result.tasks)
+    factor = derivatives.factor * rows
+    gradients = [
+        (graph.shared[name], gradient if factor == 1 else factor * gradient)
+        for name, gradient in direction.items()
+        # A homogenizer that replaces rows may have kept some from earlier steps.
+        if name not in unused or (result.weights is None and bool(gradient.any()))
+    ]
+    if direction is not result.direction or source.exchanged != "nothing":
+        result = replace(result, direction=direction, exchanged=source.exchanged)
+    factors = dict.fromkeys(result.tasks, 1.0)
+    if options.heads == "weighted":
+        assert result.weights is not None  # by `StepOptions`
+        factors = dict(zip(factors, (result.weights * rows / len(factors)).tolist(), strict=True))
+    return ComputedStep(result, [*gradients, *source.head_gradients(factors)], commit)
+
+
+def _source_over_ranks(step: LossStep) -> type[RowSource]:
+    """Return the source of the rows of several ranks, of which every one receives the same direction.
+
+    Raises:
+        OptionError: the homogenizer or the option that is not supported across ranks; `examples` is a list whose length
+            is not the number of tasks.
+    """
+    options, tasks = step.options, step.graph.tasks.tasks
+    ranks = options.communicator.ranks
+    ranks.check_pipeline(options.pipe)
+    if options.create_graph:
+        raise OptionError("`create_graph` must be False across ranks: their exchange of rows is not differentiable.")
+    if options.level != "parameters" and (ranks.local or ranks.over == "tasks"):
+        raise OptionError(
+            f"level='features' requires Ranks('batch'), whose ranks have examples of the same tasks; got {ranks}."
+        )
+    for statistic in ("features", "kernel_traces") if ranks.over == "tasks" and not ranks.local else ():
+        if found := options.pipe.requirements.readers[statistic]:
+            raise OptionError(
+                f"{' and '.join(found)} reads {statistic.replace('_', ' ')}, which ranks with different tasks do not "
+                "exchange here. Use a learner, Ranks('tasks', local=True), or another homogenizer."
+            )
+    if isinstance(ranks.examples, list | tuple) and len(ranks.examples) != tasks:
+        raise OptionError(
+            f"`examples` must be a number or one number for each of the {tasks} tasks; got {len(ranks.examples)}."
+        )
+    if step.graph.sharded:
+        return FullyShardedRows
+    return LocalRows if ranks.local else BatchRows if ranks.over == "batch" else TaskRows
+
+
+def homogenize_groups(options: StepOptions, step: Step, nonfinite: Nonfinite) -> tuple[StepReport, Callable[[], None]]:
+    """Compute the steps of all groups of parameters; no state is assigned. All ranks take the groups in the same order.
+
+    A task that one group drops is dropped from all.
+
+    Returns:
+        The result for all parameters; a function that assigns the states of the groups and of the pipeline.
+    """
+    pipe = options.pipe
+    compute = partial(Pipeline.compute, create_graph=options.create_graph, inspect=options.inspect)
+    if options.per == "model":
+        pending = compute(pipe, step, nonfinite=nonfinite)
+        return pending.result, pending.commit
+    if nonfinite == "drop":
+        step = drop_nonfinite(step, ())
+    else:
+        require_finite_inputs(step, ())
+    steps = {
+        name: compute(
+            pipe.part(name), replace(step, _jacobian=step.jacobian.select_parameters(members)), nonfinite="raise"
+        )
+        for name, members in group_names(step.jacobian.names, options.per).items()
+    }
+    results = {name: pending.result for name, pending in steps.items()}
+    found = dict(part for result in results.values() for part in result.direction.items())
+    gramians = [result.gramian for result in results.values() if result.gramian is not None]
+    first = next(iter(results.values()))
+    report = StepReport(
+        {name: found[name] for name in step.jacobian.names}, first.keys, first.losses, None,
+        torch.stack(gramians).sum(0) if len(gramians) == len(steps) else None, (),
+        {f"{name}: {label}": values for name, one in results.items() for label, values in one.measured.items()},
+        tuple(f"{name}: {label}" for name, one in results.items() for label in one.unconverged),
+    )  # fmt: skip
+
+    def commit() -> None:
+        for pending in steps.values():
+            pending.commit()
+        pipe.steps += 1
+
+    return report, commit
+
+
+def infinite_step(graph: LossGraph) -> ComputedStep:
+    """Return a step with infinite gradients: the gradient scaler skips it and lowers its scale. No state changes."""
+    heads = {id(leaf): leaf for leaves in graph.unshared_leaves for leaf in leaves}
+    found = [(x, torch.full_like(x, torch.inf, requires_grad=False)) for x in (*graph.shared.values(), *heads.values())]
+    direction = {name: infinite for name, (_, infinite) in zip(graph.shared, found, strict=False)}
+    return ComputedStep(StepReport(direction, ()), found, lambda: None)
+
+
+def accumulate(gradients: LeafGradients) -> None:
+    """Add gradients to the `.grad` of leaves; do nothing for tensors that are not leaves."""
+    for leaf, gradient in gradients:
+        if not leaf.is_leaf:
+            continue
+        before = leaf.grad
+        if before is not None:
+            if before.layout != torch.strided:
+                before = before.to_dense()  # of an embedding; from now on
+            leaf.grad = before + gradient if gradient.requires_grad else before.add_(gradient)
+        elif gradient.requires_grad:
+            leaf.grad = gradient
+        elif gradient.stride() != leaf.stride() or gradient.dtype != leaf.dtype:
+            # With the strides and dtype of the leaf, which fused optimizers require.
+            leaf.grad = torch.empty_like(leaf, requires_grad=False).copy_(gradient)
+        else:
+            leaf.grad = gradient

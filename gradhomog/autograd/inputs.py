@@ -2,15 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import fnmatch
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from gradhomog.autograd.task_features import TaskFeatures
 from gradhomog.errors import OptionError
+from gradhomog.step.pipelines import Pipeline
+from gradhomog.step.step import task_keys
+
+
+class TaskFeatures:
+    """Shared features `[batch, features]` and their transformed views, one per task.
+
+    `views[i]` is the input of the head of task i. Pass the object to `gradhomog.backward(..., features=views)`.
+    """
+
+    def __init__(
+        self, features: Tensor, stage_features: Sequence[Sequence[Tensor]], domains: tuple[str, ...] = ()
+    ) -> None:
+        self.features, self.stage_features, self.domains = features, stage_features, domains
+
+    def __len__(self) -> int:
+        return len(self.stage_features)
+
+    def __getitem__(self, task: int) -> Tensor:
+        return self.stage_features[operator.index(task)][-1][0]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[task] for task in range(len(self)))
+
+
+def task_features(features: Tensor, pipe: Pipeline, tasks: int, domains: Sequence[str] | None = None) -> TaskFeatures:
+    """Return each task's view of shared features, z_i = T_i z, by the `transform` stages of a pipeline.
+
+    The views are the inputs of the heads. Only pipelines that transform features (`rotograd`, `rotate`, `rotogbml`)
+    require them; for others the views are equal to the features.
+
+    Args:
+        features: z, `[batch, features]`, with its graph.
+        pipe: the pipeline whose `transform` stages are applied, in order.
+        tasks: N.
+        domains: one name per task, as passed to `backward`, for state by domain.
+
+    Returns:
+        N tensors `[batch, features]`, differentiable in the features.
+
+    Raises:
+        OptionError: the features have another shape, or the number of domains differs from the number of tasks.
+
+    >>> import torch, gradhomog
+    >>> encoder, heads = torch.nn.Linear(3, 4), [torch.nn.Linear(4, 1) for _ in range(2)]
+    >>> pipe = gradhomog.pipeline("rotograd")
+    >>> views = gradhomog.task_features(encoder(torch.ones(5, 3)), pipe, tasks=2)
+    >>> losses = [head(view).square().mean() for head, view in zip(heads, views)]
+    >>> _ = gradhomog.backward(losses, pipe, parameters=encoder, features=views)
+    >>> encoder.weight.grad.shape
+    torch.Size([4, 3])
+    """
+    if not isinstance(pipe, Pipeline):
+        raise OptionError(f"`pipe` must be a pipeline; got {pipe!r}. Create it by gradhomog.pipeline('rotograd').")
+    if not isinstance(features, Tensor):
+        raise OptionError(f"`features` must be a tensor [batch, features]; got {type(features).__name__}.")
+    if features.dim() != 2:
+        raise OptionError(
+            f"`features` must have shape [batch, features]; got {tuple(features.shape)}. Flatten feature maps first."
+        )
+    names = tuple(domains or ())
+    stage_features = [pipe.transform(features[None], [key]) for key in task_keys(range(tasks), names)]
+    return TaskFeatures(features, stage_features, names)
+
 
 Losses = Tensor | Sequence[Tensor | None] | Mapping[str, Tensor | None]
 """One scalar per task: a tensor `[tasks]`, a sequence, or a dict by the tasks' names; None for an absent task."""
@@ -186,3 +251,53 @@ def feature_tensors(features: Tensor | Sequence[Tensor], graph: bool = True) -> 
                 "`features` if the shared part is frozen."
             )
     return list({id(tensor): tensor for tensor in tensors}.values())
+
+
+Per = Literal["model", "layer", "tensor"] | Mapping[str, str]
+"""All parameters together, the parameters of each module, each tensor, or groups by glob patterns over names."""
+
+
+def group_names(names: Sequence[str], per: Per) -> dict[str, list[str]]:
+    """Return the parameters' names by group, in order; every parameter is in exactly one group.
+
+    Raises:
+        OptionError: a pattern matches no parameter, a parameter matches no pattern, or `per` has an invalid value.
+    """
+    if isinstance(per, Mapping):
+        return _by_pattern(names, per)
+    if per == "model":
+        return {"": list(names)}
+    if per not in ("layer", "tensor"):
+        raise OptionError(f"`per` must be 'model', 'layer', 'tensor' or a dict of glob patterns by group; got {per!r}.")
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        if per == "layer" and name.isdigit():
+            raise OptionError(
+                "per='layer' groups parameters by the names of their modules; got the names '0', '1', … of a list. Use "
+                "per='tensor', or pass a module with named parameters."
+            )
+        # `conv.weight` and `conv.bias` are one layer; a parameter of the outermost module is a separate layer.
+        groups.setdefault(name.rpartition(".")[0] or name if per == "layer" else name, []).append(name)
+    return groups
+
+
+def _by_pattern(names: Sequence[str], patterns: Mapping[str, str]) -> dict[str, list[str]]:
+    if wrong := [entry for pair in patterns.items() for entry in pair if not isinstance(entry, str)]:
+        raise OptionError(f"`per` must map names of groups to patterns, all of them strings; got {wrong[0]!r}.")
+    groups: dict[str, list[str]] = {group: [] for group in patterns}
+    for name in names:
+        for group, pattern in patterns.items():
+            if fnmatch.fnmatchcase(name, pattern):
+                groups[group].append(name)
+                break
+        else:
+            raise OptionError(
+                f"`per` must have a pattern for every shared parameter; {name!r} matches none of {dict(patterns)}."
+            )
+    if empty := [group for group, members in groups.items() if not members]:
+        raise OptionError(
+            f"pattern {patterns[empty[0]]!r} of group {empty[0]!r} in `per` selects no parameter: it matches none, or "
+            f"only parameters that an earlier pattern matches. Parameters: {', '.join(names[:6])}"
+            f"{', …' if len(names) > 6 else ''}."
+        )
+    return groups

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradhomog.autograd.backward_pass import backward_pass
+from gradhomog.autograd.derivatives import backward_pass
 from gradhomog.autograd.inputs import Residuals, TaskLosses
 from gradhomog.autograd.loss_graph import LossGraph
 from gradhomog.errors import OptionError

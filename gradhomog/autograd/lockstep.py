@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from gradhomog.autograd.backward_pass import Gradients, backward_pass, copy_shared_gradients, plain_gradient
+from gradhomog.autograd.derivatives import Gradients, backward_pass, copy_shared_gradients, plain_gradient
 from gradhomog.autograd.metric import OptimizerMetric
 from gradhomog.errors import OptionError
 from gradhomog.rows import Jacobian, PerTaskRows

@@ -11,13 +11,11 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from gradhomog.autograd.homogenize import compute_step
-from gradhomog.autograd.inputs import Features, Heads, Level, Losses, Parameters, Reduction, Residuals
+from gradhomog.autograd.backward import compute_step
+from gradhomog.autograd.inputs import Features, Heads, Level, Losses, Parameters, Per, Reduction, Residuals
 from gradhomog.autograd.loss_step import LossStep, StepOptions, begin_step
-from gradhomog.autograd.parameter_groups import Per
 from gradhomog.errors import OptionError
-from gradhomog.ranks.communicator import ONE_PROCESS, communicate
-from gradhomog.ranks.ranks import Ranks
+from gradhomog.ranks.communicator import ONE_PROCESS, Ranks, communicate
 from gradhomog.step.pipelines import Pipeline
 from gradhomog.step.reports import StepReport
 from gradhomog.uncompiled import uncompiled

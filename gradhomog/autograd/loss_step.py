@@ -17,14 +17,15 @@ from gradhomog.autograd.inputs import (
     Losses,
     Memory,
     Parameters,
+    Per,
     Reduction,
     Residuals,
+    TaskFeatures,
     TaskLosses,
+    group_names,
 )
 from gradhomog.autograd.kernel_traces import kernel_trace_function
 from gradhomog.autograd.loss_graph import LossGraph, find_graph
-from gradhomog.autograd.parameter_groups import Per, group_names
-from gradhomog.autograd.task_features import TaskFeatures
 from gradhomog.errors import OptionError
 from gradhomog.ranks.communicator import Communicator, GroupCommunicator
 from gradhomog.step.pipelines import Pipeline

@@ -16,8 +16,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from gradhomog.autograd.backward_pass import Gradients
-from gradhomog.autograd.derivatives import Derivatives, FeatureDerivatives
+from gradhomog.autograd.derivatives import Derivatives, FeatureDerivatives, Gradients
 from gradhomog.autograd.inputs import Memory
 from gradhomog.autograd.lockstep import Lockstep, check_direction
 from gradhomog.autograd.loss_step import LossStep

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from gradhomog.autograd.derivatives import Derivatives
+from gradhomog.autograd.inputs import group_names
 from gradhomog.autograd.loss_graph import LossGraph
 from gradhomog.autograd.loss_step import LossStep
-from gradhomog.autograd.parameter_groups import group_names
 from gradhomog.autograd.row_source import (
     LeafGradients,
     LossRows,
@@ -29,7 +29,7 @@ from gradhomog.autograd.row_source import (
     require_used,
 )
 from gradhomog.errors import NonfiniteError, OptionError
-from gradhomog.ranks.communicator import GroupCommunicator
+from gradhomog.ranks.communicator import GroupCommunicator, pipeline_values
 from gradhomog.ranks.dtensors import count_replicas, local_part, split_whole_tensors
 from gradhomog.ranks.exchange import (
     ColumnSplit,
@@ -41,7 +41,6 @@ from gradhomog.ranks.exchange import (
     sum_batches,
     sum_tensors,
 )
-from gradhomog.ranks.ranks import pipeline_values
 from gradhomog.ranks.replicas import compares_in_full, gather_numbers, tensors_to_compare
 from gradhomog.rows import DenseRows, Direction, Jacobian, LazyRows, PerTaskRows
 from gradhomog.step.step import KernelTraces, Step, task_keys

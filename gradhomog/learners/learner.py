@@ -30,12 +30,10 @@ from gradhomog.learners.scoring import (
 from gradhomog.learners.step_rows import compute_meta_step
 from gradhomog.learners.tasks import Task, TaskBatch
 from gradhomog.learners.training_mode import training_mode
-from gradhomog.ranks.communicator import communicate
-from gradhomog.ranks.ranks import Ranks
+from gradhomog.ranks.communicator import Ranks, communicate
 from gradhomog.registry import Registry, expression, installed
 from gradhomog.registry.options import ValidatedConstructor
-from gradhomog.step.assembly import Entry
-from gradhomog.step.pipelines import Pipeline, pipeline
+from gradhomog.step.pipelines import Entry, Pipeline, pipeline
 from gradhomog.step.reports import StageReport, StepReport
 from gradhomog.step.step import TaskKey
 

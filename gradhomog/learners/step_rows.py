@@ -12,12 +12,11 @@ from gradhomog.autograd.metric import OptimizerMetric
 from gradhomog.errors import OptionError
 from gradhomog.learners.results import TaskRows
 from gradhomog.learners.tasks import TaskBatch
-from gradhomog.ranks.communicator import Communicator, GroupCommunicator
+from gradhomog.ranks.communicator import Communicator, GroupCommunicator, pipeline_values
 from gradhomog.ranks.exchange import ColumnSplit, average, collect_tasks
-from gradhomog.ranks.ranks import pipeline_values
 from gradhomog.ranks.replicas import compares_in_full, gather_numbers, tensors_to_compare
 from gradhomog.rows import DenseRows, Direction, Jacobian
-from gradhomog.rows.device_copies import task_index
+from gradhomog.rows.arithmetic import task_index
 from gradhomog.step.pipelines import Pipeline
 from gradhomog.step.reports import StepReport
 from gradhomog.step.step import Step, TaskKey, task_keys

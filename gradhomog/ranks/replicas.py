@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from gradhomog.errors import RankError
-from gradhomog.ranks.communicator import GroupCommunicator
+from gradhomog.ranks.communicator import GroupCommunicator, Ranks, is_first_step
 from gradhomog.ranks.dtensors import any_dtensor
-from gradhomog.ranks.ranks import Ranks, is_first_step
 from gradhomog.step.pipelines import Pipeline
 
 # Replicas on different processors may differ by the rounding of the optimizer; initial values of different seeds,

@@ -2,8 +2,7 @@
 
 from gradhomog.rows.arithmetic import all_finite
 from gradhomog.rows.jacobian import Jacobian, as_jacobian, jacobian_of_rows
-from gradhomog.rows.per_task import PerTaskRows
-from gradhomog.rows.storage import DenseRows, Direction, LazyRows, StoredRows
+from gradhomog.rows.storage import DenseRows, Direction, LazyRows, PerTaskRows, StoredRows
 
 __all__ = [
     "DenseRows",

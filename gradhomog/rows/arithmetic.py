@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gradhomog.rows.device_copies import to_cpu
-
 # Columns per chunk of the batched product. One `bmm` over chunks is 1.2 to 2.3 times as fast as `J @ J.T` on a CPU for
 # up to 8 rows of 10⁷ columns (measured; the inner dimension fits the cache), and its partial sums are added in float64.
 CHUNK_COLUMNS = 8192
@@ -234,3 +232,32 @@ def safe_sqrt(squares: Tensor) -> Tensor:
         return squares.clamp_min(0).sqrt()
     zero = squares <= 0
     return torch.where(zero, 0.0, torch.where(zero, 1.0, squares).sqrt())
+
+
+# Devices whose driver reads the memory of a CPU tensor before `to` returns, also with `non_blocking` ("API
+# synchronization behavior" in NVIDIA's manual). MPS may read it later, when the tensor has changed.
+READ_BEFORE_RETURN = frozenset({"cuda"})
+
+
+def to_device(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Copy a tensor to a device; from the CPU to a GPU without waiting for the operations that the GPU has to do.
+
+    >>> to_device(torch.tensor([1.0, 2.0]), torch.device("cpu"), torch.float64)
+    tensor([1., 2.], dtype=torch.float64)
+    """
+    enqueue = tensor.device.type == "cpu" and device.type in READ_BEFORE_RETURN
+    return tensor.to(device, tensor.dtype if dtype is None else dtype, non_blocking=enqueue)
+
+
+def task_index(tasks: Sequence[int], device: torch.device) -> Tensor:
+    """Return an index of tasks on a device; indexing by a list would wait for the device."""
+    return to_device(torch.tensor(list(tasks), dtype=torch.int64), device)
+
+
+def to_cpu(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copy tensors of one dtype and device to the CPU, by one copy."""
+    if not tensors or tensors[0].is_cpu:
+        return list(tensors)
+    joined = torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu()
+    parts = torch.split(joined, [tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from gradhomog.errors import DataError, OptionError
 from gradhomog.rows import arithmetic
-from gradhomog.rows.device_copies import to_device
-from gradhomog.rows.per_task import PerTaskRows
-from gradhomog.rows.storage import DenseRows, Direction, Rows, StoredRows
+from gradhomog.rows.arithmetic import to_device
+from gradhomog.rows.storage import DenseRows, Direction, PerTaskRows, Rows, StoredRows
 
 
 @final

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -12,8 +13,20 @@ from torch import Tensor
 
 from gradhomog.errors import NonfiniteError
 from gradhomog.rows import arithmetic
-from gradhomog.rows.arithmetic import Product, all_finite, as_matrix, column_chunks, finite_rows, row_sums
-from gradhomog.rows.device_copies import task_index, to_device
+from gradhomog.rows.arithmetic import (
+    SMALL_TENSOR,
+    Product,
+    Vectors,
+    all_finite,
+    as_matrix,
+    column_chunks,
+    finite_rows,
+    row_sums,
+    stack_chunks,
+    task_index,
+    to_cpu,
+    to_device,
+)
 
 Direction = dict[str, Tensor]
 """A direction or one row: a tensor `[*shape]` for each parameter name."""
@@ -205,3 +218,168 @@ class DenseRows(StoredRows):
             total = total if sums is shares else total[0]
             found[name] = total if block.dim() == 2 else total.view((*shares.shape[:-1], *block.shape[1:]))
         return found
+
+
+SMALL_COPY = 2**20
+"""The largest number of elements that are copied into one matrix: 4 MB in float32, which take a millisecond."""
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The rows of some parameters.
+
+    Attributes:
+        tasks: those that have a gradient.
+        rows: for each of these tasks a vector; a matrix if the group has several parameters.
+    """
+
+    names: list[str]
+    tasks: list[int]
+    rows: Vectors
+
+
+@final
+class PerTaskRows(StoredRows):
+    """Rows in separate tensors: row i is `scale · gradients[name][i]` over all names; None is a zero gradient.
+
+    Args:
+        gradients: for each parameter one gradient per task.
+        like: for each parameter a tensor of its shape, dtype and device.
+        scale: common factor of all rows; applied to results, not to the rows.
+
+    Small parameters are copied into matrices, and multiplied and summed together (`group_small`). Others are copied by
+    `stack_chunks`, unless the rows are materialized.
+    """
+
+    def __init__(
+        self, gradients: Mapping[str, Sequence[Tensor | None]], like: Mapping[str, Tensor], scale: float = 1.0
+    ) -> None:
+        self._gradients, self.like, self._scale = gradients, like, scale
+        self.tasks, self._device = len(next(iter(gradients.values()))), next(iter(like.values())).device
+        self.requires_grad = any(part is not None and part.requires_grad for row in gradients.values() for part in row)
+
+    def row(self, task: int) -> Direction:
+        parts = {name: parts[task] for name, parts in self._gradients.items()}
+        row = {name: torch.zeros_like(self.like[name]) if part is None else part for name, part in parts.items()}
+        return row if self._scale == 1 else {name: self._scale * part for name, part in row.items()}
+
+    def select(self, tasks: Sequence[int]) -> PerTaskRows:
+        return self._with_gradients({name: [parts[task] for task in tasks] for name, parts in self._gradients.items()})
+
+    def select_parameters(self, names: Sequence[str]) -> PerTaskRows:
+        return self._with_gradients({name: self._gradients[name] for name in names})
+
+    def detach(self) -> PerTaskRows:
+        detached = {
+            name: [None if part is None else part.detach() for part in parts] for name, parts in self._gradients.items()
+        }
+        return self._with_gradients(detached)
+
+    def finite_tasks(self) -> list[bool]:
+        groups = [group for group in self._groups if len(group.rows)]
+        sums = [torch.cat([row_sums(row.detach()[None]) for row in group.rows]).double() for group in groups]
+        totals = torch.zeros(self.tasks, dtype=torch.float64)
+        for group, part in zip(groups, to_cpu(sums), strict=True):
+            totals[group.tasks] += part
+        return finite_rows(totals, self.row)
+
+    def products(self, product: Product, by_block: bool) -> Tensor:
+        """See the base class; the products of a task without a gradient are zero."""
+        groups = [self._group([name]) for name in self.like] if by_block else self._groups
+        dims = 1 if product is arithmetic.squared_norms else 2
+        zeros = torch.zeros([self.tasks] * dims, dtype=torch.float64)
+        placed = [zeros] * len(groups)
+        some = [index for index, group in enumerate(groups) if len(group.rows)]
+        for index, part in zip(some, arithmetic.products([groups[i].rows for i in some], product), strict=True):
+            tasks = groups[index].tasks
+            if len(tasks) < self.tasks:
+                places = torch.tensor(tasks)
+                part = zeros.index_put((places[:, None], places)[-dims:], part)
+            placed[index] = part
+        found = torch.stack(placed)
+        return self._scale**2 * (found if by_block else found.sum(0))
+
+    def weighted_sum(self, weights: Tensor, divisor: float = 1) -> Direction:
+        shares = to_device(weights * (self._scale / divisor), self._device)
+        found: Direction = {}
+        for group in self._groups:
+            like = [self.like[name] for name in group.names]
+            if isinstance(group.rows, Tensor):
+                total = DenseRows({"": group.rows}).weighted_sum(shares)[""]
+                parts = torch.split(total, [one.numel() for one in like])
+                found.update(
+                    (name, part.view_as(one)) for name, part, one in zip(group.names, parts, like, strict=True)
+                )
+            else:
+                some = shares if len(group.tasks) == self.tasks else shares[group.tasks]
+                found[group.names[0]] = _sum_vectors(group.rows, some, like[0])
+        return {name: found[name] for name in self.like}
+
+    def _with_gradients(self, gradients: Mapping[str, Sequence[Tensor | None]]) -> PerTaskRows:
+        return PerTaskRows(gradients, {name: self.like[name] for name in gradients}, self._scale)
+
+    @functools.cached_property
+    def _groups(self) -> list[_Group]:
+        """Parameters that are multiplied and summed together."""
+        names = [[name] for name in self.like] if self.requires_grad else group_small(self.like, self.tasks)
+        return [self._group(members) for members in names]
+
+    def _group(self, names: list[str]) -> _Group:
+        gradients, like = [self._gradients[name] for name in names], [self.like[name] for name in names]
+        if len(names) > 1:
+            parts = [
+                torch.zeros_like(shape, requires_grad=False).view(-1) if part is None else part.reshape(-1)
+                for row in zip(*gradients, strict=True)
+                for part, shape in zip(row, like, strict=True)
+            ]
+            return _Group(names, list(range(self.tasks)), torch.cat(parts).view(self.tasks, -1))
+        tasks = [task for task, part in enumerate(gradients[0]) if part is not None]
+        present = [part for part in gradients[0] if part is not None]
+        if not like[0].is_contiguous():  # in its memory order: a view if a gradient has the same
+            present = [part.permute(_memory_order(like[0])) for part in present]
+        return _Group(names, tasks, [part.reshape(-1) for part in present])
+
+
+def group_small(like: Mapping[str, Tensor], tasks: int) -> list[list[str]]:
+    """Split parameters into groups whose rows are copied into one matrix, and single ones whose rows are not.
+
+    For a small tensor, starting an operation takes longer than the operation. All parameters of a small network are in
+    one group; otherwise those with at most `SMALL_TENSOR` elements, and each of the others is alone.
+    """
+    whole = tasks * sum(map(torch.numel, like.values())) <= SMALL_COPY
+    groups: list[list[str]] = []
+    filling: dict[tuple[torch.dtype, torch.device], tuple[list[str], int]] = {}
+    for name, tensor in like.items():
+        size, kind = tasks * tensor.numel(), (tensor.dtype, tensor.device)
+        if not tensor.is_contiguous() or not (whole or tensor.numel() <= SMALL_TENSOR):
+            groups.append([name])
+            continue
+        names, filled = filling.get(kind, ([], 0))
+        if not names or filled + size > SMALL_COPY:
+            names, filled = [], 0
+            groups.append(names)
+        names.append(name)
+        filling[kind] = (names, filled + size)
+    return groups
+
+
+def _sum_vectors(rows: Sequence[Tensor], shares: Tensor, like: Tensor) -> Tensor:
+    """Return `Σ_i shares_i · rows_i` with shape, memory order and dtype of `like`; half precision in float32.
+
+    The rows are vectors in the memory order of `like`.
+    """
+    if not rows:
+        return torch.zeros_like(like, requires_grad=False)
+    scaled = shares.to(like.dtype if like.dtype.itemsize >= 4 else torch.float32)
+    total = torch.empty_like(like, requires_grad=False)  # without gaps
+    whole, start = total.permute(_memory_order(total)).view(-1), 0
+    for chunk in stack_chunks(rows):
+        end = start + chunk.shape[1]
+        whole[start:end] = torch.mv(chunk.to(scaled.dtype).T, scaled)
+        start = end
+    return total
+
+
+def _memory_order(like: Tensor) -> list[int]:
+    """Return the axes of a tensor from the outermost in memory to the innermost."""
+    return sorted(range(like.dim()), key=lambda axis: (like.stride(axis), like.shape[axis]), reverse=True)

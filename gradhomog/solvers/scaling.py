@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gradhomog.errors import OptionError
-from gradhomog.rows.device_copies import to_device
+from gradhomog.rows.arithmetic import to_device
 
 Array = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradhomog.errors import GradhomogError, NonfiniteError, OptionError, PluginRunError
 from gradhomog.rows import Jacobian, all_finite
-from gradhomog.rows.device_copies import task_index, to_cpu
+from gradhomog.rows.arithmetic import task_index, to_cpu
 from gradhomog.step.member import Member
 from gradhomog.step.step import StageResult, Step
 

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gradhomog import as_jacobian
 from gradhomog.rows import Jacobian, PerTaskRows, all_finite
 from gradhomog.rows.arithmetic import SMALL_TENSOR
-from gradhomog.rows.per_task import SMALL_COPY, group_small
+from gradhomog.rows.storage import SMALL_COPY, group_small
 
 TASKS = 5
 LARGE = SMALL_COPY // TASKS + 7  # with such a tensor, not all parameters are copied into one matrix

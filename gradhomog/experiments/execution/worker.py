@@ -19,7 +19,7 @@ from gradhomog.experiments.run_file import pins
 from gradhomog.experiments.run_file.schema import Config
 from gradhomog.experiments.training.trainer import Trainer
 from gradhomog.learners.domains import domain_plugin
-from gradhomog.ranks.ranks import Ranks
+from gradhomog.ranks.communicator import Ranks
 from gradhomog.registry import expression, installed
 from gradhomog.registry.specs import PluginInfo
 from gradhomog.terminal import escaped_output

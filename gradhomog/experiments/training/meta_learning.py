@@ -22,7 +22,7 @@ from gradhomog.learners.ensemble import Ensemble
 from gradhomog.learners.learner import Learner
 from gradhomog.learners.results import Evaluation
 from gradhomog.problems import BatchRows
-from gradhomog.ranks.ranks import Ranks
+from gradhomog.ranks.communicator import Ranks
 from gradhomog.registry import expression, installed, options
 from gradhomog.step.pipelines import pipeline
 from gradhomog.step.reports import StageReport, StepReport
