@@ -5,7 +5,6 @@ Products are computed in the dtype of the rows (float32 for half precision), sum
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -19,7 +18,6 @@ CHUNK_COLUMNS = 8192
 # Elements of vectors that are stacked at once: 1 MB in float32, which the cache of a core keeps. On a GPU, where an
 # operation takes longer to start, the copies are only bounded.
 STACKED, STACKED_ON_GPU = 2**18, 2**25
-CACHED = 8 * CHUNK_COLUMNS  # columns at once if at most 8 vectors are multiplied in pairs
 
 # An operation on a tensor with at most this number of elements takes longer to start than to compute.
 SMALL_TENSOR = 2 * CHUNK_COLUMNS
@@ -35,11 +33,10 @@ def products(blocks: Sequence[Vectors], product: Product) -> list[Tensor]:
     """Apply a product to the rows of each block; returns float64 `[tasks, tasks]` or `[tasks]` per block.
 
     The products are on the CPU. If the squares of a row exceed the range of float32, its block is multiplied again in
-    float64. One transfer from the device to the CPU; two more if a row is zero or exceeds the range.
+    float64; entries whose squares are zero in float32 (below 3e-23) count as zero. One transfer from the device to
+    the CPU, and one for each block that is multiplied again.
     """
-    found, outside = [], []
-    for block in blocks:
-        found.append(product(block))
+    found = [product(block) for block in blocks]
     if found and not found[0].is_cpu:
         found = to_cpu(found)
     for index, (value, block) in enumerate(zip(found, blocks, strict=True)):
@@ -47,42 +44,14 @@ def products(blocks: Sequence[Vectors], product: Product) -> list[Tensor]:
         columns = block.shape[1] if isinstance(block, Tensor) else block[0].numel()
         # Below 1e-30 times the number of columns the mean square of a row is below 1e-30, and most squares may lose
         # digits in float32, whose smallest normal number is 1.2e-38. Above 1e34 sums of squares may overflow.
-        if not (1e-30 * columns <= min(squares, default=1.0) and max(squares, default=1.0) < 1e34):
-            outside.append(index)
-    if outside:
-        again = require_float64(blocks, outside)
-        exact = [_sum([product(chunk.double()) for chunk in matrices(blocks[index])]) for index in again]
-        for index, value in zip(again, to_cpu(exact), strict=True):
-            found[index] = value
+        in_range = all(square == 0 or 1e-30 * columns <= square < 1e34 for square in squares)
+        if not in_range and block[0].dtype != torch.float64:
+            found[index] = _sum([product(chunk.double()) for chunk in matrices(block)]).cpu()
     return found
-
-
-def require_float64(blocks: Sequence[Vectors], indices: Sequence[int]) -> list[int]:
-    """Return those indices of blocks of which a row has nonzero entries with inaccurate squares in float32.
-
-    One transfer.
-    """
-    read = [index for index in indices if blocks[index][0].dtype != torch.float64 and blocks[index][0].numel()]
-    # Largest entries of each row; those of half precision are exact in float32.
-    largest = to_cpu([
-        torch.stack([torch.linalg.vector_norm(row.detach(), torch.inf).float() for row in blocks[index]])
-        for index in read
-    ])  # fmt: skip
-    # The square 1e-28 is a normal number of float32; 8192 squares of 1e16 add up to less than its maximum.
-    return [
-        index
-        for index, entries in zip(read, largest, strict=True)
-        if bool(((entries > 0) & (entries < 1e-14) | ~(entries < 1e16)).any())
-    ]
 
 
 def gramian(block: Vectors) -> Tensor:
     """Return the inner products of the rows, float64 `[tasks, tasks]`; computed in float64 if they have a graph."""
-    if not isinstance(block, Tensor) and len(block) <= 8 and _pairwise_is_faster(block):
-        pairs = torch.tril_indices(len(block), len(block))
-        lower = torch.zeros(len(block), len(block), dtype=torch.float64)
-        lower[pairs[0], pairs[1]] = _dot_products(block, pairs.T.tolist())
-        return lower + lower.tril(-1).T
     if not isinstance(block, Tensor) or block.dtype.itemsize < 4:
         return _sum([gramian(chunk) for chunk in matrices(block)])
     if block.requires_grad or block.dtype == torch.float64:
@@ -95,9 +64,9 @@ def gramian(block: Vectors) -> Tensor:
 
 def squared_norms(block: Vectors) -> Tensor:
     """Return the sum of squares of each row, float64 `[tasks]`; computed in float64 if they have a graph."""
-    if not isinstance(block, Tensor) and _pairwise_is_faster(block):
-        return _dot_products(block, [(index, index) for index in range(len(block))])
-    if not isinstance(block, Tensor) or block.dtype.itemsize < 4:
+    if not isinstance(block, Tensor):
+        return torch.cat([squared_norms(row[None]) for row in block])
+    if block.dtype.itemsize < 4:
         return _sum([squared_norms(chunk) for chunk in matrices(block)])
     if block.requires_grad or block.dtype == torch.float64:
         return block.double().square().sum(1)
@@ -123,47 +92,18 @@ def column_chunks(block: Tensor) -> Sequence[Tensor]:
 
 def _batches(block: Tensor) -> list[Tensor]:
     """Return the columns in matrices `[chunks, tasks, width]`: strides only, no copy."""
-    tasks, size = block.shape
-    count = chunk_count(size)
-    width = size // count
-    whole = block[:, : count * width].view(tasks, count, width).transpose(0, 1)
-    return [whole, block[None, :, count * width :]] if count * width < size else [whole]
-
-
-@functools.lru_cache(maxsize=256)
-def chunk_count(size: int) -> int:
-    """Return the number of chunks of at most `CHUNK_COLUMNS` columns into which `size` columns are split.
-
-    It divides `size` if possible. Otherwise the remainder has fewer columns than there are chunks.
-    """
-    least = max(-(-size // CHUNK_COLUMNS), 1)
-    return next((count for count in range(least, 2 * least) if size % count == 0), least)
-
-
-def _pairwise_is_faster(rows: Sequence[Tensor]) -> bool:
-    """True if dot products of pairs are faster than stacking chunks (measured, up to 8 rows)."""
-    some = rows[0]
-    large = some.device.type == "cpu" and some.dtype == torch.float32 and some.numel() > SMALL_TENSOR
-    return large and not any(row.requires_grad for row in rows)
-
-
-def _dot_products(rows: Sequence[Tensor], pairs: Sequence[Sequence[int]]) -> Tensor:
-    """Return the inner products of some pairs of rows, float64 `[pairs]`."""
-    chunks = _chunks(rows, CACHED)
-    return _sum([torch.stack([torch.dot(part[i], part[j]) for i, j in pairs]).double() for part in chunks])
-
-
-def _chunks(rows: Sequence[Tensor], width: int) -> Iterator[list[Tensor]]:
-    for start in range(0, rows[0].numel(), width):
-        yield [row[start : start + width] for row in rows]
+    count = block.shape[1] // CHUNK_COLUMNS
+    whole = count * CHUNK_COLUMNS
+    chunks = [block[:, :whole].unflatten(1, (count, CHUNK_COLUMNS)).transpose(0, 1)] if count else []
+    return chunks if count and whole == block.shape[1] else [*chunks, block[None, :, whole:]]
 
 
 def stack_chunks(rows: Sequence[Tensor]) -> Iterator[Tensor]:
     """Yield matrices `[len(rows), columns]` of a bounded size, at least one, also for empty rows."""
     elements = STACKED if rows[0].device.type == "cpu" else STACKED_ON_GPU
-    yield from (torch.stack(chunk) for chunk in _chunks(rows, max(elements // len(rows), CHUNK_COLUMNS)))
-    if rows[0].numel() == 0:
-        yield torch.stack(list(rows))
+    width = max(elements // len(rows), CHUNK_COLUMNS)
+    for start in range(0, max(rows[0].numel(), 1), width):
+        yield torch.stack([row[start : start + width] for row in rows])
 
 
 def _sum(parts: Sequence[Tensor]) -> Tensor:

@@ -113,8 +113,7 @@ class Jacobian:
 
     def select_parameters(self, names: Sequence[str]) -> Jacobian:
         """Return the blocks of some parameters."""
-        plain = Jacobian(self.rows.stored().select_parameters(names))
-        return plain if self.mixing is None else Jacobian(plain.rows, self.mixing, plain)
+        return Jacobian(self._stored().select_parameters(names))
 
     def detach(self) -> Jacobian:
         """Return the same rows, detached from the graph."""
@@ -156,22 +155,22 @@ class Jacobian:
     @functools.cached_property
     def block_gramians(self) -> Tensor:
         """The Gramian of each block, float64 `[blocks, tasks, tasks]`."""
-        return self._inner_products(by_block=True)
+        return self._statistic(arithmetic.gramian, by_block=True)
 
     @functools.cached_property
     def total_gramian(self) -> Tensor:
         """The Gramian over all blocks, float64 `[tasks, tasks]`."""
-        return self._inner_products(by_block=False)
+        return self._statistic(arithmetic.gramian, by_block=False)
 
     @functools.cached_property
     def block_squared_norms(self) -> Tensor:
         """The squared norms in each block, float64 `[blocks, tasks]`; from the Gramians if they are cached."""
-        return self._squares(by_block=True)
+        return self._statistic(arithmetic.squared_norms, by_block=True)
 
     @functools.cached_property
     def total_squared_norms(self) -> Tensor:
         """The squared norms over all blocks, float64 `[tasks]`; from the Gramian if it is cached."""
-        return self._squares(by_block=False)
+        return self._statistic(arithmetic.squared_norms, by_block=False)
 
     def gramian(self, parameters: str = "*") -> Tensor:
         """Return the inner products of the rows, G_ij = ⟨row_i, row_j⟩, float64 `[tasks, tasks]`.
@@ -201,25 +200,19 @@ class Jacobian:
         """Return the Euclidean norms of the rows, float64 `[tasks]`; the derivative at a zero row is zero."""
         return arithmetic.safe_sqrt(self.squared_norms(parameters))
 
-    def _inner_products(self, by_block: bool) -> Tensor:
+    def _statistic(self, product: arithmetic.Product, by_block: bool) -> Tensor:
+        squares, mixing, source = product is arithmetic.squared_norms, self.mixing, self.source
         with torch.set_grad_enabled(self.requires_grad):
-            if self.source is None or self.mixing is None:
-                return self.rows.products(arithmetic.gramian, by_block)
-            inner = self.source.block_gramians if by_block else self.source.total_gramian
-            if self.mixing.dim() == 1:
-                return self.mixing[:, None] * inner * self.mixing
-            return self.mixing @ inner @ self.mixing.T
-
-    def _squares(self, by_block: bool) -> Tensor:
-        with torch.set_grad_enabled(self.requires_grad):
-            if ("block_gramians" if by_block else "total_gramian") not in self.__dict__:
-                if self.source is None or self.mixing is None:
-                    return self.rows.products(arithmetic.squared_norms, by_block)
-                if self.mixing.dim() == 1:  # norms are enough
-                    squares = self.source.block_squared_norms if by_block else self.source.total_squared_norms
-                    return squares * self.mixing.square()
-            inner = self.block_gramians if by_block else self.total_gramian
-            return inner.diagonal(dim1=-2, dim2=-1).clamp_min(0)
+            if squares and ("block_gramians" if by_block else "total_gramian") in self.__dict__:
+                found = self.block_gramians if by_block else self.total_gramian
+            elif mixing is None or source is None:
+                return self.rows.products(product, by_block)
+            elif squares and mixing.dim() == 1:  # norms are enough
+                return (source.block_squared_norms if by_block else source.total_squared_norms) * mixing.square()
+            else:
+                inner = source.block_gramians if by_block else source.total_gramian
+                found = mixing[:, None] * inner * mixing if mixing.dim() == 1 else mixing @ inner @ mixing.T
+            return found.diagonal(dim1=-2, dim2=-1).clamp_min(0) if squares else found
 
     def _matching(self, parameters: str) -> list[int]:
         matching = [index for index, name in enumerate(self.names) if fnmatch.fnmatchcase(name, parameters)]
