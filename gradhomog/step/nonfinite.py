@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gradhomog.errors import GradhomogError, NonfiniteError, OptionError, PluginRunError
+from gradhomog.errors import GradhomogError, NonfiniteError, PluginRunError
 from gradhomog.rows import Jacobian, all_finite
 from gradhomog.rows.arithmetic import task_index, to_cpu
 from gradhomog.step.member import Member
@@ -31,21 +31,6 @@ class StageOutcome(NamedTuple):
     def mixing(self) -> Tensor | None:
         """The mixing of the rows of the step after a `mix` stage; None after a `rows` stage."""
         return self.rows.mixing if self.member.stage == "mix" else None
-
-
-def check_policy(nonfinite: str, choosing: Sequence[Member]) -> None:
-    """Raise for an unknown policy, and for `"drop"` with a member that chooses tasks.
-
-    Raises:
-        OptionError: the message contains the valid values.
-    """
-    if nonfinite not in ("raise", "drop"):
-        raise OptionError(f"`nonfinite` must be 'raise' or 'drop'; got {nonfinite!r}.")
-    if nonfinite == "drop" and choosing:
-        raise OptionError(
-            f"`nonfinite` must be 'raise' with {choosing[0].selector}: a task that is not finite would be dropped, and "
-            "chosen again in every step. Lower the learning rate if the error occurs."
-        )
 
 
 def drop_nonfinite(step: Step, transforming: Sequence[Member]) -> Step:

@@ -17,13 +17,12 @@ from torch import Tensor, nn
 from gradhomog.errors import ConfigError, ConvergenceWarning, GradhomogError, OptionError
 from gradhomog.registry import Registry, expression, installed
 from gradhomog.registry.specs import HomogenizerSpec
-from gradhomog.rows import Direction, Jacobian, LazyRows
+from gradhomog.rows import Direction, Jacobian
 from gradhomog.step.homogenizer import Homogenizer, Part
 from gradhomog.step.member import Member, call_and_compare, numbers_finite
 from gradhomog.step.nonfinite import (
     Nonfinite,
     StageOutcome,
-    check_policy,
     drop_nonfinite,
     find_cause,
     find_overflow,
@@ -33,9 +32,6 @@ from gradhomog.step.reports import StageReport, StepReport
 from gradhomog.step.requirements import Requirements
 from gradhomog.step.step import Rows, Step, TaskKey, features_at_stages, make_step, seeded_generator, task_keys
 from gradhomog.uncompiled import uncompiled
-
-SMALLEST_SQUARE = 1e-280
-"""Below, squares lose digits to underflow (at 1e-308), first those of shorter rows."""
 
 PART_NUMBERS: Mapping[Part, int] = {"support": 1, "query": 2}
 
@@ -152,7 +148,13 @@ class Pipeline:
         self.parts: dict[str, Pipeline] = {}
         self.is_attached = False
         self.requirements = Requirements(self.members)
-        check_policy(nonfinite, self.requirements.choosing)
+        if nonfinite not in ("raise", "drop"):
+            raise OptionError(f"`nonfinite` must be 'raise' or 'drop'; got {nonfinite!r}.")
+        if nonfinite == "drop" and self.requirements.choosing:
+            raise OptionError(
+                f"`nonfinite` must be 'raise' with {self.requirements.choosing[0].selector}: a task that is not finite "
+                "would be dropped, and chosen again in every step. Lower the learning rate if the error occurs."
+            )
         seeds = [member.homogenizer.seed for member in members]
         # The draws of a member differ from those of an earlier one with the same seed, and in each group of parameters.
         self._seed_offsets = {
@@ -281,7 +283,7 @@ class Pipeline:
             jacobian, losses, domains=domains, features=list(features), feature_grads=list(feature_grads),
             targets=targets, kernel_traces=kernel_traces,
         )  # fmt: skip
-        pending = self._compute(step, create_graph)
+        pending = self.compute(step, create_graph=create_graph)
         pending.commit()
         return pending.direction[""] if isinstance(jacobian, Tensor) else pending.direction
 
@@ -299,11 +301,10 @@ class Pipeline:
                 `[tasks, queries, features]` before and after each `transform` stage.
         """
         step = make_step(jacobian, losses, **inputs)
-        pending = self._compute(step, create_graph, inspect, nonfinite)
+        pending = self.compute(step, create_graph=create_graph, inspect=inspect, nonfinite=nonfinite)
         pending.commit()
         return pending.result
 
-    @uncompiled
     def compute(
         self, step: Step, *, create_graph: bool = False, inspect: bool = False, nonfinite: Nonfinite | None = None
     ) -> PendingStep:
@@ -314,24 +315,14 @@ class Pipeline:
             inspect: compute the Gramian of the rows, also after every stage, even if no stage reads it.
             nonfinite: the policy for this step only.
         """
-        return self._compute(step, create_graph, inspect, nonfinite)
-
-    def _compute(
-        self, step: Step, create_graph: bool, inspect: bool = False, nonfinite: Nonfinite | None = None
-    ) -> PendingStep:
         requirements = self.requirements
         if len(step.keys) > requirements.max_tasks or (create_graph and not requirements.differentiable):
             requirements.raise_unsupported(step.tasks, create_graph)
-        named, factor = self._check_named(step.keys) if requirements.updating else None, 1.0
+        named = self._check_named(step.keys) if requirements.updating else None
         with torch.set_grad_enabled(create_graph):
             step = self._prepare(step, nonfinite or self.nonfinite, inspect)
-            rows_exist = requirements.in_every_step or not isinstance(step._jacobian.rows, LazyRows)
-            if step._jacobian.dtype == torch.float64 and requirements.compares_rows_of_a_step and rows_exist:
-                step, factor = _into_range(step)
             rows, outcomes = self._run(step)
             direction = rows.mean()
-            if factor != 1:
-                direction = {name: value / factor for name, value in direction.items()}
         others = step._feature_grads if step._losses is None else (step._losses, *step._feature_grads)
         if not step._jacobian.rows.all_finite([*direction.values(), *others]):
             raise find_cause(step, outcomes, requirements.transforming)
@@ -495,19 +486,6 @@ def _with_weighted_losses(step: Step, weights: Tensor) -> Step:
         step, _losses=None if losses is None else losses * weights,
         _kernel_traces=None if traces is None else lambda *draws: weights * traces(*draws),
     )  # fmt: skip
-
-
-def _into_range(step: Step) -> tuple[Step, float]:
-    """Return the step with rows whose squares do not underflow float64, and the factor of these rows.
-
-    The factor is 2³⁰⁰ if all rows are shorter than 1e-140, otherwise 1: rows that were scaled stay shorter than others,
-    so that state of both remains comparable. Squares of narrower dtypes stay within the range of float64.
-    """
-    if float(step._jacobian.total_squared_norms.detach().max()) >= SMALLEST_SQUARE:
-        return step, 1.0
-    factor = 2.0**300
-    rows, gradients = step._jacobian.map(lambda rows: rows * factor), [grad * factor for grad in step._feature_grads]
-    return replace(step, _jacobian=rows, _feature_grads=gradients), factor
 
 
 def _keys_of(tasks: int | Sequence[str] | Sequence[TaskKey]) -> tuple[Sequence[TaskKey], Sequence[Any]]:

@@ -65,7 +65,7 @@ class StepReport:
             1/N Σ_i weights_i · row_i. None if a stage replaced the rows, or if groups of parameters were homogenized
             separately (`per`).
         gramian: Gramian of the rows before the first stage, float64 `[tasks, tasks]`; None unless a stage read it or
-            `inspect` was set. Of rows that are all shorter than 1e-140: of these rows times 2³⁰⁰.
+            `inspect` was set.
         stages: with `inspect`, the rows after each `mix` and `rows` stage, in order.
         measured: numbers that the homogenizers report about the step, by homogenizer and name, such as rotation angles.
         unconverged: names of the homogenizers whose solver did not converge.

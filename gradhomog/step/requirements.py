@@ -23,8 +23,6 @@ class Requirements:
             available.
         reads_features: True if features, and gradients w.r.t. them, must be computed.
         in_every_step: those of them that are read in every step.
-        compares_rows_of_a_step: True if norms or inner products are read, and no state consists of rows, which must
-            have one unit for all steps.
         max_tasks: the largest number of tasks that all members support.
         differentiable: True if all members claim derivatives.
         replacing_rows: names of the members that replace the rows by others than a mixture of them.
@@ -44,11 +42,9 @@ class Requirements:
         )
         self.finishing = tuple(member for member in members if member in (*self.updating, *self.measuring))
         self.statistics = frozenset[str]().union(*(member.needs for member in (*self.acting, *self.finishing)))
-        keeps_rows = bool(self.updating) and "jacobian" in self.statistics
         self.in_every_step = frozenset[str]().union(
             *(member.needs for member in (*self.acting, *self.finishing) if member.homogenizer.reads_rows_in_every_step)
         )
-        self.compares_rows_of_a_step = bool(self.statistics & {"gramian", "norms"}) and not keeps_rows
         specs = [member.spec for member in members]
         self.max_tasks = min([spec.max_tasks for spec in specs if spec and spec.max_tasks], default=math.inf)
         self.differentiable = all(spec is not None and "differentiable" in spec.traits for spec in specs)
