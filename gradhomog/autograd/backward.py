@@ -32,7 +32,7 @@ from gradhomog.autograd.inputs import (
 from gradhomog.autograd.loss_graph import LossGraph
 from gradhomog.autograd.loss_step import LossStep, StepOptions, begin_step
 from gradhomog.autograd.metric import step_metric
-from gradhomog.autograd.row_source import LeafGradients, OwnRows, RowSource
+from gradhomog.autograd.row_source import LeafGradients, RowSource
 from gradhomog.autograd.rows_over_ranks import BatchRows, FullyShardedRows, LocalRows, TaskRows
 from gradhomog.errors import NonfiniteError, OptionError
 from gradhomog.ranks.communicator import GroupCommunicator, Ranks, communicate
@@ -219,7 +219,7 @@ def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
     """
     options, graph = step.options, step.graph
     is_one = not isinstance(options.communicator, GroupCommunicator)
-    source = (OwnRows if is_one else _source_over_ranks(step))(step, derivatives)
+    source = (RowSource if is_one else _source_over_ranks(step))(step, derivatives)
     metric = None
     if options.metric is not None:
         derivatives.metric = metric = step_metric(options.metric, graph.shared, options.pipe, options.inspect)

@@ -137,7 +137,8 @@ class TaskLosses:
 def task_losses(values: Losses, graph: bool = True) -> TaskLosses:
     """Validate the losses of one step and return those of the present tasks.
 
-    A task is absent if its loss is None or, with `graph`, a constant (a tensor that does not require grad).
+    A task is absent if its loss is None or, with `graph`, a constant (a tensor that does not require grad). Without
+    `graph` the losses are only evaluated.
 
     Raises:
         OptionError: no task is present; a loss is not a real scalar tensor.
@@ -181,10 +182,8 @@ def task_losses(values: Losses, graph: bool = True) -> TaskLosses:
     return TaskLosses(losses, tuple(slot for slot, _ in present), len(entries), names, stacked)
 
 
-def shared_parameters(parameters: Parameters, graph: bool = True) -> dict[str, Tensor]:
+def shared_parameters(parameters: Parameters) -> dict[str, Tensor]:
     """Return the tensors that require grad, by name, each once; tensors without names are numbered from `"0"`.
-
-    Without `graph`, for a loss that is only evaluated, all tensors.
 
     Raises:
         OptionError: no tensor requires grad; an entry is not a real tensor; two tensors have the same name.
@@ -211,7 +210,7 @@ def shared_parameters(parameters: Parameters, graph: bool = True) -> dict[str, T
                 f"`parameters` must contain real tensors of 16 bits or more; {name!r} is {kind}. Pass the tensors that "
                 "the optimizer changes, such as the master weights of a float8 layer."
             )
-        if (graph and not tensor.requires_grad) or id(tensor) in known:
+        if not tensor.requires_grad or id(tensor) in known:
             continue
         if name in found:
             raise OptionError(
@@ -234,15 +233,15 @@ def shared_parameters(parameters: Parameters, graph: bool = True) -> dict[str, T
     return found
 
 
-def feature_tensors(features: Tensor | Sequence[Tensor], graph: bool = True) -> list[Tensor]:
+def feature_tensors(features: Tensor | Sequence[Tensor]) -> list[Tensor]:
     """Return the feature tensors, each once.
 
     Raises:
-        OptionError: there is none; an entry is not a tensor or, with `graph`, does not require grad.
+        OptionError: there is none; an entry is not a tensor, or does not require grad.
     """
     tensors: list[Any] = [*features] if isinstance(features, list | tuple) else [features]
     for tensor in tensors or [features]:
-        if not isinstance(tensor, Tensor) or (graph and not tensor.requires_grad):
+        if not isinstance(tensor, Tensor) or not tensor.requires_grad:
             kind = f"{'' if tensors else 'an empty '}{type(tensor).__name__}"
             found = "a tensor that does not require grad" if isinstance(tensor, Tensor) else kind
             raise OptionError(

@@ -16,9 +16,7 @@ from gradhomog.step.pipelines import Pipeline
 from gradhomog.step.step import KernelTraces
 
 
-def kernel_trace_function(
-    residuals: Residuals, loss_graph: LossGraph, pipe: Pipeline, graph: bool = True
-) -> KernelTraces | None:
+def kernel_trace_function(residuals: Residuals, loss_graph: LossGraph, pipe: Pipeline) -> KernelTraces | None:
     """Return a function that computes the traces when a homogenizer reads them; None if no homogenizer reads them.
 
     Raises:
@@ -26,7 +24,7 @@ def kernel_trace_function(
     """
     if "kernel_traces" not in pipe.requirements.statistics:
         return None
-    present = _residuals_of_present_tasks(residuals, loss_graph.tasks, graph)
+    present = _residuals_of_present_tasks(residuals, loss_graph.tasks)
     parameters = list(loss_graph.shared.values())
     return lambda probes, generator: torch.stack([
         kernel_trace(residual, parameters, probes, generator, loss_graph.compiled) for residual in present
@@ -61,7 +59,7 @@ def kernel_trace(
     return torch.stack(squares).sum() / denominator
 
 
-def _residuals_of_present_tasks(residuals: Residuals, tasks: TaskLosses, graph: bool) -> list[Tensor]:
+def _residuals_of_present_tasks(residuals: Residuals, tasks: TaskLosses) -> list[Tensor]:
     """Return the residuals of the present tasks, one vector per task."""
     if isinstance(residuals, Tensor) or not isinstance(residuals, Sequence | Mapping):
         raise OptionError(
@@ -82,8 +80,7 @@ def _residuals_of_present_tasks(residuals: Residuals, tasks: TaskLosses, graph: 
     present = []
     for index, slot in enumerate(tasks.slots):
         residual = entries[slot]
-        lacks_graph = graph and isinstance(residual, Tensor) and not residual.requires_grad
-        if not isinstance(residual, Tensor) or not residual.is_floating_point() or lacks_graph:
+        if not isinstance(residual, Tensor) or not residual.is_floating_point() or not residual.requires_grad:
             found = f"{residual.dtype} without a graph" if isinstance(residual, Tensor) else type(residual).__name__
             raise OptionError(
                 f"the residuals of task {tasks.label(index)} must be a floating-point tensor with a graph; got "

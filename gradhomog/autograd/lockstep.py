@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gradhomog.autograd.derivatives import Gradients, backward_pass, copy_shared_gradients, plain_gradient
+from gradhomog.autograd.loss_graph import AccumulateGrad, Reachability
 from gradhomog.autograd.metric import OptimizerMetric
 from gradhomog.errors import OptionError
 from gradhomog.rows import Jacobian, PerTaskRows
@@ -77,7 +78,12 @@ class Lockstep:
         self._unshared = unshared
         self._names = {_edge(tensor): name for name, tensor in shared.items()}
         self._ends = self._names.keys() | {_edge(leaf) for leaves in unshared for leaf in leaves}
-        graph = _Graph(self._outputs, self._ends)
+        ends = [*shared.values(), *(leaf for leaves in unshared for leaf in leaves)]
+        reached = Reachability([output for some in outputs for output in some], leaves=ends)
+        bits = reached.bits_of(ends)
+        # Each node after those that use it.
+        nodes = [x for x in reversed(reached.nodes) if reached.nodes[x] & bits and type(x) is not AccumulateGrad]
+        graph = _Graph(nodes, self._outputs, self._ends)
         self.eps = graph.largest_eps()
         self.peak, cuts = graph.best_cuts({edge: _bytes(shared[name]) for edge, name in self._names.items()})
         self.segments = [graph.segment(start, stop, self._names.keys()) for start, stop in pairwise(cuts)]
@@ -172,13 +178,13 @@ class _Graph:
     Networks that are applied once per task have equal levels, so that their segments have the same parameters.
 
     Args:
+        nodes: the nodes that lead to leaves, each after those that use it.
         outputs: for each task the edges at which its gradients begin.
         ends: the edges of leaves.
     """
 
-    def __init__(self, outputs: Sequence[Sequence[Edge]], ends: Set[Edge]) -> None:
+    def __init__(self, nodes: Sequence[Any], outputs: Sequence[Sequence[Edge]], ends: Set[Edge]) -> None:
         self.tasks, self.ends = len(outputs), ends
-        nodes = _sorted_nodes([edge for edges in outputs for edge in edges], ends)
         self.level = dict.fromkeys(nodes, 0)
         self._assign_levels(nodes)
         users = dict.fromkeys(nodes, 0)
@@ -330,26 +336,6 @@ def check_direction(
             "the gradients of each loss, because a hook or a function in the graph is not linear (such as one that "
             "clips gradients), or not reproducible. Pass memory='rows'. Nothing was written."
         )
-
-
-def _sorted_nodes(roots: Iterable[Edge], ends: Set[Edge]) -> list[Any]:
-    """Return the nodes from which an edge in `ends` is reached, each after those that use it."""
-    leads: dict[Any, bool] = {}
-    found: list[Any] = []
-    stack = [edge[0] for edge in roots if edge not in ends]
-    while stack:
-        node = stack[-1]
-        children = [edge[0] for edge in node.next_functions if edge[0] is not None and edge not in ends]
-        unseen = [] if node in leads else [child for child in children if child not in leads]
-        if unseen:
-            stack += unseen
-            continue
-        stack.pop()
-        if node not in leads:
-            leads[node] = any(leads[child] for child in children) or any(edge in ends for edge in node.next_functions)
-            if leads[node]:
-                found.append(node)
-    return found[::-1]
 
 
 def _checkpoints(node: Any) -> set[Any]:

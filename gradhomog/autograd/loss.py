@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,10 +11,20 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from gradhomog.autograd.backward import compute_step
-from gradhomog.autograd.inputs import Features, Heads, Level, Losses, Parameters, Per, Reduction, Residuals
+from gradhomog.autograd.inputs import (
+    Features,
+    Heads,
+    Level,
+    Losses,
+    Parameters,
+    Per,
+    Reduction,
+    Residuals,
+    task_losses,
+)
 from gradhomog.autograd.loss_step import LossStep, StepOptions, begin_step
 from gradhomog.errors import OptionError
-from gradhomog.ranks.communicator import ONE_PROCESS, Ranks, communicate
+from gradhomog.ranks.communicator import Ranks, communicate
 from gradhomog.step.pipelines import Pipeline
 from gradhomog.step.reports import StepReport
 from gradhomog.uncompiled import uncompiled
@@ -66,7 +75,7 @@ def loss(
 
     Returns:
         A scalar. If gradients are disabled (`torch.no_grad`, as in validation), the mean or sum without a graph, after
-        the same validation, except of graphs; homogenizers need not be attached, and `group` may be None.
+        the validation of the losses only; homogenizers need not be attached, and `group` may be None.
 
     The result may be a term of a sum, `gradhomog.loss(...) + penalty(z)`: the gradients of other terms are added to the
     homogenized ones.
@@ -94,16 +103,14 @@ def loss(
     >>> encoder.weight.grad.shape, heads[0].weight.grad.shape
     (torch.Size([4, 3]), torch.Size([1, 4]))
     """
-    graph = torch.is_grad_enabled()
-    # Without gradients nothing is exchanged: one rank may evaluate alone, also without `group`.
-    communicator = communicate(group, "batch") if graph or group is not None else ONE_PROCESS
-    with communicator.raise_together() if graph else nullcontext():
+    reduce = torch.sum if reduction == "sum" else torch.mean
+    if not torch.is_grad_enabled():  # nothing is exchanged: one rank may evaluate alone, also without `group`
+        return reduce(torch.stack(task_losses(losses, graph=False).losses))
+    communicator = communicate(group, "batch")
+    with communicator.raise_together():
         options = StepOptions(pipe, communicator, level, per, heads, inspect, reduction=reduction, metric=metric)
-        step = begin_step(options, losses, parameters, features, domains, targets, residuals, graph)
-    reduce = torch.mean if reduction == "mean" else torch.sum
+        step = begin_step(options, losses, parameters, features, domains, targets, residuals)
     value = reduce(torch.stack([entry.detach() for entry in step.given.losses]))
-    if not graph:
-        return value
     leaves = {id(leaf): leaf for some in (step.graph.shared.values(), *step.graph.unshared_leaves) for leaf in some}
     result: Tensor = _HomogenizedLoss.apply(step, report, value, *leaves.values())  # type: ignore[no-untyped-call]
     return result

@@ -86,27 +86,23 @@ class LossGraph:
         )
 
 
-def find_graph(
-    losses: Losses, parameters: Parameters | None, features: Features | None, graph: bool = True
-) -> LossGraph:
-    """Find the leaves that each loss depends on; none without `graph`, for losses that are only evaluated.
+def find_graph(losses: Losses, parameters: Parameters | None, features: Features | None) -> LossGraph:
+    """Find the leaves that each loss depends on.
 
     Raises:
         OptionError: see `gradhomog.backward`.
     """
-    tasks = task_losses(losses, graph)
+    tasks = task_losses(losses)
     views = features.stage_features if isinstance(features, TaskFeatures) else []
     if views and len(views) != tasks.tasks:
         raise OptionError(f"`features` must have one view per loss; got {len(views)} views and {tasks.tasks} losses.")
     whole = features.features if isinstance(features, TaskFeatures) else features
-    tensors = [] if whole is None else feature_tensors(whole, graph)
+    tensors = [] if whole is None else feature_tensors(whole)
     try:
-        shared = {} if parameters is None else shared_parameters(parameters, graph)
+        shared = {} if parameters is None else shared_parameters(parameters)
     except OptionError:
         _check_not_flattened(Reachability(tasks.losses))  # FSDP1 can leave a module without parameters
         raise
-    if not graph:
-        return LossGraph(tasks, shared, [], tensors, [], False, [], [])
     sharded = any_dtensor(shared.values())
     if sharded and tensors:
         raise OptionError("`features` must be omitted for parameters that are sharded by fully_shard.")

@@ -148,11 +148,9 @@ class LossStep:
 
 def begin_step(
     options: StepOptions, losses: Losses, parameters: Parameters | None, features: Features | None,
-    domains: Sequence[str] | None, targets: Tensor | None, residuals: Residuals | None, graph: bool = True,
+    domains: Sequence[str] | None, targets: Tensor | None, residuals: Residuals | None,
 ) -> LossStep:  # fmt: skip
     """Validate losses, find the leaves that they depend on, and let homogenizers choose tasks.
-
-    `graph`: False for losses that are only evaluated.
 
     Raises:
         OptionError: see `gradhomog.backward`.
@@ -160,17 +158,16 @@ def begin_step(
     """
     options.check_features(features)
     pipe, communicator = options.pipe, options.communicator
-    found = find_graph(losses, parameters, features, graph)
+    found = find_graph(losses, parameters, features)
     given = found.tasks
     names = tuple(domains or given.names or ())
     present = given.select_present(names, "domains")
     if found.sharded and communicator.size == 1:  # gradients are DTensors also on one rank
         options = replace(options, communicator=GroupCommunicator(communicator.ranks))
-    if graph:
-        choosing = bool(pipe.requirements.choosing)
-        found = check_present(options, found, choosing)
-        if choosing:
-            found = found.select(pipe.choose(task_keys(given.slots, present)))
+    choosing = bool(pipe.requirements.choosing)
+    found = check_present(options, found, choosing)
+    if choosing:
+        found = found.select(pipe.choose(task_keys(given.slots, present)))
     if parameters is None and communicator.size > 1:
         raise OptionError("across ranks `parameters` is required: each rank could discover others. Pass the module.")
     keeping = pipe.requirements.keeping_rows
@@ -188,7 +185,7 @@ def begin_step(
         )
     if targets is not None and len(targets) == given.tasks > len(found.tasks.slots):
         targets = targets[list(found.tasks.slots)]
-    traces = None if residuals is None else kernel_trace_function(residuals, found, pipe, graph)
+    traces = None if residuals is None else kernel_trace_function(residuals, found, pipe)
     return LossStep(options, found, given, names, targets, traces)
 
 

@@ -9,7 +9,6 @@ import functools
 import logging
 import os
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, final
 
@@ -32,8 +31,8 @@ LeafGradients = list[tuple[Tensor, Tensor]]
 """Leaves with the gradients to add to their `.grad`."""
 
 
-class RowSource(ABC):
-    """The source of the rows of one step.
+class RowSource:
+    """The source of the rows of one step: of this process alone, and, as the base class, of the ranks of a group.
 
     Args:
         step: the losses and options.
@@ -51,18 +50,6 @@ class RowSource(ABC):
         self._step, self._derivatives, self._graph = step, derivatives, derivatives.graph
         self._options, self._communicator = step.options, step.options.communicator
 
-    @abstractmethod
-    def make_step(self) -> Step:
-        """Return the record of the step for the pipeline."""
-
-    @abstractmethod
-    def to_parameters(self, direction: Direction) -> tuple[Direction, Collection[str]]:
-        """Return the direction of the shared parameters, and the names of those that no loss depends on."""
-
-    @abstractmethod
-    def head_gradients(self, factors: Mapping[int, float]) -> LeafGradients:
-        """Return the gradients of parameters that are not shared, times the factor of their task, by slot."""
-
     @property
     def reads_rows(self) -> bool:
         """True if the step requires the rows themselves, not only norms, inner products or a weighted mean."""
@@ -70,14 +57,11 @@ class RowSource(ABC):
         drop = pipe.nonfinite == "drop" and not self._derivatives.scaled
         return drop or options.per != "model" or pipe.debug or "jacobian" in pipe.requirements.statistics
 
-    def overflow(self) -> None:  # noqa: B027  most sources have nothing to exchange
+    def overflow(self) -> None:
         """Called instead of the rest if the rows overflow and a gradient scaler will skip the step."""
 
-
-class OwnRows(RowSource):
-    """The rows of this process."""
-
     def make_step(self) -> Step:
+        """Return the record of the step for the pipeline."""
         step, pipe = self._step, self._options.pipe
         features, feature_grads = self._derivatives.at_stages() if pipe.requirements.reads_features else ([], [])
         with torch.set_grad_enabled(self._derivatives.create_graph):
@@ -98,6 +82,7 @@ class OwnRows(RowSource):
         )
 
     def to_parameters(self, direction: Direction) -> tuple[Direction, Collection[str]]:
+        """Return the direction of the shared parameters, and the names of those that no loss depends on."""
         if self._options.level != "features":
             return direction, self._rows.unused
         gradients = backpropagate(self._derivatives, direction)
@@ -110,6 +95,7 @@ class OwnRows(RowSource):
         return finite_direction(found, self._derivatives.factor), unused
 
     def head_gradients(self, factors: Mapping[int, float]) -> LeafGradients:
+        """Return the gradients of parameters that are not shared, times the factor of their task, by slot."""
         return [
             (leaf, gradient if factors[slot] == 1 else factors[slot] * gradient)
             for slot, leaf, gradient in self._derivatives.head_gradients()

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import final
+from typing import Literal, final
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from gradhomog.autograd.loss_step import LossStep
 from gradhomog.autograd.row_source import (
     LeafGradients,
     LossRows,
-    OwnRows,
     RowSource,
     backpropagate,
     finite_direction,
@@ -47,8 +46,9 @@ from gradhomog.step.step import KernelTraces, Step, task_keys
 
 
 class RanksRows(RowSource):
-    """A source of rows on each of several ranks."""
+    """A source that sends rows or parts of them; after it, every rank takes the same step."""
 
+    exchanged: Literal["nothing", "rows", "directions"] = "rows"
     _communicator: GroupCommunicator
 
     def agree(self, count: int, tasks: object = None) -> list[int]:
@@ -72,11 +72,6 @@ class RanksRows(RowSource):
         })  # fmt: skip
 
 
-class ExchangedRows(RanksRows):
-    """A source that sends rows or parts of them; after it, every rank takes the same step."""
-
-    exchanged = "rows"
-
     def unused(self, used: Tensor) -> Collection[str]:
         """Return the names of the parameters that no loss depends on.
 
@@ -87,7 +82,7 @@ class ExchangedRows(RanksRows):
         return unused
 
 
-class BatchRows(ExchangedRows):
+class BatchRows(RanksRows):
     """The rows Σ_r w_ri J_ri."""
 
     def make_step(self) -> Step:
@@ -109,10 +104,10 @@ class BatchRows(ExchangedRows):
             jacobian = self._feature_rows()
         else:
             groups = group_names(list(self._graph.shared), self._options.per).values()
-            self._rows = ExchangedLossRows(self._derivatives, self._totals, one_pass, groups, communicator)
+            self._exchanged = ExchangedLossRows(self._derivatives, self._totals, one_pass, groups, communicator)
             if self.reads_rows:
-                self._rows.stored()
-            jacobian = Jacobian(self._rows)
+                self._exchanged.stored()
+            jacobian = Jacobian(self._exchanged)
         return Step(keys, jacobian, losses, features, feature_grads, targets, traces)
 
     def head_gradients(self, factors: Mapping[int, float]) -> LeafGradients:
@@ -161,7 +156,7 @@ class BatchRows(ExchangedRows):
 
     def to_parameters(self, direction: Direction) -> tuple[Direction, Collection[str]]:
         if self._options.level != "features":
-            return direction, self.unused(self._rows.used)
+            return direction, self.unused(self._exchanged.used)
 
         def compute() -> dict[str, Tensor | None]:
             own = {name: part[self._own[name]] if name in self._own else part for name, part in direction.items()}
@@ -255,7 +250,7 @@ class ExchangedLossRows(LazyRows):
                 yield (row, 1 / (self._totals[slot] * derivatives.factor)) if row else None
 
 
-class TaskRows(ExchangedRows):
+class TaskRows(RanksRows):
     """The rows of the tasks of all ranks, in the order of the ranks.
 
     Raises:
@@ -295,7 +290,7 @@ class TaskRows(ExchangedRows):
         return []
 
 
-class FullyShardedRows(ExchangedRows):
+class FullyShardedRows(RanksRows):
     """The rows of parameters that `fully_shard` splits over the ranks.
 
     Its hooks compute the mean over ranks, of which every rank receives the part that it stores. These parts are the
@@ -343,7 +338,7 @@ class FullyShardedRows(ExchangedRows):
         return sum_heads(self._derivatives, scales, self._communicator)
 
 
-class LocalRows(OwnRows, RanksRows):
+class LocalRows(RanksRows):
     """The rows of this rank; directions and gradients of heads are averaged over the ranks."""
 
     exchanged = "directions"

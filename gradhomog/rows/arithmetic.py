@@ -94,7 +94,7 @@ def _batches(block: Tensor) -> list[Tensor]:
     """Return the columns in matrices `[chunks, tasks, width]`: strides only, no copy."""
     count = block.shape[1] // CHUNK_COLUMNS
     whole = count * CHUNK_COLUMNS
-    chunks = [block[:, :whole].unflatten(1, (count, CHUNK_COLUMNS)).transpose(0, 1)] if count else []
+    chunks = [block[:, :whole].view(-1, count, CHUNK_COLUMNS).transpose(0, 1)] if count else []
     return chunks if count and whole == block.shape[1] else [*chunks, block[None, :, whole:]]
 
 
