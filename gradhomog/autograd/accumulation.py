@@ -89,7 +89,7 @@ class Accumulation:
         options, requirements = self._options, self._options.pipe.requirements
         options.check_features(features)
         graph = find_graph(losses, self._shared, features)
-        self._factor = scaler_factor(self._scaler, graph.tasks)
+        self._factor = None if self._scaler is None else scaler_factor(self._scaler, graph.tasks)
         graph = check_present(options, graph, bool(requirements.choosing) and self._chosen is None)
         slots = self._slots(graph.tasks)
         if requirements.choosing:

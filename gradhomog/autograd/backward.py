@@ -146,14 +146,14 @@ def backward(
     with communicator.raise_together():
         options = StepOptions(pipe, communicator, level, per, heads, inspect, memory, create_graph, metric=metric)
         step = begin_step(options, losses, parameters, features, domains, targets, residuals)
-        factor = scaler_factor(scaler, step.given)
+        factor = None if scaler is None else scaler_factor(scaler, step.given)
         computed = compute_step(step, factor=factor or 1.0, scaled=factor is not None, retain_graph=retain_graph)
     return computed.write()
 
 
-def scaler_factor(scaler: torch.amp.GradScaler | None, tasks: TaskLosses) -> float | None:
-    """Return the current scale of a gradient scaler; None without a scaler."""
-    if scaler is None or not scaler.is_enabled():
+def scaler_factor(scaler: torch.amp.GradScaler, tasks: TaskLosses) -> float | None:
+    """Return the current scale of a gradient scaler; None if it is disabled."""
+    if not scaler.is_enabled():
         return None
     one = torch.ones((), device=tasks.losses[0].device)
     return float(scaler.scale(one))  # the scaler creates its scale at the first call
@@ -174,9 +174,23 @@ class ComputedStep:
     commit: Callable[[], None]
 
     def write(self) -> StepReport:
-        """Add the gradients to `.grad` and assign the states."""
+        """Add the gradients to the `.grad` of leaves, and assign the states."""
         with torch.set_grad_enabled(any(gradient.requires_grad for _, gradient in self.gradients)):
-            accumulate(self.gradients)
+            for leaf, gradient in self.gradients:
+                if not leaf.is_leaf:
+                    continue
+                before = leaf.grad
+                if before is not None:
+                    if before.layout != torch.strided:
+                        before = before.to_dense()  # of an embedding; from now on
+                    leaf.grad = before + gradient if gradient.requires_grad else before.add_(gradient)
+                elif gradient.requires_grad:
+                    leaf.grad = gradient
+                elif gradient.stride() != leaf.stride() or gradient.dtype != leaf.dtype:
+                    # With the strides and dtype of the leaf, which fused optimizers require.
+                    leaf.grad = torch.empty_like(leaf, requires_grad=False).copy_(gradient)
+                else:
+                    leaf.grad = gradient
         self.commit()
         return self.result
 
@@ -239,7 +253,7 @@ def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
     rows = 1  # of which the direction is the mean or, with reduction="sum", the sum
     if options.reduction == "sum":
         # A homogenizer that chooses tasks returns the mean of the kept rows of all of them.
-        rows = len(step.given.losses) if options.pipe.requirements.choosing else len(result.tasks)
+        rows = len(step.given.losses) if options.pipe.requirements.choosing else len(result.keys)
     factor = derivatives.factor * rows
     gradients = [
         (graph.shared[name], gradient if factor == 1 else factor * gradient)
@@ -249,7 +263,7 @@ def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
     ]
     if direction is not result.direction or source.exchanged != "nothing":
         result = replace(result, direction=direction, exchanged=source.exchanged)
-    factors = dict.fromkeys(result.tasks, 1.0)
+    factors = {key.slot: 1.0 for key in result.keys}
     if options.heads == "weighted":
         assert result.weights is not None  # by `StepOptions`
         factors = dict(zip(factors, (result.weights * rows / len(factors)).tolist(), strict=True))
@@ -335,22 +349,3 @@ def infinite_step(graph: LossGraph) -> ComputedStep:
     found = [(x, torch.full_like(x, torch.inf, requires_grad=False)) for x in (*graph.shared.values(), *heads.values())]
     direction = {name: infinite for name, (_, infinite) in zip(graph.shared, found, strict=False)}
     return ComputedStep(StepReport(direction, ()), found, lambda: None)
-
-
-def accumulate(gradients: LeafGradients) -> None:
-    """Add gradients to the `.grad` of leaves; do nothing for tensors that are not leaves."""
-    for leaf, gradient in gradients:
-        if not leaf.is_leaf:
-            continue
-        before = leaf.grad
-        if before is not None:
-            if before.layout != torch.strided:
-                before = before.to_dense()  # of an embedding; from now on
-            leaf.grad = before + gradient if gradient.requires_grad else before.add_(gradient)
-        elif gradient.requires_grad:
-            leaf.grad = gradient
-        elif gradient.stride() != leaf.stride() or gradient.dtype != leaf.dtype:
-            # With the strides and dtype of the leaf, which fused optimizers require.
-            leaf.grad = torch.empty_like(leaf, requires_grad=False).copy_(gradient)
-        else:
-            leaf.grad = gradient

@@ -40,7 +40,7 @@ def check_not_gathered(parameters: Iterable[Tensor]) -> None:
     Raises:
         OptionError.
     """
-    for parameter in parameters if dist.is_available() and dist.is_initialized() else ():
+    for parameter in parameters:
         # PyTorch 2.13 has no public test for a gathered copy. `fully_shard` sets the size of its storage to 0 after the
         # backward pass, and to the full size again in the next forward pass. Reading the storage of a tensor with
         # another layout, such as a sparse one, raises an error.

@@ -123,7 +123,14 @@ class Member:
         found = self._guard(f"`{stage}`", getattr(self.homogenizer, stage), step)
         value, aux, converged = found if type(found) is StageResult else StageResult(found)
         mixes = stage == "mix"
-        if violated := _check_mixing(value, len(step.keys)) if mixes else _check_rows(value, step.jacobian):
+        tasks, violated = len(step.keys), ""
+        if not mixes:
+            violated = _check_rows(value, step.jacobian)
+        elif not _dense(value) or value.is_complex() or value.shape not in ((tasks,), (tasks, tasks)):
+            violated = f"weights of shape [{tasks}] or a matrix [{tasks}, {tasks}]"
+        elif value.requires_grad and not torch.is_grad_enabled():
+            violated = "a tensor outside the graph, since create_graph=False"
+        if violated:
             raise self.invalid(stage, violated, value)
         if mixes and not (value.is_cpu and value.dtype == torch.float64):
             value = value.to("cpu", torch.float64)
@@ -197,9 +204,6 @@ def _remove_new_hooks(network: nn.Module, known: Container[tuple[int, int]]) -> 
 
 # -- validation: each function returns the violated requirement of a stage's result, or "" ------------------------
 
-_NO_GRAPH = "outside the graph, since create_graph=False"
-
-
 def _check_features(found: object, given: Tensor, keys: object) -> str:
     """Validate the result of `transform`, except for NaN, which `nonfinite` finds later with fewer reads."""
     if not _dense(found) or not _alike(found, given):
@@ -214,19 +218,6 @@ def _check_choice(found: object, keys: Sequence[TaskKey]) -> str:
     if isinstance(found, Sequence) and 0 < len(found) == len(set(found)) and set(found) <= set(range(len(keys))):
         return ""
     return f"at least one of the positions 0 to {len(keys) - 1}, each once"
-
-
-def _check_mixing(found: object, tasks: int) -> str:
-    """Validate the result of `mix`."""
-    if (
-        not isinstance(found, Tensor)
-        or found.layout != torch.strided
-        or found.is_meta
-        or found.is_complex()
-        or found.shape not in ((tasks,), (tasks, tasks))
-    ):
-        return f"weights of shape [{tasks}] or a matrix [{tasks}, {tasks}]"
-    return f"a tensor {_NO_GRAPH}" if found.requires_grad and not torch.is_grad_enabled() else ""
 
 
 def _check_rows(found: object, given: Jacobian) -> str:
