@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradhomog
 from gradhomog import GradhomogError, Pipeline, Ranks
 from tests.adapters import few_shot
-from tests.ranks.recording import recording_group
+from tests.ranks.recording import recorded
 
 STEPS = 3
 
@@ -233,30 +233,24 @@ def learner_message() -> str:
 
 
 def bytes_sent(over: str, tasks: int, width: int, text: str = "pcgrad") -> dict[str, int]:
-    """Return the bytes that this rank sends in a step of a square layer, and in one of DistributedDataParallel."""
+    """Return the bytes of the parameters of a square layer, and those that this rank sends in a step."""
     model = nn.Linear(width, width, bias=False)
-    group = recording_group()
-    replica = DistributedDataParallel(model, process_group=group)
-    group.clear()
-    replica(torch.ones(1, width)).sum().backward()
-    plain = sum(group.sent.values())
-    group.clear()
     losses = [(task + 1) * model(torch.ones(1, width)).square().mean() for task in range(tasks)]
-    model.zero_grad()
-    ranks: Any = Ranks(over, group)  # type: ignore[arg-type]
-    gradhomog.backward(losses, gradhomog.pipeline(text), parameters=model, group=ranks)
-    return {"parameters": 4 * width * width, "plain": plain, "total": sum(group.sent.values())}
+    ranks: Any = Ranks(over)  # type: ignore[arg-type]
+    with recorded() as found:
+        gradhomog.backward(losses, gradhomog.pipeline(text), parameters=model, group=ranks)
+    return {"parameters": 4 * width * width, "total": sum(found.sent.values())}
 
 
 def bytes_sent_before_each_pass(tasks: int, width: int) -> dict[str, Any]:
     """Return the bytes of rows that this rank has begun to send when each task's backward pass begins."""
-    model, group, found = nn.Linear(width, width, bias=False), recording_group(), list[int]()
+    model, before = nn.Linear(width, width, bias=False), list[int]()
     losses = [(task + 1) * model(torch.ones(1, width)).square().mean() for task in range(tasks)]
-    for loss in losses:
-        loss.register_hook(lambda gradient: found.append(group.sent["reduce_scatter"]))
-    ranks: Any = Ranks("batch", group)  # type: ignore[arg-type]
-    gradhomog.backward(losses, gradhomog.pipeline("pcgrad"), parameters=model, group=ranks)
-    return {"parameters": 4 * width * width, "before": found}
+    with recorded() as found:
+        for loss in losses:
+            loss.register_hook(lambda gradient: before.append(found.sent["reduce_scatter"]))
+        gradhomog.backward(losses, gradhomog.pipeline("pcgrad"), parameters=model, group=Ranks("batch"))
+    return {"parameters": 4 * width * width, "before": before}
 
 
 def half_precision(sizes: Sequence[int]) -> list[Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 import gradhomog
 from gradhomog import GradhomogError, Pipeline, Ranks
 from tests.ranks.cases import STEPS, Model, data, descend, error_of, part_of
-from tests.ranks.recording import recording_group
+from tests.ranks.recording import recorded
 
 
 def take_step(pipe: Pipeline, kind: str, model: Model, x: Tensor, y: Tensor, group: Ranks | None) -> None:
@@ -50,10 +50,10 @@ def steps(text: str, sizes: Sequence[int], kind: str, gather: bool = False) -> d
 
 def bytes_sent(text: str, kind: str) -> dict[str, int]:
     """Return the bytes that this rank sends in a step, and those of the encoder's parameters."""
-    (x, y), model, group = data(), Model(), recording_group()
-    ranks: Any = Ranks("batch", group)  # type: ignore[arg-type]
-    take_step(gradhomog.pipeline(text), kind, model, x, y, ranks)
-    return dict(group.sent)
+    (x, y), model = data(), Model()
+    with recorded() as found:
+        take_step(gradhomog.pipeline(text), kind, model, x, y, Ranks("batch"))
+    return dict(found.sent)
 
 
 def message(case: str) -> str:

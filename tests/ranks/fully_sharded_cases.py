@@ -15,7 +15,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 import gradhomog
 from gradhomog import GradhomogError, Ranks
 from tests.ranks.cases import STEPS, Model, batches_of, data, losses_of, part_of, take_step
-from tests.ranks.recording import recording_group
+from tests.ranks.recording import recorded
 
 WHOLE = MixedPrecisionPolicy()
 
@@ -99,13 +99,13 @@ def gradients_before_remain() -> list[Tensor]:
 
 
 def bytes_sent(text: str, width: int) -> int:
-    """Return the bytes that gradhomog sends in a step; the hooks of `fully_shard` use another group."""
-    (x, y), model, group = data(), sharded_model(width=width), recording_group()
-    group.clear()
-    ranks: Any = Ranks("batch", group)  # type: ignore[arg-type]
-    step = gradhomog.backward(losses(model, x, y), gradhomog.pipeline(text), parameters=model.encoder, group=ranks)
+    """Return the bytes that gradhomog sends in a step; the hooks of `fully_shard` call other functions."""
+    (x, y), model = data(), sharded_model(width=width)
+    parts, group = losses(model, x, y), Ranks("batch")
+    with recorded() as found:
+        step = gradhomog.backward(parts, gradhomog.pipeline(text), parameters=model.encoder, group=group)
     assert all(type(part).__name__ == "DTensor" for part in step.direction.values())
-    return sum(group.sent.values())
+    return sum(found.sent.values())
 
 
 def another_number_of_batches() -> str:

@@ -3,194 +3,134 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 
 import gradhomog
-from gradhomog import GradhomogError, Pipeline, Ranks
+from gradhomog import GradhomogError, Ranks
 from tests.ranks.cases import Model, data
 from tests.ranks.fully_sharded_cases import losses, mesh_of, sharded_model
 
-
-@dataclass
-class Call:
-    """The arguments of `gradhomog.backward` for `model`, which a case makes wrong."""
-
-    model: Model
-    losses: list[Tensor | None]
-    parameters: Any
-    pipe: Pipeline
-    options: dict[str, Any] = field(default_factory=lambda: {"group": Ranks("batch")})
-
-    @classmethod
-    def of(cls, model: Model, parameters: Any = None) -> Call:
-        return cls(model, [*losses(model, *data())], parameters or model.encoder, gradhomog.pipeline("pcgrad"))
-
-    def times(self, task: int, factor: float) -> None:
-        loss = self.losses[task]
-        assert loss is not None
-        self.losses[task] = factor * loss
-
-    def error(self) -> str:
-        """Return the class and message of the error, with its notes."""
-        try:
-            gradhomog.backward(self.losses, self.pipe, parameters=self.parameters, **self.options)
-        except GradhomogError as error:
-            assert all(one.grad is None for one in self.model.encoder.parameters()), "gradients were written"
-            return f"{type(error).__name__}: {error} {' '.join(getattr(error, '__notes__', []))}"
-        return "no error"
+Change = Callable[[dict[str, Any]], object]
+"""Changes the arguments of `gradhomog.backward`."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """A function that returns a wrong call, and patterns of the errors of rank 0 and rank 1."""
-
-    call: Callable[[], Call]
-    first: str
-    second: str
-
-
-def absent_on_rank_1() -> Call:
-    call = Call.of(sharded_model())
-    if dist.get_rank() == 1:
-        call.losses[2] = None
-    return call
-
-
-def not_finite_on_rank_1() -> Call:
-    call = Call.of(sharded_model())
-    if dist.get_rank() == 1:
-        call.times(1, torch.inf)
-    return call
-
-
-def without_examples_not_finite() -> Call:
-    call = Call.of(sharded_model())
-    if dist.get_rank() == 1:
-        call.times(1, torch.nan)
-        call.options["group"] = Ranks("batch", examples=[1, 0, 1])
-    return call
-
-
-def raises_on_rank_1() -> Call:
-    call = Call.of(sharded_model())
-    if dist.get_rank() == 1:
-        call.losses[0] = data()[0]
-    return call
-
-
-def pipeline(text: str, **options: Any) -> Callable[[], Call]:
-    def call() -> Call:
-        found = Call.of(sharded_model())
-        found.pipe = gradhomog.pipeline(text, **options)
-        return found
-
-    return call
-
-
-def option(**options: Any) -> Callable[[], Call]:
-    def call() -> Call:
-        found = Call.of(sharded_model())
-        found.options |= options
-        return found
-
-    return call
-
-
-def part_of_the_model() -> Call:
+def part_of_the_model() -> Model:
     model = Model()
     fully_shard(model.encoder[0], mesh=mesh_of(None))
-    return Call.of(model, dict(model.encoder.named_parameters()))
+    return model
 
 
-def listed_after_the_forward_pass(layers: list[int]) -> Callable[[], Call]:
-    return lambda: Call.of(sharded_model(layers=layers))
+def not_synchronized(module: str, policy: MixedPrecisionPolicy) -> Model:
+    model = sharded_model(policy=policy)
+    model.get_submodule(module).set_requires_gradient_sync(False)  # type: ignore[operator]
+    return model
 
 
-def no_synchronization(module: str, **options: Any) -> Callable[[], Call]:
-    def call() -> Call:
-        model = sharded_model(**options)
-        model.get_submodule(module).set_requires_gradient_sync(False)  # type: ignore[operator]
-        return Call.of(model)
-
-    return call
-
-
-def flattened(use_orig_params: bool, whole: bool) -> Callable[[], Call]:
+def flattened(use_orig_params: bool, whole: bool) -> nn.Module:
     """A model in FSDP1, of which the whole or the encoder is wrapped."""
-
-    def call() -> Call:
-        model = Model()
-        options: Any = {"device_id": torch.device("cpu"), "use_orig_params": use_orig_params}
-        if whole:
-            wrapped: Any = FullyShardedDataParallel(model, **options)
-            return Call(model, [*losses(wrapped, *data())], model.encoder, gradhomog.pipeline("pcgrad"))
-        model.encoder = FullyShardedDataParallel(model.encoder, **options)  # type: ignore[assignment]
-        return Call.of(model)
-
-    return call
+    model, options = Model(), {"device_id": torch.device("cpu"), "use_orig_params": use_orig_params}
+    if whole:
+        return FullyShardedDataParallel(model, **options)  # type: ignore[arg-type]
+    model.encoder = FullyShardedDataParallel(model.encoder, **options)  # type: ignore[arg-type, assignment]
+    return model
 
 
-POLICIES = [{}, {"policy": MixedPrecisionPolicy(reduce_dtype=torch.float32)}]  # gradients are stored in other places
+def times(task: int, factor: float) -> Change:
+    return lambda call: call["losses"].__setitem__(task, factor * call["losses"][task])
 
-CASES = {
-    "absent on rank 1": Case(
-        absent_on_rank_1, "RankError.*same present tasks; rank 1 differs.*0 . output", "RankError"
+
+def options(**options: Any) -> Change:
+    return lambda call: call.update(options)
+
+
+def on_rank_1(*changes: Change) -> Change:
+    return lambda call: [change(call) for change in changes if dist.get_rank() == 1]
+
+
+def one_loss(task: int, loss: Any) -> Change:
+    return lambda call: call["losses"].__setitem__(task, loss)
+
+
+REDUCED_IN_FLOAT32 = MixedPrecisionPolicy(reduce_dtype=torch.float32)  # gradients are stored in other places
+NO_EXAMPLES = options(group=Ranks("batch", examples=[1, 0, 1]))
+
+CASES: dict[str, tuple[Callable[[], Any], Change | None, str, str]] = {
+    "absent on rank 1": (
+        sharded_model, on_rank_1(one_loss(2, None)),
+        "RankError.*same present tasks; rank 1 differs.*0 . output", "RankError",
     ),
-    "not finite on rank 1": Case(
-        not_finite_on_rank_1, "NonfiniteError: task 1 is not finite.*zero_grad", "NonfiniteError: task 1"
+    "not finite on rank 1": (
+        sharded_model, on_rank_1(times(1, torch.inf)),
+        "NonfiniteError: task 1 is not finite.*zero_grad", "NonfiniteError: task 1",
     ),
-    "no examples of a loss that is not finite": Case(
-        without_examples_not_finite, "RankError: rank 1 raised", "OptionError: the loss of task 1 must"
+    "no examples of a loss that is not finite": (
+        sharded_model, on_rank_1(times(1, torch.nan), NO_EXAMPLES),
+        "RankError: rank 1 raised", "OptionError: the loss of task 1 must",
     ),
-    "raises on rank 1": Case(
-        raises_on_rank_1, "RankError: rank 1 raised", "OptionError: the loss of task 0 must be a real scalar"
-    ),
-    "drop": Case(pipeline("pcgrad", nonfinite="drop"), "OptionError.*nonfinite='drop'", "OptionError"),
-    "reads rows": Case(
-        pipeline("trimmed_mean"), "OptionError: trimmed_mean reads rows.*gather=True", "OptionError"
-    ),
-    "weighted heads": Case(option(heads="weighted"), "OptionError.*heads='weighted'", "OptionError"),
-    "local": Case(option(group=Ranks(local=True)), "OptionError.*require Ranks.'batch'", "OptionError"),
-    "tasks": Case(option(group=Ranks("tasks")), "OptionError.*require Ranks.'batch'", "OptionError"),
-    "features": Case(
-        option(features=torch.zeros(1, requires_grad=True)), "OptionError: `features` must be omitted", "OptionError"
-    ),
-    "examples of no rank": Case(
-        option(group=Ranks("batch", examples=[1, 0, 1])),
-        "OptionError: `examples` must be positive for every task", "OptionError",
-    ),
-    "part of the model": Case(
-        part_of_the_model, "OptionError: either all or none.*'2.weight' is not", "OptionError"
-    ),
-    "listed after the forward pass, one layer sharded": Case(
-        listed_after_the_forward_pass([0]), "OptionError: either all or none.*list them once before", "OptionError"
-    ),
-    "listed after the forward pass": Case(
-        listed_after_the_forward_pass([]),
-        "OptionError: `parameters` must be the DTensors.*list them once before", "OptionError",
+    "raises on rank 1": (
+        sharded_model, on_rank_1(one_loss(0, torch.ones(2))),
+        "RankError: rank 1 raised", "OptionError: the loss of task 0 must be a real scalar",
     ),
     **{
-        f"no synchronization of {module or 'the model'} {options}": Case(
-            no_synchronization(module, **options), "OptionError: fully_shard must average.*set_requires_gradient_sync",
-            "OptionError",
-        )
-        for module in ("", "encoder.0") for options in POLICIES
-    },
-    **{
-        f"FSDP1, use_orig_params={original}, whole={whole}": Case(
-            flattened(original, whole), "OptionError: FullyShardedDataParallel .FSDP1. is not supported", "OptionError"
-        )
-        for original in (False, True) for whole in (False, True)
+        name: (model, change, f"OptionError.*{text}", "OptionError")
+        for name, model, change, text in [
+            ("drop", sharded_model, options(pipe=gradhomog.pipeline("pcgrad", nonfinite="drop")), "nonfinite='drop'"),
+            ("reads rows", sharded_model, options(pipe=gradhomog.pipeline("trimmed_mean")), "reads rows.*gather=True"),
+            ("weighted heads", sharded_model, options(heads="weighted"), "heads='weighted'"),
+            ("local", sharded_model, options(group=Ranks(local=True)), "require Ranks.'batch'"),
+            ("tasks", sharded_model, options(group=Ranks("tasks")), "require Ranks.'batch'"),
+            ("features", sharded_model, options(features=torch.zeros(1, requires_grad=True)), "must be omitted"),
+            ("examples of no rank", sharded_model, NO_EXAMPLES, "`examples` must be positive for every task"),
+            ("part of the model", part_of_the_model, None, "either all or none.*'2.weight' is not"),
+            (
+                "listed after the forward pass, one layer sharded", lambda: sharded_model(layers=[0]), None,
+                "either all or none.*list them once before",
+            ),
+            (
+                "listed after the forward pass", lambda: sharded_model(layers=[]), None,
+                "`parameters` must be the DTensors.*list them once before",
+            ),
+            *(
+                (
+                    f"no synchronization of {module or 'the model'} {policy}",
+                    lambda module=module, policy=policy: not_synchronized(module, policy), None,
+                    "fully_shard must average.*set_requires_gradient_sync",
+                )
+                for module in ("", "encoder.0") for policy in (MixedPrecisionPolicy(), REDUCED_IN_FLOAT32)
+            ),
+            *(
+                (
+                    f"FSDP1, use_orig_params={original}, whole={whole}",
+                    lambda original=original, whole=whole: flattened(original, whole), None,
+                    "FullyShardedDataParallel .FSDP1. is not supported",
+                )
+                for original in (False, True) for whole in (False, True)
+            ),
+        ]
     },
 }  # fmt: skip
+"""For each case a model, a change of a valid call, and patterns of the errors of rank 0 and rank 1."""
 
 
 def error(name: str) -> str:
-    """Return the error of a case on this rank."""
-    return CASES[name].call().error()
+    """Return the class and message of a case's error on this rank, with its notes."""
+    make, change, *_ = CASES[name]
+    model = make()
+    encoder = model.encoder
+    call = {
+        "parameters": dict(encoder.named_parameters()) if make is part_of_the_model else encoder,
+        "losses": losses(model, *data()), "pipe": gradhomog.pipeline("pcgrad"), "group": Ranks("batch"),
+    }  # fmt: skip
+    if change is not None:
+        change(call)
+    try:
+        gradhomog.backward(**call)
+    except GradhomogError as caught:
+        assert all(one.grad is None for one in encoder.parameters()), "gradients were written"
+        return f"{type(caught).__name__}: {caught} {' '.join(getattr(caught, '__notes__', []))}"
+    return "no error"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import gradhomog
 from gradhomog import Ranks
 from tests.ranks.cases import STEPS, Model, data, descend, error_of, losses_of, part_of, result
-from tests.ranks.recording import recording_group
+from tests.ranks.recording import recorded
 
 
 def task_absent_on_rank_1(text: str, sizes: Sequence[int], per: Any) -> dict[str, Any]:
@@ -84,11 +84,11 @@ def mixed_dtypes(per: Any, sizes: Sequence[int]) -> list[Tensor]:
 
 def messages(per: Any) -> dict[str, Any]:
     """Return the number of collective operations of a step without heads, by kind, and the bytes of its rows."""
-    (x, y), model, group = data(), Model().encoder, recording_group()
-    ranks: Any = Ranks("batch", group)  # type: ignore[arg-type]
+    (x, y), model = data(), Model().encoder
     losses = list((model(x) - y).square().mean(0))
-    gradhomog.backward(losses, gradhomog.pipeline("upgrad"), parameters=model, per=per, group=ranks)
-    return {**group.calls, "bytes": group.sent["reduce_scatter"]}
+    with recorded() as found:
+        gradhomog.backward(losses, gradhomog.pipeline("upgrad"), parameters=model, per=per, group=Ranks("batch"))
+    return {**found.calls, "bytes": found.sent["reduce_scatter"]}
 
 
 def message(text: str, options: dict[str, Any], changed: dict[str, Any]) -> str:

@@ -6,12 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gradhomog
 from gradhomog import DataError, OptionError, as_jacobian
 from gradhomog.experiments.profiling.harness import peak_bytes
-from gradhomog.rows import arithmetic
 from gradhomog.rows.arithmetic import CHUNK_COLUMNS
 from gradhomog.testing import jacobians
 from tests.step.members import Doubled
@@ -282,19 +280,6 @@ def test_expanded_rows_of_half_precision_are_read_once(dtype):
     jacobian = as_jacobian(torch.ones(3_000_000, dtype=dtype).expand(8, -1))
     assert jacobian.finite_tasks() == [True] * 8
     assert peak_bytes(jacobian.finite_tasks) < 2**23
-
-
-def test_a_gramian_of_fake_tensors_does_not_affect_later_gramians():
-    with FakeTensorMode() as mode:
-        arithmetic.gramian(mode.from_tensor(torch.zeros(6, 2**18)))
-    rows = torch.randn(6, 2**18 + 7, generator=torch.Generator().manual_seed(0))
-    found = arithmetic.gramian(rows)
-    assert type(found) is torch.Tensor
-    torch.testing.assert_close(found, rows.double() @ rows.double().T, rtol=1e-5, atol=1.0)
-
-
-def test_the_class_is_final():
-    assert getattr(gradhomog.Jacobian, "__final__", False)
 
 
 def test_the_safe_square_root_has_derivative_zero_at_zero_and_keeps_nan():
