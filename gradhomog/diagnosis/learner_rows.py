@@ -22,6 +22,7 @@ from gradhomog.learners.tasks import Task, TaskBatch
 from gradhomog.registry.options import validated
 from gradhomog.rows import Jacobian
 from gradhomog.step.pipelines import Pipeline
+from gradhomog.step.step import make_step
 
 
 class ComputesRows(Protocol):
@@ -53,10 +54,11 @@ def stage_rows(learner: ComputesRows, batch: TaskBatch) -> Iterator[tuple[str, J
             finally:
                 learner.homogenizers = whole
         name = whole.members[count - 1].selector if count else "plain"
-        yield name, first.rows_after(
+        step = make_step(
             rows.jacobian, rows.losses, domains=batch.domains or None, features=rows.features,
             feature_grads=rows.feature_grads, targets=batch.query_y,
         )  # fmt: skip
+        yield name, first.compute(step).rows
 
 
 def encoder_pattern(names: Iterable[str]) -> str:

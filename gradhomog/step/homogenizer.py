@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gradhomog.errors import ConfigError
 from gradhomog.registry.options import ValidatedConstructor
 from gradhomog.rows import Jacobian
-from gradhomog.step.step import StageResult, Step, TaskKey
+from gradhomog.step.step import StageResult, Step, TaskKey, map_nested
 
 Part = Literal["support", "query"]
 """The inputs of a task that the encoder runs on."""
@@ -151,12 +151,10 @@ class Homogenizer(ValidatedConstructor):
 
 
 def _copy(value: Any) -> Any:
+    return map_nested(_copy_one, value)
+
+
+def _copy_one(value: Any) -> Any:
     if isinstance(value, Homogenizer):
         return value.state_dict()
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, Mapping):
-        return {key: _copy(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_copy(item) for item in value]
-    return copy.deepcopy(value)
+    return value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)

@@ -320,7 +320,19 @@ class Pipeline:
             requirements.raise_unsupported(step.tasks, create_graph)
         named = self._check_named(step.keys) if requirements.updating else None
         with torch.set_grad_enabled(create_graph):
-            step = self._prepare(step, nonfinite or self.nonfinite, inspect)
+            losses, jacobian = step._losses, step._jacobian
+            has_graph = jacobian.requires_grad or step._features or (losses is not None and losses.requires_grad)
+            if has_graph and not create_graph:
+                step = step.detach()
+            if step._losses is not None and not step._losses.is_cpu and "losses" in requirements.statistics:
+                # Otherwise they stay on their device, because the CPU would wait for it.
+                step = replace(step, _losses=step._losses.cpu())
+            if inspect or "gramian" in requirements.in_every_step:
+                _ = step._jacobian.total_gramian  # norms are then its diagonal
+            elif "norms" in requirements.in_every_step:
+                _ = step._jacobian.total_squared_norms  # before `mean`, which frees the graph of a lazy Jacobian
+            if (nonfinite or self.nonfinite) == "drop":
+                step = drop_nonfinite(step, requirements.transforming)
             rows, outcomes = self._run(step)
             direction = rows.mean()
         others = step._feature_grads if step._losses is None else (step._losses, *step._feature_grads)
@@ -331,28 +343,6 @@ class Pipeline:
             if not outcome.result.converged:
                 warnings.warn(f"the solver of {outcome.member} did not converge", ConvergenceWarning, 4)
         return PendingStep(self, step, direction, rows, outcomes, measured, states, named, inspect)
-
-    def rows_after(self, jacobian: Rows, losses: Tensor | Sequence[float] | None = None, **inputs: Any) -> Jacobian:
-        """Return the rows after all `mix` and `rows` stages, for inspection; `inputs` as in `homogenize`."""
-        with torch.no_grad():
-            return self._run(self._prepare(make_step(jacobian, losses, **inputs), self.nonfinite))[0]
-
-    def _prepare(self, step: Step, nonfinite: Nonfinite, inspect: bool = False) -> Step:
-        """Return the step that the stages read: detached if gradients are disabled, with the statistics of its rows.
-
-        Losses are on the CPU if they are read. Otherwise they stay on their device, because the CPU would wait for it.
-        """
-        statistics, losses, jacobian = self.requirements.statistics, step._losses, step._jacobian
-        has_graph = jacobian.requires_grad or step._features or (losses is not None and losses.requires_grad)
-        if has_graph and not torch.is_grad_enabled():
-            step = step.detach()
-        if step._losses is not None and not step._losses.is_cpu and "losses" in statistics:
-            step = replace(step, _losses=step._losses.cpu())
-        if inspect or "gramian" in self.requirements.in_every_step:
-            _ = step._jacobian.total_gramian  # norms are then its diagonal
-        elif "norms" in self.requirements.in_every_step:
-            _ = step._jacobian.total_squared_norms  # before `mean`, which frees the graph of a lazy Jacobian
-        return drop_nonfinite(step, self.requirements.transforming) if nonfinite == "drop" else step
 
     def _run(self, step: Step) -> tuple[Jacobian, list[StageOutcome]]:
         """Return the rows after all `mix` and `rows` stages, and a record of each of these stages."""

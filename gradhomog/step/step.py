@@ -6,7 +6,7 @@ import fnmatch
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,12 +14,6 @@ from torch import Tensor
 from gradhomog.errors import DataError, OptionError, PluginRunError
 from gradhomog.registry.specs import STATISTICS
 from gradhomog.rows import Jacobian, as_jacobian
-
-
-class HasSeed(Protocol):
-    """An object with a seed, such as a homogenizer."""
-
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -205,7 +199,7 @@ class Step:
         """The keys of the tasks' state: their names, or their positions, `"0"`, `"1"`, …, if they have none."""
         return [key.by() for key in self.keys]
 
-    def view(self, homogenizer: HasSeed, aux: Any = None) -> Step:
+    def view(self, homogenizer: Any, aux: Any = None) -> Step:
         """Return this step for a homogenizer that another one wraps: with the seed and `aux` of the wrapped one."""
         return replace(self, _seed=homogenizer.seed, aux=aux)
 
@@ -228,8 +222,10 @@ class Step:
         return replace(
             self,
             _jacobian=self._jacobian.detach() if reads_rows else self._jacobian,
-            _losses=detach_nested(self._losses), _features=detach_nested(self._features),
-            _feature_grads=detach_nested(self._feature_grads), aux=detach_nested(self.aux),
+            _losses=None if self._losses is None else self._losses.detach(),
+            _features=[tensor.detach() for tensor in self._features],
+            _feature_grads=[tensor.detach() for tensor in self._feature_grads],
+            aux=map_nested(lambda one: one.detach() if isinstance(one, Tensor | Jacobian) else one, self.aux),
         )  # fmt: skip
 
     def _undeclared(self, statistic: str) -> PluginRunError:
@@ -264,18 +260,16 @@ def seeded_generator(*numbers: int) -> torch.Generator:
 _MASK = 2**64 - 1
 
 
-def detach_nested(value: Any) -> Any:
-    """Detach the tensors and Jacobians in nested tuples, lists and dicts."""
-    if isinstance(value, (Tensor, Jacobian)):
-        return value.detach()
+def map_nested(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply a function to the values in nested tuples, lists and dicts."""
     if isinstance(value, tuple):
-        items = [detach_nested(item) for item in value]
+        items = [map_nested(function, item) for item in value]
         return tuple(items) if type(value) is tuple else type(value)(*items)  # a NamedTuple
     if isinstance(value, list):
-        return [detach_nested(item) for item in value]
-    if isinstance(value, dict):
-        return {name: detach_nested(item) for name, item in value.items()}
-    return value
+        return [map_nested(function, item) for item in value]
+    if isinstance(value, Mapping):
+        return {name: map_nested(function, item) for name, item in value.items()}
+    return function(value)
 
 
 def make_step(

@@ -324,8 +324,7 @@ def test_norms_that_are_read_only_in_measured_are_computed_before_the_graph_is_f
             return {"norm": step.norms().tolist()}
 
     model = Model()
-    losses = model.losses(model.encoder(inputs()))
-    step = gradhomog.backward(losses, gradhomog.pipeline([Measure()]), parameters=model.encoder)
+    step = model.backward(gradhomog.pipeline([Measure()]))
     assert len(step.measured["Measure"]["norm"]) == 3
 
 
@@ -343,8 +342,7 @@ def test_an_undeclared_homogenizer_that_reads_rows_in_update_works_with_low_memo
             return {"blocks": len(step.jacobian.materialize())}
 
     model, count = Model(), Count()
-    losses = model.losses(model.encoder(inputs()))
-    gradhomog.backward(losses, gradhomog.pipeline([count]), parameters=model.encoder, memory="low")
+    model.backward(gradhomog.pipeline([count]), memory="low")
     assert count.blocks == 4
 
 
