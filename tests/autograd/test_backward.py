@@ -290,6 +290,7 @@ INVALID = [
     (changed(level="features"), "level='features' requires features"),
     (with_features(parameters=Model().encoder), "depend on none of"),
     (with_features(per="tensor"), "it must be 'model' if level='features'"),
+    (with_features(pipe=gradhomog.pipeline("tracked")), "tracked keeps rows from step to step.*level='parameters'"),
     (with_views(0), r"Create it by views = gradhomog\.task_features"),
     (with_views(2), "got 2 views and 3 losses"),
     (changed(level="layers"), "`level` must be"),

@@ -229,19 +229,6 @@ def test_losses_without_shared_parameters_raise_in_the_first_step():
         gradhomog.backward([head.sum(), 2 * head.sum()], gradhomog.pipeline(TEXT), parameters=[weight])
 
 
-def test_rows_of_features_cannot_be_kept():
-    model, pipe = Model(), gradhomog.pipeline(TEXT)
-    features = model.encoder(inputs())
-    with pytest.raises(OptionError, match=r"tracked keeps rows from step to step.*Use level='parameters'"):
-        gradhomog.backward(model.losses(features), pipe, features=features, level="features")
-
-
-def test_parameters_are_required_because_rows_are_kept_by_name():
-    model = Model()
-    with pytest.raises(OptionError, match="tracked keeps rows by the parameters' names"):
-        gradhomog.backward(model.losses(model.encoder(inputs())), gradhomog.pipeline(TEXT))
-
-
 def test_several_homogenizers_choose_one_after_the_other():
     class Last(gradhomog.Homogenizer):
         def choose(self, keys):

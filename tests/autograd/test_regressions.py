@@ -88,6 +88,11 @@ def test_overflow_with_a_scaler_writes_infinity_to_all_gradients_and_changes_no_
     assert step.tasks == ()
     assert all(bool(gradient.isinf().all()) for gradient in gradients(model))
     assert repr(pipe.state_dict()) == before
+    weight = model.encoder[0].weight.clone()
+    scaler.step(torch.optim.SGD(model.parameters(), lr=0.1))
+    scaler.update()
+    assert scaler.get_scale() == 2.0**15
+    assert torch.equal(model.encoder[0].weight, weight)
 
 
 def test_feature_level_does_not_underflow_in_half_precision():
