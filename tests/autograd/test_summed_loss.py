@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import gradhomog
-from gradhomog import Pipeline
+from gradhomog import OptionError, Pipeline
 
 
 def network() -> nn.Module:
@@ -106,3 +106,10 @@ def test_a_dropped_loss_is_left_out_of_the_sum_of_gradients() -> None:
     expected = rows(net, losses_of(net))[[0, 2]].sum(0)
     summed(net, losses, gradhomog.pipeline("none", nonfinite="drop")).backward()
     torch.testing.assert_close(gradient(net), expected)
+
+
+def test_an_adversary_that_maximizes_the_sum_is_refused() -> None:
+    net = network()
+    total = -summed(net, losses_of(net), "none")
+    with pytest.raises(OptionError, match="must be minimized"):
+        total.backward()
