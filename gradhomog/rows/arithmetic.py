@@ -34,19 +34,23 @@ def products(blocks: Sequence[Vectors], product: Product) -> list[Tensor]:
 
     The products are on the CPU. If the squares of a row exceed the range of float32, its block is multiplied again in
     float64; entries whose squares are zero in float32 (below 3e-23) count as zero. One transfer from the device to
-    the CPU, and one for each block that is multiplied again.
+    the CPU, and one more if a block is multiplied again.
     """
     found = [product(block) for block in blocks]
     if found and not found[0].is_cpu:
         found = to_cpu(found)
+    outside = list[int]()
     for index, (value, block) in enumerate(zip(found, blocks, strict=True)):
         squares = (value if value.dim() == 1 else value.diagonal()).tolist()
         columns = block.shape[1] if isinstance(block, Tensor) else block[0].numel()
         # Below 1e-30 times the number of columns the mean square of a row is below 1e-30, and most squares may lose
         # digits in float32, whose smallest normal number is 1.2e-38. Above 1e34 sums of squares may overflow.
-        in_range = all(square == 0 or 1e-30 * columns <= square < 1e34 for square in squares)
-        if not in_range and block[0].dtype != torch.float64:
-            found[index] = _sum([product(chunk.double()) for chunk in matrices(block)]).cpu()
+        smallest, largest = min(filter(None, squares), default=1.0), max(squares, default=1.0)
+        if not (1e-30 * columns <= smallest and largest < 1e34) and block[0].dtype != torch.float64:
+            outside.append(index)
+    again = [_sum([product(chunk.double()) for chunk in matrices(blocks[index])]) for index in outside]
+    for index, value in zip(outside, to_cpu(again), strict=True):
+        found[index] = value
     return found
 
 
