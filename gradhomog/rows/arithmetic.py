@@ -36,10 +36,9 @@ def products(blocks: Sequence[Vectors], product: Product) -> list[Tensor]:
     float64; entries whose squares are zero in float32 (below 3e-23) count as zero. One transfer from the device to
     the CPU, and one more if a block is multiplied again.
     """
-    found = [product(block) for block in blocks]
+    found, outside = list(map(product, blocks)), list[int]()
     if found and not found[0].is_cpu:
         found = to_cpu(found)
-    outside = list[int]()
     for index, (value, block) in enumerate(zip(found, blocks, strict=True)):
         squares = (value if value.dim() == 1 else value.diagonal()).tolist()
         columns = block.shape[1] if isinstance(block, Tensor) else block[0].numel()
@@ -48,9 +47,10 @@ def products(blocks: Sequence[Vectors], product: Product) -> list[Tensor]:
         smallest, largest = min(filter(None, squares), default=1.0), max(squares, default=1.0)
         if not (1e-30 * columns <= smallest and largest < 1e34) and block[0].dtype != torch.float64:
             outside.append(index)
-    again = [_sum([product(chunk.double()) for chunk in matrices(blocks[index])]) for index in outside]
-    for index, value in zip(outside, to_cpu(again), strict=True):
-        found[index] = value
+    if outside:
+        again = [_sum([product(chunk.double()) for chunk in matrices(blocks[index])]) for index in outside]
+        for index, value in zip(outside, to_cpu(again), strict=True):
+            found[index] = value
     return found
 
 
