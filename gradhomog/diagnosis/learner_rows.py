@@ -20,9 +20,9 @@ from gradhomog.global_state import restore_generators
 from gradhomog.learners.results import TaskRows
 from gradhomog.learners.tasks import Task, TaskBatch
 from gradhomog.registry.options import validated
-from gradhomog.rows import Jacobian
+from gradhomog.rows import Jacobian, as_jacobian
 from gradhomog.step.pipelines import Pipeline
-from gradhomog.step.step import make_step
+from gradhomog.step.step import Step
 
 
 class ComputesRows(Protocol):
@@ -54,10 +54,8 @@ def stage_rows(learner: ComputesRows, batch: TaskBatch) -> Iterator[tuple[str, J
             finally:
                 learner.homogenizers = whole
         name = whole.members[count - 1].selector if count else "plain"
-        step = make_step(
-            rows.jacobian, rows.losses, domains=batch.domains or None, features=rows.features,
-            feature_grads=rows.feature_grads, targets=batch.query_y,
-        )  # fmt: skip
+        jacobian = as_jacobian(rows.jacobian)
+        step = Step(batch.keys, jacobian, rows.losses, rows.features, rows.feature_grads, batch.query_y)
         yield name, first.compute(step).rows
 
 
