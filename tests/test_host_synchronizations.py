@@ -126,9 +126,7 @@ def test_combine_does_not_wait_more_often_for_more_tensors_and_tasks(name: str, 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-20])
 @pytest.mark.parametrize("per_task", [True, False])
-def test_rows_outside_the_range_of_float32_cost_one_more_transfer(
-    per_task: bool, scale: float, device: str
-) -> None:
+def test_rows_outside_the_range_of_float32_cost_one_more_transfer(per_task: bool, scale: float, device: str) -> None:
     def gramian(blocks: int) -> Callable[[], object]:
         rows = [{f"{index}": torch.ones(20_000, device="cpu") * factor for index in range(blocks)}
                 for factor in (1.0, scale)]  # fmt: skip

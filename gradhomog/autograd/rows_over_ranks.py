@@ -71,7 +71,6 @@ class RanksRows(RowSource):
             "heads": [(slot, [tuple(leaf.shape) for leaf in leaves]) for slot, leaves in per_task if leaves],
         })  # fmt: skip
 
-
     def unused(self, used: Tensor) -> Collection[str]:
         """Return the names of the parameters that no loss depends on.
 

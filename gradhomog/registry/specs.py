@@ -167,6 +167,9 @@ class ProblemSpec(Spec):
         unused_keys: key paths of the run file that the problem does not use, besides those of episodes and learners.
         single_task: True if the method "single-task" exists, a separate network for each task, as for `MultiTaskData`.
         deterministic: True if nothing is random, so that all seeds give the same result.
+        suite: how `gradhomog suite --problem NAME` uses the problem: `question`, a sentence; `scaled_task`, the task
+            whose loss is multiplied; `steps`; `rates`, the learning rates to choose from; and optionally `best` and
+            `tolerance`, see `gradhomog.experiments.suite.problems.SuiteProblem`. Empty: it is no problem of the suite.
     """
 
     # Not hashed: options are cached by spec, and nested tables have no hash.
@@ -176,6 +179,7 @@ class ProblemSpec(Spec):
     unused_keys: tuple[str, ...] = ()
     single_task: bool = True
     deterministic: bool = False
+    suite: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     supplied = ("run",)
 

@@ -204,6 +204,7 @@ def _remove_new_hooks(network: nn.Module, known: Container[tuple[int, int]]) -> 
 
 # -- validation: each function returns the violated requirement of a stage's result, or "" ------------------------
 
+
 def _check_features(found: object, given: Tensor, keys: object) -> str:
     """Validate the result of `transform`, except for NaN, which `nonfinite` finds later with fewer reads."""
     if not _dense(found) or not _alike(found, given):

@@ -22,6 +22,8 @@ from gradhomog.experiments.execution.methods import FACTORS as WRONG
 from gradhomog.experiments.execution.methods import misscaled, takes_misscaled_losses
 from gradhomog.experiments.results.runs import PLAIN, SINGLE
 from gradhomog.experiments.run_file.schema import Config, load
+from gradhomog.experiments.run_file.validation import build
+from gradhomog.registry import installed
 from gradhomog.step.pipelines import pipeline
 
 STATIC = "static"
@@ -123,10 +125,18 @@ def _hash_sources(text: str) -> str:
 
 @functools.cache
 def problems() -> dict[str, SuiteProblem]:
-    """The problems by name, in the order of the tables."""
+    """The problems by name, in the order of the tables; last those of other distributions, see `ProblemSpec.suite`.
+
+    Raises:
+        ConfigError: `suite` of a plugin has an unknown key, or a value is invalid.
+    """
     text = resources.files("gradhomog.experiments.suite").joinpath("problems.toml").read_text(encoding="utf-8")
-    tables: dict[str, Any] = tomllib.loads(text)
-    return {name: SuiteProblem(name, **entries) for name, entries in tables.items()}
+    found = {name: SuiteProblem(name, **entries) for name, entries in tomllib.loads(text).items()}
+    for info in installed().list("problems"):
+        if info.distribution != "gradhomog" and (entries := content.find_problem(info.name).suite):
+            settings = {"problem": {"name": info.name}}
+            found.setdefault(info.name, build(SuiteProblem, {"name": info.name, "settings": settings, **entries}))
+    return found
 
 
 def chosen_problems(names: list[str], quick: bool) -> list[SuiteProblem]:

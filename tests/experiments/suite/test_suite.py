@@ -182,6 +182,37 @@ def test_the_command_prints_a_row_among_the_baselines_and_keeps_it(small_suite, 
     assert len((tmp_path / FILE).read_bytes()) > len(written)
 
 
+HALVES = """
+    import torch
+    from gradhomog import Examples, MultiTaskData, ProblemSpec, hookimpl
+
+    def halves(run):
+        points = torch.rand(64, 2, generator=torch.Generator().manual_seed(0)) - 0.5
+        split = Examples(points, tuple((points > 0).long().unbind(1)))
+        return MultiTaskData(("x", "y"), (2, 2), 16, split, split, split)
+
+    @hookimpl
+    def gradhomog_problem():
+        return ProblemSpec(
+            factory=halves, summary="halves of a square", defaults={"network": {"name": "mlp", "width": 4}},
+            suite={"question": "In which half?", "scaled_task": "y", "steps": 8, "rates": [0.01, 0.1]},
+        )
+"""
+
+
+def test_a_problem_of_a_plugin_has_rows_by_the_same_protocol(gradhomog_install, tmp_path, capsys):
+    gradhomog_install("halves", HALVES, kind="problems")
+    suite_problems.problems.cache_clear()  # as in a new process
+    assert main(["suite", "mgda", "--problem", "halves", "--jobs", "1", "--out", str(tmp_path)]) == 0
+    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()[2:5]} == {"plain", "static", "mgda"}
+    rows = read_results(tmp_path)
+    assert [len(rows["halves", method]) for method in ("plain", "mgda", STATIC)] == [15, 15, 65]
+    gradhomog_install("halves", HALVES.replace('"steps"', '"stepz"'), kind="problems")
+    suite_problems.problems.cache_clear()
+    assert main(["suite", "mgda", "--problem", "halves"]) == 2
+    assert "unknown key `stepz`" in capsys.readouterr().err
+
+
 def test_an_unknown_problem_and_an_invalid_method_are_named(capsys):
     assert main(["suite", "--problem", "functons"]) == 2
     assert "unknown problem 'functons'; known: functions" in capsys.readouterr().err
