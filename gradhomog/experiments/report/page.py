@@ -36,7 +36,7 @@ TITLES = {
 
 
 def caption_words(summary: Summary) -> dict[str, object]:
-    """What the captions of `captions.html` depend on."""
+    """The values in the captions of `captions.html`."""
     units = {row.unit for row in summary.rows} - {"one"}
     names = {"seeds": "seeds", "tasks": "test tasks"}
     over = "seeds, or over test tasks for a single seed"

@@ -26,7 +26,7 @@ from gradhomog.experiments.training.multi_task import MultiTask
 from gradhomog.problems import MultiTaskData, Problem, ProblemRun
 
 Trainable = MetaLearning | Problem
-"""What a run trains and tests: a learner with its episodes, or a multi-task network. Both have the methods of
+"""The object of a run: a learner with its episodes, or a multi-task network. Both have the methods of
 `gradhomog.Problem`; `probe` of a learner returns its rows after each homogenizer, and `test` of several states is that
 of their ensemble."""
 
