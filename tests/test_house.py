@@ -223,7 +223,7 @@ BUDGETS = {
     "gradhomog/learners": 740,
     "gradhomog/ranks": 492,
     "gradhomog/registry": 790,
-    "gradhomog/rows": 534,
+    "gradhomog/rows": 541,
     "gradhomog/scaffold": 160,
     "gradhomog/solvers": 420,
     "gradhomog/step": 1153,

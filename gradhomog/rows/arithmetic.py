@@ -33,10 +33,9 @@ def products(blocks: Sequence[Vectors], product: Product) -> list[Tensor]:
     """Apply a product to the rows of each block; returns float64 `[tasks, tasks]` or `[tasks]` per block.
 
     The products are on the CPU. If the squares of a row exceed the range of float32, its block is multiplied again in
-    float64; entries whose squares are zero in float32 (below 3e-23) count as zero. One transfer from the device to
-    the CPU, and one more if a block is multiplied again.
+    float64. One transfer from the device to the CPU, one more if a row is zero, and one if a block is multiplied again.
     """
-    found, outside = list(map(product, blocks)), list[int]()
+    found, outside, with_zeros = list(map(product, blocks)), list[int](), dict[int, int]()
     if found and not found[0].is_cpu:
         found = to_cpu(found)
     for index, (value, block) in enumerate(zip(found, blocks, strict=True)):
@@ -44,9 +43,16 @@ def products(blocks: Sequence[Vectors], product: Product) -> list[Tensor]:
         columns = block.shape[1] if isinstance(block, Tensor) else block[0].numel()
         # Below 1e-30 times the number of columns the mean square of a row is below 1e-30, and most squares may lose
         # digits in float32, whose smallest normal number is 1.2e-38. Above 1e34 sums of squares may overflow.
-        smallest, largest = min(filter(None, squares), default=1.0), max(squares, default=1.0)
-        if not (1e-30 * columns <= smallest and largest < 1e34) and block[0].dtype != torch.float64:
+        nonzero = list(filter(None, squares))
+        if block[0].dtype == torch.float64:
+            continue
+        if not (1e-30 * columns <= min(nonzero, default=1.0) and max(nonzero, default=1.0) < 1e34):
             outside.append(index)
+        elif len(nonzero) < len(squares):
+            with_zeros[index] = len(nonzero)
+    if with_zeros:  # entries below 3e-23 have the square zero
+        counts = to_cpu([torch.stack([row.any() for row in blocks[index]]).sum() for index in with_zeros])
+        outside += [index for index, count in zip(with_zeros, counts, strict=True) if count > with_zeros[index]]
     if outside:
         again = [_sum([product(chunk.double()) for chunk in matrices(blocks[index])]) for index in outside]
         for index, value in zip(outside, to_cpu(again), strict=True):

@@ -8,7 +8,7 @@ from torch import optim
 
 import gradhomog
 from gradhomog import OptionError, TaskBatch
-from tests.adapters import few_shot
+from tests.adapters import checks
 from tests.autograd.networks import Model, inputs
 
 OPTIMIZERS = {
@@ -177,11 +177,11 @@ def test_half_rows_are_scaled_in_the_dtype_of_the_state():
 
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 def test_a_learner_steps_in_the_metric_of_its_outer_optimizer(engine):
-    encoder, head = few_shot.networks()
+    encoder, head = checks.networks()
     learner = gradhomog.learner("fomaml", encoder, head, homogenizers="pcgrad", engine=engine)
     outer = optim.Adam(learner.parameters(), lr=0.01)
     for seed in range(3):
-        batch = few_shot.tasks(seed=seed)
+        batch = checks.tasks(seed=seed)
         rows = learner.rows(TaskBatch.stack(batch)).jacobian
         metric = gradhomog.OptimizerMetric(outer, learner.named_parameters())
         expected = metric.unscale(gradhomog.pipeline("pcgrad").combine(metric.scale(rows)))

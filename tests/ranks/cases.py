@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradhomog
 from gradhomog import GradhomogError, Pipeline, Ranks
-from tests.adapters import few_shot
+from tests.adapters import checks
 from tests.ranks.recording import recorded
 
 STEPS = 3
@@ -184,12 +184,12 @@ def message(case: str) -> str:
 
 def learner_steps(name: str, text: str, counts: Sequence[int], local: bool = False) -> dict[str, Any]:
     """Return a learner's parameters after some meta-steps with `counts[r]` tasks on rank r, and the last report."""
-    encoder, head = few_shot.networks()
+    encoder, head = checks.networks()
     learner = gradhomog.learner(name, encoder, head, homogenizers=text)
     outer = torch.optim.Adam(learner.parameters(), lr=0.01)
     group = Ranks("tasks", local=local) if len(counts) > 1 else None
     for step in range(STEPS):
-        tasks = list(few_shot.tasks(sum(counts), seed=step))
+        tasks = list(checks.tasks(sum(counts), seed=step))
         report = learner.step(tasks[part_of(counts)], outer, group=group)
     return {
         "parameters": [parameter.detach() for parameter in learner.parameters()],
@@ -212,21 +212,21 @@ class LayerOfRankZero(nn.Module):
 
 def learner_gradients_of_unused_layers(engine: str, local: bool) -> dict[str, bool]:
     """Return for each layer of `LayerOfRankZero` if it has a gradient after a meta-step."""
-    encoder, head = few_shot.networks()
+    encoder, head = checks.networks()
     whole = LayerOfRankZero(encoder)
     learner = gradhomog.learner("protonet", whole, head, engine=engine)
     outer = torch.optim.AdamW(learner.parameters(), lr=0.01)
-    learner.step(few_shot.tasks(2), outer, group=Ranks("tasks", local=local))
+    learner.step(checks.tasks(2), outer, group=Ranks("tasks", local=local))
     layers = {"partly": whole.partly, "never": whole.never, "head": head}
     return {name: layer.weight.grad is not None for name, layer in layers.items()}
 
 
 def learner_message() -> str:
     """Return the error of a meta-step with `Ranks("batch")`."""
-    learner = gradhomog.learner("maml", *few_shot.networks())
+    learner = gradhomog.learner("maml", *checks.networks())
     outer = torch.optim.SGD(learner.parameters(), lr=0.1)
     try:
-        learner.step(few_shot.tasks(2), outer, group=Ranks("batch"))
+        learner.step(checks.tasks(2), outer, group=Ranks("batch"))
     except GradhomogError as error:
         return str(error)
     return "no error"

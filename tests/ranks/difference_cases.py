@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import gradhomog
 from gradhomog import Ranks
 from gradhomog.ranks.communicator import GroupCommunicator
-from tests.adapters import few_shot
+from tests.adapters import checks
 from tests.ranks.cases import Model, data, error_of, losses_of, part_of, take_step
 
 
@@ -236,19 +236,19 @@ def accumulated_groups() -> str:
 
 def learner_of_another_seed(local: bool) -> tuple[str, int]:
     """Return the error of a meta-step in which rank 1 has another encoder, and the number of steps of the pipeline."""
-    learner = gradhomog.learner("maml", *few_shot.networks(), homogenizers="uw")
+    learner = gradhomog.learner("maml", *checks.networks(), homogenizers="uw")
     if dist.get_rank() == 1:
         nn.init.ones_(learner.parameters()[0])
     outer = torch.optim.SGD(learner.parameters(), lr=0.1)
-    message = error_of(lambda: learner.step(few_shot.tasks(2), outer, group=Ranks("tasks", local=local)), learner)
+    message = error_of(lambda: learner.step(checks.tasks(2), outer, group=Ranks("tasks", local=local)), learner)
     return message, learner.homogenizers.steps
 
 
 def learner_tasks(case: str) -> str:
     """Return the error of a meta-step in which rank 1 has no tasks, or tasks with fewer queries."""
-    learner = gradhomog.learner("maml", *few_shot.networks(), homogenizers="pcgrad")
+    learner = gradhomog.learner("maml", *checks.networks(), homogenizers="pcgrad")
     outer = torch.optim.SGD(learner.parameters(), lr=0.1)
-    tasks: Any = list(few_shot.tasks(2))
+    tasks: Any = list(checks.tasks(2))
     if dist.get_rank() == 1:
         fewer = [replace(task, query_x=task.query_x[:6], query_y=task.query_y[:6]) for task in tasks]
         tasks = [] if case == "none" else fewer
