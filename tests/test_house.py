@@ -219,7 +219,7 @@ BUDGETS = {
     "gradhomog/autograd": 2322,
     "gradhomog/cli": 1100,
     "gradhomog/diagnosis": 1160,
-    "gradhomog/experiments": 6330,
+    "gradhomog/experiments": 6340,
     "gradhomog/learners": 740,
     "gradhomog/ranks": 492,
     "gradhomog/registry": 790,

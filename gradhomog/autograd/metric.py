@@ -74,6 +74,8 @@ class OptimizerMetric:
                 raise OptionError(f"the optimizer in `metric` must hold all shared parameters; it has no {name!r}.")
             if parameter.is_complex():
                 raise OptionError(f"`metric` must be None for complex parameters; {name!r} is one.")
+            if isinstance(optimizer, _soap()) and any_dtensor([parameter]):
+                raise OptionError(f"`metric` must not be SOAP for parameters split over processes; {name!r} is one.")
         chosen = {name: groups[id(parameter)] for name, parameter in parameters.items()}
         largest = max(float(group["lr"]) for group in chosen.values()) or 1.0
         self.is_identity = True
@@ -82,7 +84,7 @@ class OptimizerMetric:
         for name, parameter in parameters.items():
             group, state = chosen[name], optimizer.state.get(parameter, {})
             if "Q" in state:
-                self._rotations[name] = _rotation(optimizer, name, parameter, state, group)
+                self._rotations[name] = partial(_project, optimizer, state, group)
             rate = max(float(group["lr"]) / largest, SMALLEST_RATE)
             moment, correction = _second_moment(state, group)
             self.is_identity &= moment is None and rate == 1
@@ -116,7 +118,7 @@ class OptimizerMetric:
 
     def _rotate(self, name: str, gradient: Tensor, project_type: str = "forward") -> Tensor:
         rotation = self._rotations.get(name)
-        return gradient if rotation is None else rotation(gradient, project_type=project_type)
+        return gradient if rotation is None else rotation(gradient, project_type)
 
 
 def step_metric(
@@ -143,19 +145,15 @@ def _soap() -> tuple[type, ...]:
     return () if module is None else (module.SOAP,)
 
 
-def _rotation(
-    optimizer: Any, name: str, parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any]
-) -> Callable[..., Tensor]:
-    """Return the map of one gradient into the eigenbases of SOAP, or with `project_type="backward"` out of them."""
-    if any_dtensor([parameter]):
-        raise OptionError(f"`metric` must not be SOAP for parameters split over processes; {name!r} is one.")
-    project = partial(
-        optimizer.project,
-        state=state,
-        merge_dims=group["merge_dims"],
-        max_precondition_dim=group["max_precondition_dim"],
+def _project(
+    optimizer: Any, state: Mapping[str, Any], group: Mapping[str, Any], gradient: Tensor, project_type: str
+) -> Tensor:
+    """Return one gradient in the eigenbases of SOAP, or with `project_type="backward"` out of them."""
+    gradient = gradient.to(state["exp_avg"].dtype)
+    rotated: Tensor = optimizer.project(
+        gradient, state, group["merge_dims"], group["max_precondition_dim"], project_type
     )
-    return lambda gradient, project_type: project(gradient.to(state["exp_avg"].dtype), project_type=project_type)
+    return rotated
 
 
 def _second_moment(state: Mapping[str, Any], group: Mapping[str, Any]) -> tuple[Tensor | None, float]:

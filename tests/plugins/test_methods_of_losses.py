@@ -108,7 +108,7 @@ def test_the_limit_of_the_papers_scale_is_that_of_the_weights_of_groups():
         weights("go4align(groups=2, lr=0, scale='paper')", losses)
 
 
-# -- LDC-MTL and uncertainty weighting: an Adam of their own ---------------------------------------------------------
+# -- LDC-MTL and uncertainty weighting, with their own Adam ----------------------------------------------------------
 
 
 def authors_loss(logits, losses, first, penalty, normalization):

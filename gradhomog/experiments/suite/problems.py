@@ -125,32 +125,41 @@ def _hash_sources(text: str) -> str:
 
 @functools.cache
 def problems() -> dict[str, SuiteProblem]:
-    """The problems by name, in the order of the tables; last those of other distributions, see `ProblemSpec.suite`.
+    """The built-in problems by name, in the order of the tables."""
+    text = resources.files("gradhomog.experiments.suite").joinpath("problems.toml").read_text(encoding="utf-8")
+    return {name: SuiteProblem(name, **entries) for name, entries in tomllib.loads(text).items()}
+
+
+def find_problem(name: str) -> SuiteProblem | None:
+    """The problem of this name, built-in or of a plugin with `ProblemSpec.suite`; None if there is none.
 
     Raises:
-        ConfigError: `suite` of a plugin has an unknown key, or a value is invalid.
+        ConfigError: `suite` of the plugin has an unknown key, or a value is invalid. PluginError: the plugin cannot be
+            used.
     """
-    text = resources.files("gradhomog.experiments.suite").joinpath("problems.toml").read_text(encoding="utf-8")
-    found = {name: SuiteProblem(name, **entries) for name, entries in tomllib.loads(text).items()}
-    for info in installed().list("problems"):
-        if info.distribution != "gradhomog" and (entries := content.find_problem(info.name).suite):
-            settings = {"problem": {"name": info.name}}
-            found.setdefault(info.name, build(SuiteProblem, {"name": info.name, "settings": settings, **entries}))
-    return found
+    return problems().get(name) or _problem_of_plugin(name)
+
+
+@functools.cache
+def _problem_of_plugin(name: str) -> SuiteProblem | None:
+    entries = content.find_problem(name).suite if name in installed().names("problems") else {}
+    settings = {"problem": {"name": name}}
+    return build(SuiteProblem, {"name": name, "settings": settings, **entries}) if entries else None
 
 
 def chosen_problems(names: list[str], quick: bool) -> list[SuiteProblem]:
-    """The problems of these names, or all; only those of the quick suite with `quick`.
+    """The problems of these names, or all built-in ones; only those of the quick suite with `quick`.
 
     Raises:
-        ConfigError: a name is unknown, or none of the problems is quick.
+        ConfigError: a name is unknown, or none of the problems is quick. See also `find_problem`.
     """
-    known = problems()
+    named, known = [], problems()
     for name in names:
-        if name not in known:
+        problem = find_problem(name)
+        if problem is None:
             raise ConfigError(f"unknown problem {name!r}; known: {', '.join(known)}.{did_you_mean(name, known)}")
-    named = [known[name] for name in names] or list(known.values())
-    chosen = [problem for problem in named if problem.quick or not quick]
+        named.append(problem)
+    chosen = [problem for problem in named or known.values() if problem.quick or not quick]
     if not chosen:
         known_quick = ", ".join(problem.name for problem in known.values() if problem.quick)
         raise ConfigError(f"`--quick` has only the problems {known_quick}; got {', '.join(names)}. Remove `--quick`.")

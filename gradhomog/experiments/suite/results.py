@@ -11,7 +11,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from gradhomog.errors import DataError
-from gradhomog.experiments.suite.problems import problems
+from gradhomog.experiments.suite.problems import find_problem
 from gradhomog.experiments.suite.training import SuiteRun
 
 FILE = "results.jsonl"
@@ -32,8 +32,11 @@ def by_row(rows: Iterable[Sequence[SuiteRun]]) -> Results:
 
 def current(results: Results) -> Results:
     """Those rows that were computed with the present source of their homogenizers, and the present versions."""
-    known = problems()
-    return {row: runs for row, runs in results.items() if runs[0].code == known[row[0]].code(row[1])}
+    return {
+        (name, method): runs
+        for (name, method), runs in results.items()
+        if (problem := find_problem(name)) and runs[0].code == problem.code(method)
+    }
 
 
 def by_factor(runs: Sequence[SuiteRun]) -> dict[float, list[SuiteRun]]:
@@ -76,14 +79,15 @@ def append_row(folder: Path, runs: Sequence[SuiteRun]) -> None:
 
 def _parse(lines: Sequence[str], path: str) -> Results:
     """The rows of these lines, without those of problems whose settings have changed since."""
-    digests = {name: problem.digest for name, problem in problems().items()}
     rows: list[list[SuiteRun]] = []
     for number, line in enumerate(lines, start=1):
         try:
             row = [SuiteRun.from_json(content) for content in json.loads(line)]
-            current = digests.get(row[0].problem) == row[0].digest
+            if not isinstance(row[0].problem, str):
+                raise TypeError("the name of a problem is a string")
         except (TypeError, ValueError, AttributeError, IndexError) as cause:
             found = f"expected the runs of a row; found {line[:60]!r}"
             raise DataError(f"{path}, line {number}: {found}. Remove the line.") from cause
-        rows += [row] if current else []
+        problem = find_problem(row[0].problem)
+        rows += [row] if problem and problem.digest == row[0].digest else []
     return by_row(rows)

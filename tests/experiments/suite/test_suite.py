@@ -114,7 +114,7 @@ def test_a_run_that_raises_is_a_record_with_infinite_errors(gradhomog_install):
 
 
 def test_a_file_that_was_cut_off_keeps_its_whole_rows_and_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(stored, "problems", lambda: {"small": SMALL})
+    monkeypatch.setattr(suite_problems, "problems", lambda: {"small": SMALL})
     rows = {method: compute_row(SMALL, method) for method in ("plain", "pcgrad")}
     append_row(tmp_path, rows["plain"])
     with (tmp_path / FILE).open("a") as file:
@@ -126,15 +126,17 @@ def test_a_file_that_was_cut_off_keeps_its_whole_rows_and_goes_on(tmp_path, monk
         tuple(float(f"{error:.5g}") for error in one.errors) for one in rows["pcgrad"]
     ]
     assert agreement(found, found).texts[1:] == [["plain", "3", "3", "3"], ["pcgrad", "3", "3", "3"]]
-    (tmp_path / FILE).write_text("{}\n")
-    with pytest.raises(DataError, match="line 1: expected the runs of a row"):
-        read_results(tmp_path)
+    unhashable = json.dumps([rows["plain"][0].to_json() | {"problem": []}])
+    for line in ("{}", unhashable):
+        (tmp_path / FILE).write_text(line + "\n")
+        with pytest.raises(DataError, match="line 1: expected the runs of a row"):
+            read_results(tmp_path)
 
 
 def test_rows_of_a_problem_with_other_settings_are_left_out(tmp_path, monkeypatch):
     append_row(tmp_path, [train(SMALL, "plain", 0, 0.03, 1.0)])
     longer = dataclasses.replace(SMALL, steps=17)
-    monkeypatch.setattr(stored, "problems", lambda: {"small": longer})
+    monkeypatch.setattr(suite_problems, "problems", lambda: {"small": longer})
     assert not read_results(tmp_path)
 
 
@@ -159,8 +161,7 @@ def test_stored_rows_have_every_seed_and_factor():
 @pytest.fixture
 def small_suite(monkeypatch):
     """The suite with one problem and no stored results."""
-    monkeypatch.setattr("gradhomog.experiments.suite.problems.problems", lambda: {"small": SMALL})
-    monkeypatch.setattr(stored, "problems", lambda: {"small": SMALL})
+    monkeypatch.setattr(suite_problems, "problems", lambda: {"small": SMALL})
     monkeypatch.setattr(stored, "stored_results", dict)
 
 
@@ -202,15 +203,22 @@ HALVES = """
 
 def test_a_problem_of_a_plugin_has_rows_by_the_same_protocol(gradhomog_install, tmp_path, capsys):
     gradhomog_install("halves", HALVES, kind="problems")
-    suite_problems.problems.cache_clear()  # as in a new process
     assert main(["suite", "mgda", "--problem", "halves", "--jobs", "1", "--out", str(tmp_path)]) == 0
     assert {line.split()[0] for line in capsys.readouterr().out.splitlines()[2:5]} == {"plain", "static", "mgda"}
     rows = read_results(tmp_path)
     assert [len(rows["halves", method]) for method in ("plain", "mgda", STATIC)] == [15, 15, 65]
     gradhomog_install("halves", HALVES.replace('"steps"', '"stepz"'), kind="problems")
-    suite_problems.problems.cache_clear()
+    suite_problems._problem_of_plugin.cache_clear()  # as in a new process
     assert main(["suite", "mgda", "--problem", "halves"]) == 2
     assert "unknown key `stepz`" in capsys.readouterr().err
+
+
+def test_the_suite_does_not_import_problems_of_plugins_that_it_does_not_use(gradhomog_install, capsys):
+    gradhomog_install("broken", "raise RuntimeError", kind="problems")
+    assert main(["suite"]) == 0
+    assert "auto" in capsys.readouterr().out
+    assert main(["suite", "mgda", "--problem", "broken"]) == 2
+    assert "RuntimeError" in capsys.readouterr().err
 
 
 def test_an_unknown_problem_and_an_invalid_method_are_named(capsys):
