@@ -217,17 +217,11 @@ def install(hook: str, gradhomog_install: Any) -> str:
 
 
 @pytest.mark.slow
-def test_the_homogenizer_is_made_by_name_and_conforms(gradhomog_install: Any) -> None:
-    name = install("gradhomog_homogenizer", gradhomog_install)
-    report = check_homogenizer(name, fast=True)
-    assert report.passed, str(report)
-    assert not _held(report), "it could claim more"
-
-
-@pytest.mark.slow
-def test_the_learner_trains_by_name_and_conforms(gradhomog_install: Any) -> None:
-    name = install("gradhomog_learner", gradhomog_install)
-    report = check_learner(name, fast=True)
+@pytest.mark.parametrize(
+    ("hook", "check"), [("gradhomog_homogenizer", check_homogenizer), ("gradhomog_learner", check_learner)]
+)
+def test_the_plugin_is_made_by_name_and_conforms(gradhomog_install: Any, hook: str, check: Any) -> None:
+    report = check(install(hook, gradhomog_install), fast=True)
     assert report.passed, str(report)
     assert not _held(report), "it could claim more"
 
