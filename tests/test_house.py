@@ -230,7 +230,7 @@ BUDGETS = {
     "gradhomog/testing": 2770,
     "plugins": 4523,
     "plugins/gradhomog_data": 3380,
-    "adapters": 3799,
+    "adapters": 3798,
     "tests": 33400,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.

@@ -11,7 +11,7 @@ import torch
 import torchopt
 from torch import Tensor, nn
 
-from gradhomog import DataError, OptionError, Pipeline, StepReport, TaskKey
+from gradhomog import DataError, OptimizerMetric, OptionError, Pipeline, StepReport, TaskKey
 from gradhomog_adapters._gradients import differentiate, zeros_for_missing
 from gradhomog_adapters._inner_optimizer import closure_variable
 
@@ -58,32 +58,33 @@ class Snapshot:
         finally:
             self._write_back({})
 
-    def restore(self) -> None:
-        """Restore the state at the start of a task, with new copies of the buffers."""
+    def restore(self) -> list[str]:
+        """Restore the state at the start of a task, with new copies of the buffers.
+
+        Returns:
+            Names of the parameters that were modified in place since the last call.
+        """
         copies: dict[int, Tensor] = {}
         for _, buffers in self._buffers:
             for buffer in buffers.values():
                 if buffer is not None and id(buffer) not in copies:  # a buffer that is registered twice is copied once
                     copies[id(buffer)] = buffer.detach().clone().requires_grad_(buffer.requires_grad)
-        self._write_back(copies)
+        return self._write_back(copies)
 
-    def _write_back(self, copies: Mapping[int, Tensor]) -> None:
+    def _write_back(self, copies: Mapping[int, Tensor]) -> list[str]:
         for container, parameters in self._parameters:
             container.update(parameters)
         for container, buffers in self._buffers:
             container.update({name: copies.get(id(buffer), buffer) for name, buffer in buffers.items()})
         for optimizer, state in self._inner:
             optimizer.load_state_dict(state)
-        with torch.no_grad():
-            for (_, parameter, value), version in zip(self._values, self._versions, strict=True):
-                if parameter._version != version:
-                    parameter.copy_(value)
-        self._versions = [parameter._version for _, parameter, _ in self._values]
-
-    def modified_parameters(self) -> list[str]:
-        """Names of the parameters that were modified in place since the last `restore`."""
         pairs = zip(self._values, self._versions, strict=True)
-        return [name for (name, parameter, _), version in pairs if parameter._version != version]
+        modified = [entry for entry, version in pairs if entry[1]._version != version]
+        with torch.no_grad():
+            for _, parameter, value in modified:
+                parameter.copy_(value)
+        self._versions = [parameter._version for _, parameter, _ in self._values]
+        return [name for name, _, _ in modified]
 
     def split_parameters(self) -> list[str]:
         """Names of a shared parameter that modules now hold as different tensors; empty if there is none."""
@@ -284,8 +285,6 @@ class MetaStep:
             raise OptionError("`step.task` must be used within `with meta_step(...) as step:`; that block has ended.")
         if self._task is not None:
             raise OptionError(f"`step.task` must not be nested; {self._task} is still open. End its `with` first.")
-        if not isinstance(domain, str):
-            raise OptionError(f"`domain` must be a string, the name of the task's domain; got {domain!r}.")
         task = OpenTask(TaskKey(len(self._done), domain), self._pipe, self._parameters, self._snapshot)
         self._task = task
         try:
@@ -295,8 +294,7 @@ class MetaStep:
         finally:
             self._task = None
             task.close()
-            modified = self._snapshot.modified_parameters()
-            self._snapshot.restore()
+            modified = self._snapshot.restore()
         if modified:
             raise OptionError(
                 f"in {task}, `{modified[0]}` was modified in place, so its row is not a gradient of the loop "
@@ -361,8 +359,8 @@ class MetaStep:
         finally:
             self._ended = True
 
-    def finish(self) -> None:
-        """Homogenize the rows and write the direction into `.grad`."""
+    def finish(self, metric: OptimizerMetric | None) -> None:
+        """Homogenize the rows in a metric, and write the direction into `.grad`."""
         done, self._done = self._done, []
         if not done:
             raise OptionError("a meta-step needs at least one task; got none. Use `with step.task(...):` and step.add.")
@@ -371,8 +369,9 @@ class MetaStep:
         losses = torch.stack([task.loss for task in done if task.loss is not None])
         needed = requires_features(self._pipe)
         targets = _stack_features("targets", [task.targets for task in done], needed)
+        rows = {name: _stack_rows(name, parameter, done) for name, parameter in self._parameters.items()}
         result = self._pipe.homogenize(
-            {name: _stack_rows(name, parameter, done) for name, parameter in self._parameters.items()},
+            rows if metric is None else metric.scale(rows),
             losses,
             domains=domains or None,
             features=_stack_features("features", [task.features for task in done], needed),
@@ -380,8 +379,9 @@ class MetaStep:
             targets=targets[0] if targets else None,
             inspect=True,
         )
+        direction = result.direction if metric is None else metric.unscale(result.direction)
         for name, parameter in self._parameters.items():
-            parameter.grad = None if name in unused else result.direction[name]
+            parameter.grad = None if name in unused else direction[name].to(parameter.dtype)
         self._report = replace(result, direction={})
 
 

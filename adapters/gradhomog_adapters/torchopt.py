@@ -7,8 +7,9 @@ from contextlib import contextmanager
 
 import torchopt
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from gradhomog import OptionError, Pipeline
+from gradhomog import OptimizerMetric, OptionError, Pipeline
 from gradhomog_adapters._frameworks import require_pipeline
 from gradhomog_adapters._meta_step import MetaStep, Snapshot
 
@@ -23,6 +24,7 @@ def meta_step(
     inner: torchopt.MetaOptimizer | Sequence[torchopt.MetaOptimizer] = (),
     encoder: nn.Module | None = None,
     extra: Mapping[str, Tensor] | None = None,
+    metric: Optimizer | None = None,
 ) -> Iterator[MetaStep]:
     """One meta-step of a loop with MetaSGD, MetaAdam and so on: homogenizes the rows of its tasks into `.grad`.
 
@@ -41,6 +43,7 @@ def meta_step(
             state: momentum, Adam, a schedule of rates (its count must be restored).
         encoder: the part of `net` that homogenizers such as `isi` attach to.
         extra: further trainable leaf tensors, by name, such as a tensor that is the rate of `inner`.
+        metric: the outer optimizer: rows are homogenized in the metric of its step, see `gradhomog.OptimizerMetric`.
 
     Homogenizers that act within the network (`isi`, `rotate`) require two more lines; `add` reports a missing one:
     `step.query()` before the query pass, `features = step.transform(features)` between encoder and head.
@@ -83,15 +86,14 @@ def meta_step(
         parameters[name] = tensor
     if not parameters:
         raise OptionError("`net` must have a parameter with requires_grad=True, or `extra` a tensor; found none.")
+    in_metric = None if metric is None else OptimizerMetric.of_step(metric, parameters, pipe, inspect=True)
     step = MetaStep(parameters, pipe, Snapshot(net, optimizers))
     with step.open_block(encoder):
         yield step
-    step.finish()
+    step.finish(in_metric)
 
 
 def _check(net: nn.Module, pipe: Pipeline, encoder: nn.Module | None) -> None:
-    if not isinstance(net, nn.Module):
-        raise OptionError(f"`net` must be a torch.nn.Module; got {type(net).__name__}.")
     require_pipeline(pipe)
     attaching = [member.selector for member in pipe.requirements.attaching]
     if encoder is None and attaching:

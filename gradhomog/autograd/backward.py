@@ -31,7 +31,7 @@ from gradhomog.autograd.inputs import (
 )
 from gradhomog.autograd.loss_graph import LossGraph
 from gradhomog.autograd.loss_step import LossStep, StepOptions, begin_step
-from gradhomog.autograd.metric import step_metric
+from gradhomog.autograd.metric import OptimizerMetric
 from gradhomog.autograd.row_source import LeafGradients, RowSource
 from gradhomog.autograd.rows_over_ranks import BatchRows, FullyShardedRows, LocalRows, TaskRows
 from gradhomog.errors import NonfiniteError, OptionError
@@ -236,7 +236,8 @@ def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
     source = (RowSource if is_one else _source_over_ranks(step))(step, derivatives)
     metric = None
     if options.metric is not None:
-        derivatives.metric = metric = step_metric(options.metric, graph.shared, options.pipe, options.inspect)
+        metric = OptimizerMetric.of_step(options.metric, graph.shared, options.pipe, options.inspect)
+        derivatives.metric = metric
     try:
         result, commit = homogenize_groups(
             options, source.make_step(), "raise" if derivatives.scaled else options.pipe.nonfinite

@@ -94,6 +94,24 @@ class OptimizerMetric:
         roots = _inverse_roots(moments, factors, summands)
         self._inverse_roots = dict(zip(parameters, roots, strict=True))
 
+    @classmethod
+    def of_step(
+        cls, optimizer: optim.Optimizer, parameters: Mapping[str, Tensor], pipe: Pipeline, inspect: bool = False
+    ) -> OptimizerMetric | None:
+        """Return the metric of a step of a pipeline; None if it is Euclidean, or nothing in the step depends on it.
+
+        Raises:
+            OptionError: a homogenizer keeps rows from step to step; see also `OptimizerMetric`.
+        """
+        if pipe.requirements.keeping_rows:
+            raise OptionError(
+                f"{' and '.join(pipe.requirements.keeping_rows)} keeps rows from step to step, but the metric of an "
+                "optimizer changes in each step. Remove `metric`."
+            )
+        metric = cls(optimizer, parameters)
+        compares_rows = inspect or pipe.requirements.statistics & {"norms", "gramian", "jacobian"}
+        return metric if compares_rows and not metric.is_identity else None
+
     def scale(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return J P^½ for rows `[tasks, *shape]` by name; in float32 if P is and the rows are half."""
         rotated = {**rows, **{n: torch.stack([self._rotate(n, row) for row in rows[n]]) for n in self._rotations}}
@@ -119,24 +137,6 @@ class OptimizerMetric:
     def _rotate(self, name: str, gradient: Tensor, project_type: str = "forward") -> Tensor:
         rotation = self._rotations.get(name)
         return gradient if rotation is None else rotation(gradient, project_type)
-
-
-def step_metric(
-    optimizer: optim.Optimizer, parameters: Mapping[str, Tensor], pipe: Pipeline, inspect: bool
-) -> OptimizerMetric | None:
-    """Return the metric of a step; None if it is Euclidean, or nothing in the step depends on it.
-
-    Raises:
-        OptionError: a homogenizer keeps rows from step to step; see also `OptimizerMetric`.
-    """
-    if pipe.requirements.keeping_rows:
-        raise OptionError(
-            f"{' and '.join(pipe.requirements.keeping_rows)} keeps rows from step to step, but the metric of an "
-            "optimizer changes in each step. Remove `metric`."
-        )
-    metric = OptimizerMetric(optimizer, parameters)
-    compares_rows = inspect or pipe.requirements.statistics & {"norms", "gramian", "jacobian"}
-    return metric if compares_rows and not metric.is_identity else None
 
 
 def _soap() -> tuple[type, ...]:

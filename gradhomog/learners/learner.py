@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from gradhomog.autograd.metric import step_metric
+from gradhomog.autograd.metric import OptimizerMetric
 from gradhomog.diagnosis import learner_rows
 from gradhomog.diagnosis.learner_rows import encoder_pattern, stage_rows
 from gradhomog.diagnosis.result import DiagnosisResult
@@ -260,7 +260,7 @@ class Learner(ValidatedConstructor, ABC):
         if self.homogenizers.requirements.choosing:
             warn_of_momentum(outer, self.homogenizers)
             batch = batch.select(self.homogenizers.choose(batch.keys))
-        scaling = None if metric is None else step_metric(metric, named, self.homogenizers, inspect=True)
+        scaling = None if metric is None else OptimizerMetric.of_step(metric, named, self.homogenizers, inspect=True)
         step = compute_meta_step(self.rows, batch, named, self.homogenizers, communicator, scaling)
         step.commit()
         outer.zero_grad()

@@ -22,6 +22,7 @@ from gradhomog.rows.arithmetic import (
     column_chunks,
     finite_rows,
     row_sums,
+    stack_chunks,
     task_index,
     to_cpu,
     to_device,
@@ -364,22 +365,21 @@ def group_small(like: Mapping[str, Tensor], tasks: int) -> list[list[str]]:
 def _sum_vectors(rows: Sequence[Tensor], shares: Tensor, like: Tensor) -> Tensor:
     """Return `Σ_i shares_i · rows_i` with shape, memory order and dtype of `like`; half precision in float32.
 
-    The rows are vectors in the memory order of `like`. Without a graph they are added up one by one: copied into a
-    matrix and multiplied, they take two to three times as long.
+    The rows are vectors in the memory order of `like`. They are added up one by one, because copied into a matrix and
+    multiplied they take two to three times as long.
     """
     if not rows:
         return torch.zeros_like(like, requires_grad=False)
-    wide = like.dtype if like.dtype.itemsize >= 4 else torch.float32
-    if shares.requires_grad or any(row.requires_grad for row in rows):
-        whole = torch.mv(torch.stack(list(rows)).to(wide).T, to_device(shares, like.device).to(wide))
+    if like.dtype.itemsize < 4 or shares.requires_grad or any(row.requires_grad for row in rows):
+        chunks = [DenseRows({"": chunk}).weighted_sum(shares)[""] for chunk in stack_chunks(rows)]
+        whole = torch.cat(chunks)
     else:
         first, *others = shares.tolist()
-        whole = rows[0].to(wide) * first
+        whole = rows[0] * first
         for row, share in zip(rows[1:], others, strict=True):
             whole.add_(row, alpha=share)
-    order = _memory_order(like)
-    inverse = sorted(range(like.dim()), key=order.__getitem__)
-    return whole.to(like.dtype).view([like.shape[axis] for axis in order]).permute(inverse)
+    # Dense, in the memory order of `like`, which may have gaps.
+    return whole.as_strided(like.shape, torch.empty_like(like, device="meta").stride())
 
 
 def _memory_order(like: Tensor) -> list[int]:

@@ -100,7 +100,7 @@ class Allocations(TorchDispatchMode):
                  if isinstance(arg, torch.Tensor)}  # fmt: skip
         found = function(*args, **(kwargs or {}))
         for value in torch.utils._pytree.tree_leaves(found):
-            storage = value.untyped_storage() if isinstance(value, torch.Tensor) else None
+            storage = value.untyped_storage() if isinstance(value, torch.Tensor) and not value.is_meta else None
             if storage is not None and storage.data_ptr() not in known and storage.nbytes() >= self.size:
                 self.new_tensors.append((str(function), tuple(value.shape)))
         return found

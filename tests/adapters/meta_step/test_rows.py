@@ -312,3 +312,18 @@ def test_a_pipeline_that_raises_writes_no_grad():
 def test_momentum_without_dampening_can_be_restored():
     net = network()
     loop(net, gradhomog.pipeline("none"), tasks(), inner=torchopt.MetaSGD(net, lr=0.1, momentum=0.9, nesterov=True))
+
+
+def test_a_loop_steps_in_the_metric_of_its_outer_optimizer():
+    net, inner = network(), INNER["sgd"][1]
+    outer = torch.optim.Adam(net.parameters(), lr=0.01)
+    for seed in range(3):
+        batch = tasks(seed=seed)
+        metric = gradhomog.OptimizerMetric(outer, dict(net.named_parameters()))
+        rows = metric.scale(rows_of(net, batch, inner))
+        expected = metric.unscale(gradhomog.pipeline("aligned_mtl").combine(rows))
+        loop(net, gradhomog.pipeline("aligned_mtl"), batch, inner, metric=outer)
+        torch.testing.assert_close({name: p.grad for name, p in net.named_parameters()}, expected)
+        outer.step()
+    with pytest.raises(OptionError, match="tracked keeps rows from step to step"):
+        loop(net, gradhomog.pipeline("tracked"), tasks(), inner, metric=outer)
