@@ -1,3 +1,4 @@
+import importlib.util
 import json
 
 import numpy as np
@@ -5,7 +6,7 @@ import pytest
 from PIL import Image
 
 from gradhomog import DataError, OptionError
-from gradhomog_data.domains import _pictures, images
+from gradhomog_data.domains import images
 
 NPZ = {
     "images": np.arange(4, dtype=np.uint8)[:, None, None, None] + np.zeros((4, 8, 8, 3), dtype=np.uint8),
@@ -295,7 +296,7 @@ def test_options_are_checked(tmp_path):
 
 
 def test_without_pillow_only_npz_files_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(_pictures.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert images.images(write_npz(tmp_path / "a.npz"), size=4).input_shape == (3, 4, 4)
     write_pictures(tmp_path / "set", {"a": [1]})
     assert_raises(tmp_path / "set", r"pip install 'gradhomog\[images\]'")
