@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -145,15 +145,20 @@ def read_columns(data: str) -> Columns:
     Raises:
         DataError: the name or file is unknown, scikit-learn is missing, or a value is not a finite number.
     """
+    readers = {".csv": _read_csv, ".npz": _read_npz}
+    path = Path(data)
     if data == BREAST_CANCER:
         columns = _load_breast_cancer()
-    elif data.endswith(".csv"):
-        columns = _read_file(_read_csv, Path(data))
-    elif data.endswith(".npz"):
-        columns = _read_file(_read_npz, Path(data))
-    else:
+    elif path.suffix not in readers:
         hint = did_you_mean(data, [BREAST_CANCER])
         raise DataError(f"`problem.data` must be {BREAST_CANCER}, or a .csv or .npz file; got {data!r}.{hint}")
+    else:
+        try:
+            columns = readers[path.suffix](path)
+        except DataError as cause:
+            raise DataError(f"`problem.data` {cause}") from cause
+        except OSError as cause:
+            raise DataError(f"`problem.data` {path}: cannot be read ({cause.strerror or cause}).") from cause
     for name, values in columns.items():
         for row, column in np.argwhere(~np.isfinite(values))[:1]:
             raise DataError(f"{data}: column {name!r}, row {row + 1}: expected a number; found {values[row, column]}.")
@@ -188,15 +193,6 @@ def _read_csv(path: Path) -> Columns:
         raise DataError(f"{path}: expected a line of different column names, then lines of numbers; found {names}.")
     table = np.array(values).reshape(-1, len(names))
     return {name: table[:, [index]] for index, name in enumerate(names)}
-
-
-def _read_file(read: Callable[[Path], Columns], path: Path) -> Columns:
-    try:
-        return read(path)
-    except DataError as cause:
-        raise DataError(f"`problem.data` {cause}") from cause
-    except OSError as cause:
-        raise DataError(f"`problem.data` {path}: cannot be read ({cause.strerror or cause}).") from cause
 
 
 def _parse_number(path: Path, name: str, row: int, text: str) -> float:
