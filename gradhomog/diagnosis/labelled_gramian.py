@@ -205,16 +205,11 @@ class RowStore:
                 "Lower the learning rates, or measure before the training diverges."
             )
         self._shapes, self.params = self._shapes or shapes, flat.shape[1]
-        self._rows.append(self._sketch(flat) if self.is_sketched else flat.clone())
+        self._rows.append(self._sketch(flat) if self.params > self.columns else flat.clone())
         self.names += [name for name in dict.fromkeys(names) if name not in self.names]
         self._batches += [self.batches] * len(flat)
         self._labels += [self.names.index(name) for name in names]
         self.batches += 1
-
-    @property
-    def is_sketched(self) -> bool:
-        """True if rows are stored as sketches, False if they are stored exactly."""
-        return self.params > self.columns
 
     def result(self) -> LabelledGramian:
         """Return the Gramian of all rows, of which there is at least one, multiplied in float64."""

@@ -116,11 +116,7 @@ def plain_rows(learner: ComputesRows, batch: TaskBatch) -> dict[str, Tensor]:
     named = learner.named_parameters()
     device = next(iter(named.values())).device
     _, rows = next(stage_rows(learner, batch.to(device)))
-    return encoder_blocks(rows, encoder_pattern(named))
-
-
-def encoder_blocks(rows: Jacobian, pattern: str) -> dict[str, Tensor]:
-    """Return the blocks whose parameters match a glob."""
+    pattern = encoder_pattern(named)
     return {name: block for name, block in rows.materialize().items() if fnmatch.fnmatchcase(name, pattern)}
 
 

@@ -9,7 +9,14 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from gradhomog.diagnosis.estimates import MIN_BATCHES, interval, number, ratio_range, student_quantile
+from gradhomog.diagnosis.estimates import (
+    MIN_BATCHES,
+    TransformedEstimate,
+    interval,
+    number,
+    ratio_range,
+    student_quantile,
+)
 from gradhomog.diagnosis.result import DiagnosisResult, Recommendation
 from gradhomog.table import LEVEL
 
@@ -243,52 +250,47 @@ MIN_EFFECTIVE_ROWS = 3.0
 
 def norms_differ(found: DiagnosisResult) -> Iterator[Recommendation]:
     """The norms of expected gradients if they differ; otherwise those of single rows if they differ."""
-    if pairs := nonzero_pairs(found):
-        factor = bonferroni(len(pairs), found.batches)
-        noisy = (found.expected.signal_fractions.high < NOISY).tolist()
-        apart = [pair for pair in pairs if not _aligned(found, pair)]
-        uneven = [pair for pair in pairs if pair in apart or noisy[pair[0]] or noisy[pair[1]]]
-        yield from _expected_norms(found, apart, factor) or _row_norms(found, uneven, factor)
+    pairs = nonzero_pairs(found)
+    if not pairs:
+        return
+    factor = bonferroni(len(pairs), found.batches)
+    noisy = (found.expected.signal_fractions.high < NOISY).tolist()
+    apart = [pair for pair in pairs if not _aligned(found, pair)]
+    uneven = [pair for pair in pairs if pair in apart or noisy[pair[0]] or noisy[pair[1]]]
+    advice = f"tune static weights, or balance the norms: {', '.join((AUTO, *METHODS_FOR_NORMS))}."
+    methods = (AUTO, inverse_norms(found), *METHODS_FOR_NORMS)
+    if ratio := _expected_ratio(found, apart, factor):
+        yield Recommendation("norms_differ", f"norms of expected gradients differ {ratio}: {advice}", methods)
+    elif ratio := _row_ratio(found, uneven, factor):
+        yield Recommendation(
+            "row_norms_differ",
+            f"norms of single rows differ {ratio}, by geometric means, and the plain step follows the longer rows: "
+            f"{advice}",
+            methods,
+        )
 
 
-def _expected_norms(found: DiagnosisResult, pairs: Sequence[Pair], factor: float) -> list[Recommendation]:
-    """The pair whose norm ratio has the largest lower end, after Bonferroni's correction for the number of pairs."""
+def _expected_ratio(found: DiagnosisResult, pairs: Sequence[Pair], factor: float) -> str:
+    """The norm ratio with the largest lower end, after Bonferroni's correction; empty if norms do not differ."""
     ordered = [*pairs, *(pair[::-1] for pair in pairs)]
     lowest, larger, smaller = max(((_lowest_ratio(found, i, j, factor), i, j) for i, j in ordered), default=(0.0, 0, 0))
     if lowest < DIFFERENT_NORMS:
-        return []
+        return ""
     resolved = bool(found.norm_ratios.value[larger, smaller].isfinite())
     ratio = ratio_range(found.norm_ratios, larger, smaller, unit=" ×") if resolved else f"> {number(lowest)} ×"
-    return [
-        Recommendation(
-            "norms_differ",
-            f"norms of expected gradients differ {ratio} ({found.tasks[larger]} over {found.tasks[smaller]}): tune "
-            f"static weights, or balance the norms: {', '.join((AUTO, *METHODS_FOR_NORMS))}.",
-            (AUTO, inverse_norms(found), *METHODS_FOR_NORMS),
-        )
-    ]
+    return f"{ratio} ({found.tasks[larger]} over {found.tasks[smaller]})"
 
 
-def _row_norms(found: DiagnosisResult, pairs: Sequence[Pair], factor: float) -> list[Recommendation]:
-    """The pair whose typical norms of single rows differ most."""
+def _row_ratio(found: DiagnosisResult, pairs: Sequence[Pair], factor: float) -> str:
+    """The ratio of the typical norms of single rows that differ most; empty if norms do not differ."""
     differences = found.row_norms.log_differences
     lowest = (differences.value - factor * differences.half_width).nan_to_num(nan=0.0)
     ordered = [pair for i, j in pairs for pair in ((i, j), (j, i)) if float(lowest[pair]) >= math.log(DIFFERENT_NORMS)]
     if not ordered:
-        return []
+        return ""
     larger, smaller = max(ordered, key=lambda pair: float(lowest[pair]))
-    value, low, high = (
-        math.exp(float(part[larger, smaller])) for part in (differences.value, differences.low, differences.high)
-    )
-    return [
-        Recommendation(
-            "row_norms_differ",
-            f"norms of single rows differ {number(value)} × ({number(low)} to {number(high)}) ({found.tasks[larger]} "
-            f"over {found.tasks[smaller]}), by geometric means: the plain step follows the longer rows. Tune static "
-            f"weights, or balance the norms: {', '.join((AUTO, *METHODS_FOR_NORMS))}.",
-            (AUTO, inverse_norms(found), *METHODS_FOR_NORMS),
-        )
-    ]
+    ratio = ratio_range(TransformedEstimate.of(differences, torch.exp), larger, smaller, unit=" ×")
+    return f"{ratio} ({found.tasks[larger]} over {found.tasks[smaller]})"
 
 
 def inverse_norms(found: DiagnosisResult) -> str:
@@ -444,23 +446,18 @@ def _plain_step(found: DiagnosisResult) -> Recommendation:
     )
 
 
-def summed_loss() -> Recommendation:
-    """The sentence for parallel rows."""
-    return Recommendation(
-        "summed_loss",
-        "the rows of every batch are multiples of one gradient: probably the gradient of the summed loss was passed "
-        "for each task. Differentiate the loss of each task separately.",
-    )
+SUMMED_LOSS = Recommendation(
+    "summed_loss",
+    "the rows of every batch are multiples of one gradient: probably the gradient of the summed loss was passed for "
+    "each task. Differentiate the loss of each task separately.",
+)
 
-
-def accumulated_rows() -> Recommendation:
-    """The sentence for rows that contain earlier ones."""
-    return Recommendation(
-        "accumulated_rows",
-        "each row contains the earlier ones, g₁, g₁ + g₂, …: probably gradients were read from `.grad` without "
-        "`zero_grad()` before each `backward()`. Use `Diagnosis.add_losses`, or `torch.autograd.grad`. Rows that grow "
-        "from batch to batch because the parameters change are not valid either: measure at fixed parameters.",
-    )
+ACCUMULATED_ROWS = Recommendation(
+    "accumulated_rows",
+    "each row contains the earlier ones, g₁, g₁ + g₂, …: probably gradients were read from `.grad` without "
+    "`zero_grad()` before each `backward()`. Use `Diagnosis.add_losses`, or `torch.autograd.grad`. Rows that grow from "
+    "batch to batch because the parameters change are not valid either: measure at fixed parameters.",
+)
 
 
 def mistakes(found: DiagnosisResult) -> Iterator[Recommendation]:
@@ -498,9 +495,9 @@ def recommend(found: DiagnosisResult) -> tuple[Recommendation, ...]:
     for the number of pairs; that there is none, if the intervals of all pairs are above zero, or negligible.
     """
     if found.accumulated:
-        return (accumulated_rows(),)
+        return (ACCUMULATED_ROWS,)
     if found.parallel:
-        return (summed_loss(),)
+        return (SUMMED_LOSS,)
     rules = (mistakes, harm, conflict, norms_differ, heavy_tails, noise, shared_noise)
     sentences = [sentence for rule in rules for sentence in rule(found)]
     codes = {sentence.code for sentence in sentences}

@@ -136,11 +136,24 @@ class DiagnosisResult:
         return f"<p>{html.escape(self.advice)}</p>{''.join(tables)}<ul>{''.join(sentences)}</ul>"
 
     def table(self, run_file: str = "RUN.toml") -> str:
-        """Return estimates by task and by pair of tasks, and the recommendation, as aligned text.
+        """Return the advice, estimates by task and by pair of tasks, the recommendation and notes, as aligned text.
 
         `run_file`: the run file in the command that compares the recommended methods.
         """
-        return _render(self, run_file)
+        sketch = f", sketched to {self.columns:,}" if self.cosine_error else ""
+        sizes = f"{self.batches} batches, {self.params:,} parameters{sketch}"
+        lines = [self.advice, "", sizes, "", *_task_table(self).lines()]
+        if len(self.tasks) > 1:
+            order = pair_order(self)
+            lines += ["", *_pair_table(self, order[:MAX_PAIRS]).lines()]
+            if len(order) > MAX_PAIRS:
+                lines.append(f"… and {len(order) - MAX_PAIRS} pairs with larger cosines, or unresolved ones")
+        lines += ["", "Recommendation"]
+        for one in self.recommendation:
+            lines += textwrap.wrap(f"[{one.code}] {one.text}", WIDTH, initial_indent="- ", subsequent_indent="  ")
+        if command := self.compare_command(run_file):
+            lines += ["", command]
+        return "\n".join([*lines, "", *NOTES, *([SKETCH_NOTE] if self.cosine_error else [])])
 
     def record(self) -> dict[str, Any]:
         """Return everything for JSON, in plain lists; NaN is None, and infinity is "inf"."""
@@ -148,29 +161,6 @@ class DiagnosisResult:
         sentences = [{"code": one.code, "text": one.text} for one in self.recommendation]
         more = {"cosine_error": self.cosine_error, "advice": self.advice, "methods": list(self.methods)}
         return {**found, **more, "recommendation": sentences}
-
-
-def _render(found: DiagnosisResult, run_file: str) -> str:
-    """The advice, the tables, the recommendation with codes, and notes."""
-    sketch = f", sketched to {found.columns:,}" if found.cosine_error else ""
-    lines = [
-        found.advice,
-        "",
-        f"{found.batches} batches, {found.params:,} parameters{sketch}",
-        "",
-        *_task_table(found).lines(),
-    ]
-    if len(found.tasks) > 1:
-        order = pair_order(found)
-        lines += ["", *_pair_table(found, order[:MAX_PAIRS]).lines()]
-        if len(order) > MAX_PAIRS:
-            lines.append(f"… and {len(order) - MAX_PAIRS} pairs with larger cosines, or unresolved ones")
-    lines += ["", "Recommendation"]
-    for one in found.recommendation:
-        lines += textwrap.wrap(f"[{one.code}] {one.text}", WIDTH, initial_indent="- ", subsequent_indent="  ")
-    if command := found.compare_command(run_file):
-        lines += ["", command]
-    return "\n".join([*lines, "", *NOTES, *([SKETCH_NOTE] if found.cosine_error else [])])
 
 
 def _task_table(found: DiagnosisResult) -> Table:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradhomog.conflict import cosines, distances
+from gradhomog.conflict import cosines
 from gradhomog.diagnosis.estimates import Estimate, TransformedEstimate, estimate, jackknife
 from gradhomog.diagnosis.labelled_gramian import LabelledGramian
 from gradhomog.rows.arithmetic import safe_sqrt
@@ -22,9 +22,6 @@ class SingleRows:
     Attributes:
         norms: mean of ‖g_k‖ `[K]`.
         cosines: mean cosine of two rows of the same batch `[K, K]`.
-        independent_cosines: mean cosine of two rows of different batches `[K, K]`; the diagonal is the mean cosine of
-            two rows of one label.
-        distances: mean distance of two rows of the same batch `[K, K]`.
         conflict_rates: share of pairs of rows of the same batch with a negative inner product `[K, K]`, in [0, 1].
         independent_conflict_rates: the same for rows of different batches: the conflict that independent noise around
             the expected gradients explains. No distribution is assumed. A different rate within batches is the effect
@@ -34,8 +31,6 @@ class SingleRows:
 
     norms: Estimate
     cosines: Estimate
-    independent_cosines: Estimate
-    distances: Estimate
     conflict_rates: Estimate
     independent_conflict_rates: Estimate
     mean_cosine: Estimate
@@ -44,7 +39,7 @@ class SingleRows:
 
 
 def single_rows(gramian: LabelledGramian) -> SingleRows:
-    """Average norms of rows, and cosines, distances and conflict of pairs of rows, by label.
+    """Average norms of rows, and cosines and conflict of pairs of rows, by label.
 
     Cost: O(rows²) time and memory.
 
@@ -62,8 +57,6 @@ def single_rows(gramian: LabelledGramian) -> SingleRows:
     return SingleRows(
         norms=jackknife(*gramian.each_row(safe_sqrt(products.diagonal()))),
         cosines=jackknife(*same_batch(angles)),
-        independent_cosines=jackknife(*different_batches(angles)),
-        distances=jackknife(*same_batch(distances(products))),
         conflict_rates=jackknife(*same_batch(conflicts)),
         independent_conflict_rates=jackknife(*different_batches(conflicts)),
         mean_cosine=estimate(_pair_mean, same_batch(angles)),
@@ -143,10 +136,8 @@ class ExpectedGradients:
         inner_products: ⟨μ_k, μ_l⟩ `[K, K]`; the diagonal is ‖μ_k‖². Unbiased.
         norms: ‖μ_k‖ `[K]`.
         cosines: ⟨μ_k, μ_l⟩ / (‖μ_k‖ ‖μ_l‖) `[K, K]`.
-        distances: ‖μ_k − μ_l‖ `[K, K]`; unresolved unless the interval of its square is above zero.
         signal_fractions: ‖μ_k‖² / E‖g_k‖² `[K]`, the share of a row's squared norm that is not noise. An interval that
             contains zero means that no signal is measurable with so many batches.
-        pooled_signal_fraction: mean ‖μ_k‖² over labels divided by the mean E‖g_k‖², a scalar.
         pooled_cosine: mean ⟨μ_k, μ_l⟩ over k ≠ l divided by the mean ‖μ_k‖², a scalar: 1 if all μ_k are equal, 0 if
             they are orthogonal on average. It requires only the mean of the squared norms to be resolved.
         aligned_conflict_rates: the share of pairs of single rows that would conflict by noise alone `[K, K]` if μ_k and
@@ -158,9 +149,7 @@ class ExpectedGradients:
     inner_products: Estimate
     norms: Estimate
     cosines: Estimate
-    distances: Estimate
     signal_fractions: Estimate
-    pooled_signal_fraction: Estimate
     pooled_cosine: Estimate
     aligned_conflict_rates: Estimate
 
@@ -170,7 +159,7 @@ def expected_gradients(gramian: LabelledGramian) -> ExpectedGradients:
 
         ⟨μ_k, μ_l⟩ ≈ U_kl = mean of ⟨g_k^b, g_l^b'⟩ over b ≠ b'
 
-    Norms, cosines, distances and fractions are functions of U; intervals are those of `jackknife` over batches. Where
+    Norms, cosines and fractions are functions of U; intervals are those of `jackknife` over batches. Where
     noise dominates, their widths decrease as 1/B, otherwise as 1/√B: if signal fractions are unresolved with 48
     batches, several hundred resolve fractions a tenth as large.
 
@@ -193,21 +182,15 @@ def expected_gradients(gramian: LabelledGramian) -> ExpectedGradients:
     >>> print(f"{found.cosines.value[0, 1]:.2f} ± {found.cosines.half_width[0, 1]:.2f}")
     0.60 ± 0.08
     """
-    inner, energy = gramian.inner_products, gramian.mean_squares
-    products = jackknife(*inner)
-    positive = products.diagonal().low > 0
+    inner, positive = gramian.inner_products, resolved(gramian)
     both = positive[:, None] & positive
-    squared_distances = estimate(_squared_distances, inner)
-    apart = (squared_distances.low > 0) | torch.eye(len(both), dtype=torch.bool)
-    resolved = estimate(lambda u: squares(u).mean(-1), inner).low > 0
+    mean_square = estimate(lambda u: squares(u).mean(-1), inner)
     return ExpectedGradients(
-        inner_products=products,
+        inner_products=jackknife(*inner),
         norms=estimate(lambda u: squares(u).sqrt(), inner).where(positive),
         cosines=estimate(lambda u: u / _norm_products(u), inner).where(both),
-        distances=estimate(lambda u: _squared_distances(u).sqrt(), inner).where(apart),
         signal_fractions=signal_fractions(gramian),
-        pooled_signal_fraction=estimate(lambda u, e: squares(u).mean(-1) / e.mean(-1), inner, energy),
-        pooled_cosine=estimate(_pooled_cosine, inner).where(resolved),
+        pooled_cosine=estimate(_pooled_cosine, inner).where(mean_square.low > 0),
         aligned_conflict_rates=estimate(
             _aligned_conflict_rates, inner, gramian.different_batches(gramian.gramian.square())
         ).where(both),
@@ -234,9 +217,9 @@ def _norm_products(inner: Tensor) -> Tensor:
     return norms[..., :, None] * norms[..., None, :]
 
 
-def _squared_distances(inner: Tensor) -> Tensor:
-    norms = squares(inner)
-    return (norms[..., :, None] - inner) + (norms[..., None, :] - inner)
+def resolved(gramian: LabelledGramian) -> Tensor:
+    """True for labels `[K]` whose interval of ‖μ_k‖² is above zero."""
+    return jackknife(*gramian.inner_products).diagonal().low > 0
 
 
 def _pooled_cosine(inner: Tensor) -> Tensor:
@@ -265,14 +248,9 @@ def norm_ratios(gramian: LabelledGramian) -> TransformedEstimate:
     >>> print(f"{found.value[0, 1]:.2f} ({found.low[0, 1]:.2f} to {found.high[0, 1]:.2f})")
     3.00 (3.00 to 3.00)
     """
-    positive = jackknife(*gramian.inner_products).diagonal().low > 0
-    logarithms = estimate(_log_ratios, gramian.inner_products).where(positive[:, None] & positive)
-    return TransformedEstimate.of(logarithms, torch.exp)
-
-
-def _log_ratios(inner: Tensor) -> Tensor:
-    logarithms = inner.diagonal(dim1=-2, dim2=-1).log() / 2
-    return logarithms[..., :, None] - logarithms[..., None, :]
+    positive = resolved(gramian)
+    logarithms = estimate(lambda u: _differences(squares(u).log() / 2), gramian.inner_products)
+    return TransformedEstimate.of(logarithms.where(positive[:, None] & positive), torch.exp)
 
 
 @dataclass(frozen=True, eq=False)
@@ -307,10 +285,10 @@ def step_alignment(gramian: LabelledGramian) -> StepAlignment:
     inner, counts = gramian.inner_products, gramian.row_counts
     shares = (counts / counts.sum(1, keepdim=True)).mean(0)
     mean_square = estimate(lambda u: u @ shares @ shares, inner)
-    resolved = (jackknife(*inner).diagonal().low > 0) & (mean_square.low > 0)
+    alignment = estimate(lambda u: _cosines_to_mean(u, shares), inner)
     return StepAlignment(
         products=estimate(lambda u: u @ shares, inner),
-        cosines=estimate(lambda u: _cosines_to_mean(u, shares), inner).where(resolved),
+        cosines=alignment.where(resolved(gramian) & (mean_square.low > 0)),
     )
 
 

@@ -33,11 +33,6 @@ def convolution(
     return layer
 
 
-def shortcut(inputs: int, outputs: int, *, stride: int = 1) -> nn.Sequential:
-    """Return a 1×1 convolution and batch normalization, for blocks that change the number of maps."""
-    return nn.Sequential(convolution(inputs, outputs, 1, stride=stride), nn.BatchNorm2d(outputs))
-
-
 def split_network(
     body: Mapping[str, nn.Module], tail: Mapping[str, nn.Module], linear: nn.Linear, *, flatten: bool
 ) -> tuple[nn.Module, nn.Module]:
@@ -167,8 +162,9 @@ class Block(nn.Module):
             self.add_module(f"conv{number}", convolution(*sizes, 3, stride=step, padding=1))
             self.add_module(f"bn{number}", nn.BatchNorm2d(outputs))
             self.add_module(f"relu{number}", activation())
-        same = inputs == outputs and stride == 1
-        self.downsample = nn.Identity() if same else shortcut(inputs, outputs, stride=stride)
+        self.downsample: nn.Module = nn.Identity()
+        if inputs != outputs or stride != 1:
+            self.downsample = nn.Sequential(convolution(inputs, outputs, 1, stride=stride), nn.BatchNorm2d(outputs))
 
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = inputs

@@ -148,27 +148,24 @@ def test_without_signal_norms_and_cosines_are_unresolved_and_the_signal_may_be_z
     assert (found.signal_fractions.high > 0).all()
 
 
-def test_rows_without_noise_have_their_exact_cosines_and_distances():
+def test_rows_without_noise_have_their_exact_cosines():
     rows = torch.tensor([[3.0, 0.0], [0.0, 4.0], [-3.0, 0.0]]).repeat(5, 1, 1)
     found = expected_gradients(LabelledGramian.of_rows(rows))
     expected = torch.tensor([[1, 0, -1], [0, 1, 0], [-1, 0, 1]], dtype=torch.float64)
     torch.testing.assert_close(found.cosines.value, expected)
     torch.testing.assert_close(found.cosines.half_width, torch.zeros(3, 3, dtype=torch.float64))
-    torch.testing.assert_close(found.distances.value[0], torch.tensor([0.0, 5.0, 6.0], dtype=torch.float64))
     torch.testing.assert_close(found.signal_fractions.value, torch.ones(3, dtype=torch.float64))
 
 
-def test_single_rows_have_the_norms_cosines_and_distances_of_a_loop():
+def test_single_rows_have_the_norms_and_cosines_of_a_loop():
     rows = draw(pair(1, 0.5, 7), 6, seed=2)
     found = single_rows(LabelledGramian.of_rows(rows))
     cosines = [torch.nn.functional.cosine_similarity(*batch, dim=0) for batch in rows]
     torch.testing.assert_close(found.norms.value, rows.norm(dim=2).mean(0))
     torch.testing.assert_close(found.cosines.value[0, 1], torch.stack(cosines).mean())
     torch.testing.assert_close(found.mean_cosine.value, torch.stack(cosines).mean())
-    torch.testing.assert_close(found.distances.value[0, 1], (rows[:, 0] - rows[:, 1]).norm(dim=1).mean())
     torch.testing.assert_close(found.conflict_rates.value[0, 1], (torch.stack(cosines) < 0).double().mean())
     assert found.cosines.value.diagonal().isnan().all()  # no batch has two rows of a domain
-    assert found.independent_cosines.value.isfinite().all()
 
 
 def test_a_pair_that_no_batch_has_does_not_hide_the_mean_of_the_others():

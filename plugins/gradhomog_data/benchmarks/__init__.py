@@ -35,7 +35,7 @@ class FolderBenchmark(Published):
     def has_source(self, root: Path) -> bool:
         from gradhomog_data.benchmarks import folders
 
-        return folders.has_source(root, self)
+        return folders.find_source(root, self) is not None
 
     def lists(self, root: Path, folder: Path) -> tuple[dict[str, Any], dict[str, bytes | None]]:
         from gradhomog_data.benchmarks import folders

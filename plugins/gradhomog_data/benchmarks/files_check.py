@@ -27,7 +27,7 @@ from gradhomog_data.benchmarks.folders import (
 )
 from gradhomog_data.domains import _formats
 from gradhomog_data.domains._picture_set import PictureSet
-from gradhomog_data.domains._pictures import check_picture, describe_content, require_pillow
+from gradhomog_data.domains._pictures import check_picture, describe_content, read_picture, require_pillow
 from gradhomog_data.domains._read_npz import read_classes
 from gradhomog_data.domains._text_files import read_text
 from gradhomog_data.domains.class_images import split_classes
@@ -192,7 +192,9 @@ def _check_images(files: Sequence[Path], name: str, full: bool) -> Iterable[str]
     )  # fmt: skip
     for path in bar:
         try:
-            check_picture(path, full=full)
+            check_picture(path)
+            if full:
+                read_picture(path, 1)
         except DataError as error:
             damaged += 1
             if damaged <= _REPORTED:

@@ -68,12 +68,16 @@ def by_rule(benchmark: Published, folder: Path, classes: Mapping[str, Sequence[s
             f"{folder}: {benchmark.title} has {benchmark.classes} classes; found {len(classes)}. "
             "The download is incomplete, or the folder has other content. Download it again."
         )
+    splits = {name: split_of(benchmark.rule, index) for index, name in enumerate(classes)}
+    return _listing(folder, classes, splits)
+
+
+def _listing(folder: Path, classes: Mapping[str, Sequence[str]], splits: Mapping[str, str]) -> Listing:
     if empty := [name for name, images in classes.items() if not images]:
         raise DataError(
             f"{folder}: class {empty[0]!r} has no images ({len(empty)} of {len(classes)} classes are empty). "
             "Download it again."
         )
-    splits = {name: split_of(benchmark.rule, index) for index, name in enumerate(classes)}
     return Listing(folder, classes, splits)
 
 
@@ -130,9 +134,7 @@ def list_split_folders(benchmark: Published, folder: Path) -> Listing:
             raise DataError(f"{folder / directory}: class {shared[0]!r} is also in another split. Remove one of them.")
         classes |= {name: _images(folder, f"{directory}/{name}") for name in names}
         splits |= dict.fromkeys(names, split)
-    if empty := [name for name, images in classes.items() if not images]:
-        raise DataError(f"{folder}: class {empty[0]!r} has no images. Download it again.")
-    return Listing(folder, classes, splits)
+    return _listing(folder, classes, splits)
 
 
 def _images(folder: Path, directory: str) -> list[str]:
@@ -398,27 +400,24 @@ def list_published(benchmark: Published, path: Path) -> Listing:
         raise DataError(f"{error.filename or path}: cannot be read ({error.strerror or error}).") from error
 
 
+def find_source(root: Path, benchmark: Published) -> Path | None:
+    """Return the published folders of a benchmark below `root`, or the class folders in `<name>/`."""
+    forms = find_forms(root, benchmark, None)
+    return next((path for form, path in forms if form in ("published folders", "class folders")), None)
+
+
 def list_source(root: Path, benchmark: Published) -> Listing:
     """List a benchmark from its published folders below `root`, or from class folders in `<name>/`.
 
     Raises:
         DataError: neither exists, or they are damaged or incomplete.
     """
-    if (path := find_published(root, benchmark)) is not None:
+    if (path := find_source(root, benchmark)) is not None:
         return list_published(benchmark, path)
-    for form, own in find_forms(root, benchmark, None):
-        if form == "class folders":
-            return list_published(benchmark, own)
     raise DataError(
         f"{root}: {benchmark.title} has no pictures here; expected {benchmark.layout}. It is obtained from "
         f"{benchmark.source}."
     )
-
-
-def has_source(root: Path, benchmark: Published) -> bool:
-    """Return whether `list_source` finds pictures of a benchmark."""
-    forms = [form for form, _ in find_forms(root, benchmark, None)]
-    return "published folders" in forms or "class folders" in forms
 
 
 def _child(folder: Path, name: str) -> Path | None:

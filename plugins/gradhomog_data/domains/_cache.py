@@ -66,14 +66,8 @@ def _read(path: Path, text: str) -> Arrays | None:
 def _write(path: Path, text: str, arrays: Arrays) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     # Write a temporary file, then rename it: other processes see the whole file or none.
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".partial-", suffix=".npz")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            # uncompressed: reading is ten times faster, and compression saves only a third on textured pictures
-            named: dict[str, Any] = {"key": np.array(text), **arrays}
-            np.savez(file, **named)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".partial-") as folder:
+        # uncompressed: reading is ten times faster, and compression saves only a third on textured pictures
+        named: dict[str, Any] = {"key": np.array(text), **arrays}
+        np.savez(Path(folder) / path.name, **named)
+        os.replace(Path(folder) / path.name, path)

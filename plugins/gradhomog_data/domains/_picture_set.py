@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import importlib.metadata
 import io
@@ -29,10 +30,14 @@ from tqdm import tqdm
 
 from gradhomog import DamagedCacheWarning, DataError
 from gradhomog_data.domains._cache import cache_folder
-from gradhomog_data.domains._pictures import check_memory, read_pictures
+from gradhomog_data.domains._pictures import check_memory, read_picture
 from gradhomog_data.domains.class_images import ClassImages
 
-Read = Callable[[Sequence[Any], int], NDArray[np.uint8]]
+Read = Callable[[Any, int], NDArray[np.uint8]]
+"""A function of a picture and a size in pixels that returns `[size, size, 3]`."""
+
+Blocks = Callable[[int], Iterable[NDArray[np.uint8]]]
+"""A function of a number that returns the pictures from this number on, in blocks `[n, size, size, 3]`."""
 
 CACHED_FROM = 256
 """Number of pictures from which decoded pictures are cached; fewer are decoded in about a second, in memory."""
@@ -72,20 +77,22 @@ def decode(
         DataError: a picture cannot be read; or the pictures can be neither cached nor held in `max_bytes` of memory.
     """
     shape, remark = (len(items), size, size, 3), ""
+    blocks = functools.partial(_blocks, source, items, shape, read)
     if len(items) >= CACHED_FROM:
         digest = hashlib.sha256(f"{_VERSION}\t{size}\t{_pillow_version()}".encode())
         for text in identify(items):
             digest.update(b"\n" + text.encode(errors="surrogatepass"))
         try:
             folder = cache_folder()
-            return _cached(folder / f"pictures-{digest.hexdigest()[:32]}.npy", source, items, shape, read)
+            return _cached(folder / f"pictures-{digest.hexdigest()[:32]}.npy", shape, blocks)
         # RuntimeError: the user has no home folder; NotImplementedError: the file system has no locks
         except (OSError, RuntimeError, NotImplementedError) as error:
             remark = f"They cannot be cached on disk either ({error}). "
     check_memory(source, shape, max_bytes, remark)
-    pictures = np.empty(shape, dtype=np.uint8)
-    for start, block in _blocks(source, items, shape, read, start=0):
-        pictures[start : start + len(block)] = block
+    pictures, done = np.empty(shape, dtype=np.uint8), 0
+    for block in blocks(0):
+        pictures[done : done + len(block)] = block
+        done += len(block)
     return pictures, _digest(pictures)
 
 
@@ -96,15 +103,13 @@ def _pillow_version() -> str:
         return "none"
 
 
-def _cached(
-    path: Path, source: Path, items: Sequence[Any], shape: tuple[int, ...], read: Read
-) -> tuple[NDArray[np.uint8], str]:
+def _cached(path: Path, shape: tuple[int, ...], blocks: Blocks) -> tuple[NDArray[np.uint8], str]:
     if (pictures := _map(path, shape)) is not None:
         return pictures
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):  # a second process waits instead of decoding the same pictures
         if (pictures := _map(path, shape)) is None:
-            _write(path, source, items, shape, read)
+            _write(path, shape, blocks)
             pictures = _map(path, shape)
     if pictures is None:
         raise OSError(errno.EIO, "the array that was written cannot be read", str(path))
@@ -130,7 +135,7 @@ def _digest(pictures: NDArray[np.uint8]) -> str:
     return hashlib.sha256(pictures.data).hexdigest()
 
 
-def _write(path: Path, source: Path, items: Sequence[Any], shape: tuple[int, ...], read: Read) -> None:
+def _write(path: Path, shape: tuple[int, ...], blocks: Blocks) -> None:
     """Write the array picture by picture to a file beside `path`, then rename it."""
     header = io.BytesIO()
     npy.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": shape})
@@ -145,9 +150,9 @@ def _write(path: Path, source: Path, items: Sequence[Any], shape: tuple[int, ...
             done = (file.seek(0, os.SEEK_END) - len(start)) // each
             file.truncate(len(start) + done * each)  # the last picture may be incomplete
             file.seek(0, os.SEEK_END)
-            if shutil.disk_usage(path.parent).free < (len(items) - done) * each + _RESERVED_BYTES:
+            if shutil.disk_usage(path.parent).free < (shape[0] - done) * each + _RESERVED_BYTES:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path.parent))
-            for _, block in _blocks(source, items, shape, read, start=done):
+            for block in blocks(done):
                 file.write(block.tobytes())
                 file.flush()
                 os.fsync(file.fileno())
@@ -162,9 +167,9 @@ def _write(path: Path, source: Path, items: Sequence[Any], shape: tuple[int, ...
 
 
 def _blocks(
-    source: Path, items: Sequence[Any], shape: tuple[int, ...], read: Read, *, start: int
-) -> Iterable[tuple[int, NDArray[np.uint8]]]:
-    """Yield the index of the first picture and the pictures of each block, with a progress bar after one second."""
+    source: Path, items: Sequence[Any], shape: tuple[int, ...], read: Read, start: int
+) -> Iterable[NDArray[np.uint8]]:
+    """Yield the pictures from number `start` on in blocks, with a progress bar after one second."""
     count = max(1, _BLOCK_BYTES // math.prod(shape[1:]))
     with tqdm(
         total=len(items), initial=start, desc=f"decoding {source.name}", unit="picture", file=sys.stderr,
@@ -173,11 +178,10 @@ def _blocks(
         while start < len(items):
             pictures = []
             for item in items[start : start + count]:
-                pictures.append(read([item], shape[1]))
+                pictures.append(read(item, shape[1]))
                 bar.update()
-            block = np.concatenate(pictures)
-            yield start, block
-            start += len(block)
+            yield np.stack(pictures)
+            start += len(pictures)
 
 
 def identify_files(paths: Sequence[str]) -> Iterable[str]:
@@ -200,7 +204,7 @@ class PictureSet:
         name: name of the domain.
         groups: the pictures of each class, in the form that `read` accepts; by default, paths.
         splits: the official split of each class, if there is one.
-        read: function of pictures and a size in pixels that returns `[n, size, size, 3]`.
+        read: decodes a picture.
         identify: function that yields one text per picture; equal texts mean equal pictures.
     """
 
@@ -208,7 +212,7 @@ class PictureSet:
     name: str
     groups: Mapping[str, Sequence[Any]]
     splits: Mapping[str, str] | None = None
-    read: Callable[[Sequence[Any], int], NDArray[np.uint8]] = read_pictures
+    read: Read = read_picture
     identify: Callable[[Sequence[Any]], Iterable[str]] = identify_files
 
     def open(self, size: int, max_bytes: int) -> ClassImages:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from gradhomog import DataError
+from gradhomog_data._packages import require_package
 
 MAX_PIXELS = 89_478_485
 """Maximum number of pixels of a picture: a quarter of a GiB as RGB. Above it, Pillow warns of a decompression bomb."""
@@ -56,39 +56,26 @@ _BLOCK = 2**24
 
 def require_pillow(source: Path) -> None:
     """Raise `DataError`, with the extra to install, if Pillow is missing."""
-    if importlib.util.find_spec("PIL") is None:
-        raise DataError(
-            f"{source}: picture files are read with Pillow, which is not installed. "
-            "Install it with: pip install 'gradhomog[images]'"
-        )
+    require_package(f"{source}: picture files are read with", "PIL", "Pillow", "images")
 
 
-def read_pictures(paths: Sequence[str], size: int) -> NDArray[np.uint8]:
-    """Read picture files as RGB, centre-cropped to a square and resized: `[n, size, size, 3]`.
-
-    Raises:
-        DataError: a picture cannot be read.
-    """
-    pictures = np.empty((len(paths), size, size, 3), dtype=np.uint8)
-    for index, path in enumerate(paths):
-        pictures[index] = _read(Path(path), size)
-    return pictures
-
-
-def check_picture(path: Path, *, full: bool = False) -> None:
-    """Raise `DataError` if the header of a picture cannot be read; `full` also decodes it."""
-    if full:
-        _read(path, 1)
-        return
+def check_picture(path: Path) -> None:
+    """Raise `DataError` if the header of a picture cannot be read."""
     from PIL import Image
 
     with _describe_damage(path), Image.open(path, formats=FORMATS) as file:
         check_pixels(path, file.height, file.width)
 
 
-def _read(path: Path, size: int) -> NDArray[np.uint8]:
+def read_picture(path: str | Path, size: int) -> NDArray[np.uint8]:
+    """Read a picture file as RGB, centre-cropped to a square and resized: `[size, size, 3]`.
+
+    Raises:
+        DataError: the picture cannot be read.
+    """
     from PIL import Image, ImageOps
 
+    path = Path(path)
     with _describe_damage(path):
         with Image.open(path, formats=FORMATS) as file:
             check_pixels(path, file.height, file.width)  # `open` reads the header only

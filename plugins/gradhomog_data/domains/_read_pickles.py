@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gradhomog import DataError
 from gradhomog_data._pickle import open_pickle
 from gradhomog_data.domains._cache import load_or_make
-from gradhomog_data.domains._picture_set import identify_files
+from gradhomog_data.domains._picture_set import Read, identify_files
 from gradhomog_data.domains._pictures import ADVICE, check_pixels, square_resize
 
 KEYS = ("image_data", "class_dict")
@@ -54,19 +54,19 @@ def read_pickle(file: Path, per_class: int | None, max_bytes: int) -> dict[str, 
     }
 
 
-def picture_readers(
-    pickles: Sequence[Path], max_bytes: int
-) -> tuple[Callable[[Sequence[Item], int], NDArray[np.uint8]], Callable[[Sequence[Item]], Iterable[str]]]:
+def picture_readers(pickles: Sequence[Path], max_bytes: int) -> tuple[Read, Callable[[Sequence[Item]], Iterable[str]]]:
     """Return `read` and `identify` of the images; those of all files may take `max_bytes`."""
     numbers = {str(file): number for number, file in enumerate(pickles)}
     images: dict[str, NDArray[np.uint8]] = {}
 
-    def read(items: Sequence[Item], size: int) -> NDArray[np.uint8]:
-        for file in [name for name in numbers if name in {name for name, _ in items} - images.keys()]:
+    def read(item: Item, size: int) -> NDArray[np.uint8]:
+        file, row = item
+        if file not in images:
             left = max_bytes - sum(array.nbytes for array in images.values())
             with open_pickle(Path(file), KEYS, left, ADVICE) as stored:
                 images[file] = stored.read("image_data")
-        return np.concatenate([square_resize(images[file][[row]], size) for file, row in items])
+        picture: NDArray[np.uint8] = square_resize(images[file][[row]], size)[0]
+        return picture
 
     def identify(items: Sequence[Item]) -> Iterable[str]:
         yield from identify_files([*numbers])

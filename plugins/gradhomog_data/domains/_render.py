@@ -284,7 +284,9 @@ def _masks(glyph: Glyph, random: np.random.Generator, *, size: int, instances: i
     oversampling = 3 if size <= 48 else 2
     canvas = size * oversampling
     faces = np.resize(random.permutation(glyph.faces), instances)
-    drawn = {face: ink(glyph.character, face, round(_INK * canvas)) for face in set(faces.tolist())}
+    # A face may draw nothing although its character map has the character; the reference face has ink.
+    reference = ink(glyph.character, 0, round(_INK * canvas))
+    drawn = {face: ink(glyph.character, face, round(_INK * canvas)) or reference for face in set(faces.tolist())}
     turn = np.radians(random.uniform(-12, 12, instances))
     scale = random.uniform(0.85, 1.15, (instances, 2))  # independent axes: narrow and wide variants
     shear = random.uniform(-0.15, 0.15, instances)
@@ -292,12 +294,7 @@ def _masks(glyph: Glyph, random: np.random.Generator, *, size: int, instances: i
     masks = np.empty((instances, size, size), dtype=np.uint8)
     for index, face in enumerate(faces.tolist()):
         source = drawn[face]
-        if source is None:  # blank although in the character map of this face; the reference face has ink
-            source = ink(glyph.character, 0, round(_INK * canvas))
-        if source is None:
-            raise AssertionError(
-                f"{glyph.class_name} is blank in the reference face; `drop_look_alikes` omits such characters"
-            )
+        assert source is not None, "`drop_look_alikes` omits characters that are blank in the reference face"
         cosine, sine = np.cos(turn[index]), np.sin(turn[index])
         rotation, slant = np.array([[cosine, -sine], [sine, cosine]]), np.array([[1.0, shear[index]], [0.0, 1.0]])
         forward = rotation @ slant * scale[index]

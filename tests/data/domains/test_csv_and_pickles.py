@@ -125,9 +125,8 @@ CSV_DAMAGES = {
         "filename,label\nant0.png,ant\nant7.png,ant\n",
         "1 of the 2 listed images do not exist, the first is .*ant7.png. They are searched in images/",
     ),
-    "picture twice": ("filename,label\nant0.png,ant\nant0.png,bee\n", "image ant0.png occurs more than once"),
+    "picture twice": ("filename,label\nant0.png,ant\nant0.png,bee\n", "image .*ant0.png occurs more than once"),
     "class in two splits": ("filename,label\ncat0.png,cat\n", "splits must not share a class; 'cat'"),
-    "web page": ("<html><body>404", "is a web page, not a CSV file"),
     "other quotes": ('filename,label\n"a"b,c\n', "is not a CSV file"),
 }
 
@@ -139,12 +138,6 @@ def test_a_damaged_csv_file_raises(tmp_path, text, message):
     assert_raises(tmp_path, message, ".csv")
 
 
-def test_a_csv_file_of_another_encoding_raises(tmp_path):
-    write_csv(tmp_path)
-    (tmp_path / "train.csv").write_bytes("filename,label\nä.png,x\n".encode("latin-1"))
-    assert_raises(tmp_path, "must be UTF-8 text; byte 15 is 0xe4. Convert", "train.csv")
-
-
 def test_a_csv_file_is_read_up_to_its_share_of_the_limit(tmp_path):
     write_csv(tmp_path)
     with pytest.raises(DataError, match=r"at most 20 bytes are read"):
@@ -154,11 +147,6 @@ def test_a_csv_file_is_read_up_to_its_share_of_the_limit(tmp_path):
 ZEROS = np.zeros((4, 8, 8, 3), dtype=np.uint8)
 
 PICKLE_DAMAGES = {
-    "other keys": (
-        {"image_data": ZEROS, "labels": [1]},
-        "must be a dictionary with .*; found the keys 'image_data', 'lab",
-    ),
-    "a list": ([1, 2], "must be a dictionary with .*; found list"),
     "floats": (
         {"image_data": ZEROS / 2, "class_dict": {"a": [0]}},
         r"must be a uint8 array .*; got float64 \(4, 8, 8, 3\)",
@@ -173,10 +161,6 @@ PICKLE_DAMAGES = {
         {"image_data": ZEROS, "class_dict": {"a": []}},
         "'class_dict/a' must be a list of integers, at least one",
     ),
-    "names as rows": (
-        {"image_data": ZEROS, "class_dict": {"a": ["b"]}},
-        "'class_dict/a' must be .* integers; got a list",
-    ),
     "fractions as rows": (
         {"image_data": ZEROS, "class_dict": {"a": ZEROS[0, 0, 0] / 2}},
         r"integers, .*; got float64 \(3,\)",
@@ -184,7 +168,6 @@ PICKLE_DAMAGES = {
     "row out of range": ({"image_data": ZEROS, "class_dict": {"a": [0, 4]}}, r"rows in 0\.\.3; got 4"),
     "row twice": ({"image_data": ZEROS, "class_dict": {"a": [0], "b": [1, 0]}}, "lists image 0 more than once"),
     "class in two splits": ({"image_data": ZEROS, "class_dict": {"cat": [0]}}, "splits must not share a class; 'cat'"),
-    "names of equal text": ({"image_data": ZEROS, "class_dict": {"1": [0], 1: [1]}}, "two keys of the same text"),
 }
 
 

@@ -24,11 +24,11 @@ class Source:
     def __init__(self, stop=None, error=KeyboardInterrupt):
         self.decoded, self.stop, self.error = [], stop, error
 
-    def read(self, items, size):
+    def read(self, item, size):
         if self.stop is not None and len(self.decoded) >= self.stop:
             raise self.error
-        self.decoded += items
-        return np.stack([expected(item) for item in items])
+        self.decoded.append(item)
+        return expected(item)
 
     def open(self, version="1", count=COUNT, max_bytes=2**30):
         identify = lambda items: (f"{version} {item}" for item in items)  # noqa: E731

@@ -1,4 +1,5 @@
 import hashlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -226,8 +227,8 @@ def test_an_unknown_script_raises_with_a_suggestion():
 
 @pytest.mark.parametrize("absent", ["matplotlib", "PIL"])
 def test_a_missing_package_raises_with_the_extra_to_install(monkeypatch, absent):
-    find = glyphs.importlib.util.find_spec
-    monkeypatch.setattr(glyphs.importlib.util, "find_spec", lambda name: None if name == absent else find(name))
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == absent else find(name))
     with pytest.raises(DataError, match=r"is not installed\. Install it with: pip install 'gradhomog\[plot\]'"):
         glyphs.glyphs("greek")
 

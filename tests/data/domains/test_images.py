@@ -1,3 +1,4 @@
+import importlib.util
 import json
 
 import numpy as np
@@ -5,7 +6,7 @@ import pytest
 from PIL import Image
 
 from gradhomog import DataError, OptionError
-from gradhomog_data.domains import _pictures, images
+from gradhomog_data.domains import images
 
 NPZ = {
     "images": np.arange(4, dtype=np.uint8)[:, None, None, None] + np.zeros((4, 8, 8, 3), dtype=np.uint8),
@@ -185,18 +186,15 @@ def test_an_npz_file_with_pickled_objects_raises(tmp_path):
     assert_raises(path, "holds pickled objects, which are never loaded")
 
 
-@pytest.mark.parametrize("name", ["images", "labels", "class_names"])
-def test_an_npz_file_without_a_required_array_raises(tmp_path, name):
-    path = tmp_path / "short.npz"
-    write_npz(path, **{name: None})
-    assert_raises(path, rf"are required; missing: {name}; found: ")
+def test_an_npz_file_without_a_required_array_raises(tmp_path):
+    write_npz(tmp_path / "short.npz", labels=None)
+    assert_raises(tmp_path / "short.npz", "are required; missing: labels; found: ")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"images": np.zeros((4, 8, 8, 3))}, r"`images` must be uint8, 0\.\.255; got float64"),
-        ({"images": np.zeros((4, 8), dtype=np.uint8)}, r"`images` must have shape.*got \(4, 8\)"),
         ({"class_names": np.array([1, 2])}, r"`class_names` must be an array of text \[classes\]; got int64 \(2,\)"),
         ({"class_split": np.array([0, 1])}, r"`class_split` must be an array of text"),
     ],
@@ -295,7 +293,7 @@ def test_options_are_checked(tmp_path):
 
 
 def test_without_pillow_only_npz_files_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(_pictures.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert images.images(write_npz(tmp_path / "a.npz"), size=4).input_shape == (3, 4, 4)
     write_pictures(tmp_path / "set", {"a": [1]})
     assert_raises(tmp_path / "set", r"pip install 'gradhomog\[images\]'")

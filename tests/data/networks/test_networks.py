@@ -19,14 +19,8 @@ NETWORKS = (*IMAGES, "mlp")
 
 def test_run_files_accept_exactly_the_names_of_networks():
     assert available("networks") == tuple(sorted(NETWORKS))
-    with pytest.raises(UnknownPluginError, match=r"unknown network 'conv5'. Did you mean 'conv"):
-        load(None, ["network.name=conv5"])
-
-
-@pytest.mark.parametrize(("name", "near"), [("Conv4", "conv4"), ("resnet-12", "resnet12"), ("mpl", "mlp")])
-def test_an_unknown_name_raises_with_the_nearest_name_and_all_names(name, near):
-    with pytest.raises(UnknownPluginError, match=rf"unknown network '{name}'.* '{near}'\? Installed: conv4, .*, mlp, "):
-        content.build_network(name, (3, 32, 32), 5, 8)
+    with pytest.raises(UnknownPluginError, match=r"unknown network 'Conv4'.* 'conv4'\? Installed: conv4, .*, mlp, "):
+        load(None, ["network.name=Conv4"])
 
 
 @pytest.mark.parametrize("name", IMAGES)
@@ -49,18 +43,19 @@ def test_mlp_without_flatten_raises():
 
 
 @pytest.mark.parametrize(
-    ("name", "count"),
+    ("name", "shape", "width", "count"),
     [
-        ("conv4", 113_088),
-        ("conv6", 187_200),
-        ("resnet10", 4_905_792),
-        ("resnet18", 11_176_512),
-        ("resnet12", 12_424_320),
+        ("conv4", (3, 84, 84), 64, 113_088),
+        ("conv6", (3, 84, 84), 64, 187_200),
+        ("resnet10", (3, 84, 84), 64, 4_905_792),
+        ("resnet18", (3, 84, 84), 64, 11_176_512),
+        ("resnet12", (3, 84, 84), 64, 12_424_320),
+        ("mlp", (1,), 40, 1761 - 41),  # of the network for sinusoids, without its head
     ],
 )
-def test_encoders_have_the_published_number_of_parameters(name, count):
-    encoder, _ = content.build_network(name, (3, 84, 84), 5, 64)
-    assert count_parameters(encoder) == count
+def test_encoders_have_the_published_number_of_parameters(name, shape, width, count):
+    encoder, _ = content.build_network(name, shape, 5, width)
+    assert sum(parameter.numel() for parameter in encoder.parameters()) == count
 
 
 @pytest.mark.parametrize("name", IMAGES)
@@ -146,16 +141,6 @@ def test_residual_networks_compute_the_published_formula(name, blocks, training)
             else:
                 x = functional.relu(branch(x, at, 2, stride, 0.0) + skip)
     torch.testing.assert_close(encoder(images), x.mean((2, 3)), rtol=1e-10, atol=1e-10)
-
-
-def test_mlp_with_forty_units_has_the_parameters_of_the_sinusoid_network():
-    encoder, head = content.build_network("mlp", (1,), 1, 40)
-    assert head(encoder(torch.zeros(7, 1))).shape == (7, 1)
-    assert count_parameters(encoder) + count_parameters(head) == 1761
-
-
-def count_parameters(module):
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _small(name, *, shape=(1, 16, 16), width=2, **options):

@@ -95,22 +95,19 @@ def test_every_table_has_the_plain_learner_and_static_weights_with_the_largest_b
     assert len(rows["static (tuned)"].candidates) == max(2, *others)
     assert rows["static (tuned)"].candidates[0] == "static"  # equal weights may win
     assert set(config.homogenizers) <= set(config.with_baselines().homogenizers)
+    assert config.with_baselines().with_baselines() == config.with_baselines()
 
 
-@pytest.mark.parametrize("methods", METHODS)
-def test_baselines_are_added_once(methods):
-    config = load(None, ["problem.name=regression", f"homogenizers={methods}"]).with_baselines()
-    assert config.with_baselines() == config
-
-
-def test_existing_baselines_are_unchanged():
-    methods = ["none", "static | static(weights=[1.0, 2.0])", "pcgrad"]
-    config = load(None, ["problem.name=glyph_pairs", f"homogenizers={methods!r}".replace("'", '"')])
-    assert config.with_baselines() == config
-
-
-def test_a_comparison_of_learners_has_no_added_baselines():
-    config = load(None, ['homogenizers=["pcgrad"]'])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["problem.name=glyph_pairs", 'homogenizers=["none", "static | static(weights=[1.0, 2.0])", "pcgrad"]'],
+        ['homogenizers=["pcgrad"]'],
+    ],
+    ids=["existing baselines", "learners"],
+)
+def test_existing_baselines_and_comparisons_of_learners_are_unchanged(overrides):
+    config = load(None, overrides)
     assert config.with_baselines() == config
 
 

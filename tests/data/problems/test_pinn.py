@@ -231,7 +231,6 @@ def test_standardized_points_of_the_box_have_mean_0_and_standard_deviation_1():
     torch.testing.assert_close(standardized.std(0), torch.ones(2), rtol=0.02, atol=0)
 
 
-NAMES = ("helmholtz", "burgers", "klein_gordon")
 TINY = [
     "network.width=6", "problem.depth=2", "problem.interior=20", "problem.boundary=4", "train.steps=6",
     "train.validate_every=2", "train.checkpoint_every=3", "train.log_every=1", "train.lr_decay_every=2",
@@ -246,7 +245,7 @@ def trainable(name, *overrides, homogenizers="none", seed=0):
     return make_trainable(config(name, *overrides), Run(name, homogenizers, seed))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EQUATIONS)
 def test_points_are_a_function_of_seed_and_step(name):
     one, other, seeded = (trainable(name, seed=seed) for seed in (0, 0, 1))
     optimizer = make_optimizer(config(name), one)
@@ -344,7 +343,7 @@ def test_conditions_are_one_task_or_one_task_each(name, tasks):
     assert reports[1].cosines.shape == (tasks, tasks)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EQUATIONS)
 def test_default_methods_have_static_weights_for_all_tasks(name):
     for conditions in ("merged", "separate"):
         settings = config(name, f"problem.conditions={conditions}")

@@ -143,12 +143,11 @@ def test_an_unknown_data_set_raises_with_the_names_of_all():
         load_data("breast_canser")
 
 
-@pytest.mark.parametrize("name", regression.TARGETS)
-def test_data_of_scikit_learn_without_it_raise_with_package_and_extra(name, monkeypatch):
+def test_data_of_scikit_learn_without_it_raise_with_package_and_extra(monkeypatch):
     for module in ("sklearn", "sklearn.datasets"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(DataError, match=r"come from scikit-learn, which is not installed.*gradhomog\[problems\]"):
-        load_data(name, targets=[])
+        load_data("breast_cancer", targets=[])
 
 
 def test_a_network_for_images_raises_for_a_table(csv):
@@ -187,9 +186,8 @@ def test_the_scale_of_columns_does_not_change_the_data(columns, tmp_path, factor
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", regression.TARGETS)
-def test_a_data_set_of_scikit_learn_needs_only_its_name(name):
-    data = regression.regression(problem_run(), data=name)
-    assert data.tasks == regression.TARGETS[name]
-    assert sum(len(split.inputs) for split in (data.train, data.validation, data.test)) == {"breast_cancer": 569}[name]
+def test_a_data_set_of_scikit_learn_needs_only_its_name():
+    data = regression.regression(problem_run(), data="breast_cancer")
+    assert data.tasks == regression.BREAST_CANCER_TARGETS
+    assert sum(len(split.inputs) for split in (data.train, data.validation, data.test)) == 569
     assert data.train.inputs.isfinite().all()
