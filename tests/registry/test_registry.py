@@ -214,6 +214,7 @@ BROKEN = {
         Exception,
     ),
     "hook raises": (hook("return 1 / 0"), ["raised in `gradhomog_homogenizer`: ZeroDivisionError"], ZeroDivisionError),
+    "hook exits": (hook("raise SystemExit(2)"), ["raised in `gradhomog_homogenizer`: SystemExit"], SystemExit),
     "hook returns nothing": (hook("pass"), ["must return a HomogenizerSpec", "got NoneType"], None),
     "hook returns another spec": (
         hook("return LearnerSpec(factory=dict, summary='')"),

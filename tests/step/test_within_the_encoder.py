@@ -44,29 +44,17 @@ def left_behind(self, encoder):
     return [encoder.register_forward_hook(lambda module, inputs, output: output + 1)]
 
 
-def attached_then_raises(self, encoder):
-    encoder.register_forward_hook(lambda module, inputs, output: 5 * output)
-    encoder[0].register_full_backward_hook(lambda module, grads, outer: None)
-    raise ValueError("half attached")
-
-
 def hooks(encoder):
     tables = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return [len(getattr(module, table)) for module in encoder.modules() for table in tables]
 
 
-@pytest.mark.parametrize(
-    ("attach", "message"),
-    [
-        (left_behind, r"Faulty must return from `attach` a handle for every hook; 2 hooks remained on the encoder"),
-        (attached_then_raises, "Faulty raised in `attach`: ValueError: half attached"),
-    ],
-)
-def test_a_hook_without_a_handle_is_removed_and_reported(attach, message):
+def test_a_hook_without_a_handle_is_removed_and_reported():
     encoder = nn.Sequential(nn.Linear(2, 2))
     own = encoder.register_forward_hook(lambda module, inputs, output: output)  # a hook of the user
     before = hooks(encoder)
-    pipe = gradhomog.pipeline([Plus(), faulty("attach", attach), Plus()])
+    pipe = gradhomog.pipeline([Plus(), faulty("attach", left_behind), Plus()])
+    message = r"Faulty must return from `attach` a handle for every hook; 2 hooks remained on the encoder"
     with pytest.raises(PluginRunError, match=message), pipe.attached(encoder):
         pass
     assert hooks(encoder) == before
