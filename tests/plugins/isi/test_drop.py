@@ -116,13 +116,6 @@ def test_every_precision_gives_the_map_of_float32(dtype):
     torch.testing.assert_close(found, exact, rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("dims", [1, 2, 3])
-def test_the_neighbourhood_has_all_shifts_up_to_the_radius_except_zero(dims):
-    shifts = neighbourhood(2, dims)
-    assert len(set(shifts)) == len(shifts) == 5**dims - 1
-    assert max(map(max, shifts)) == -min(map(min, shifts)) == 2
-
-
 def test_sampled_neighbours_count_for_all_of_them():
     inputs = torch.randn(2, 2, 10, 10, generator=torch.Generator().manual_seed(0)).cumsum(2)
     layer, every = layer_of(2, kernel_size=3, padding=1), neighbourhood(2, 2)
@@ -164,12 +157,6 @@ def test_outlines_are_dropped_less_than_the_ground_the_more_so_the_lower_the_tem
         assert least - 1e-6 <= float(found[place].mean()) <= most + 1e-6
 
 
-@given(rate=st.floats(0, 0.999), size=st.tuples(st.integers(1, 9), st.integers(1, 9)))
-def test_at_infinite_temperature_every_probability_is_the_rate(rate, size):
-    found = drop_map(torch.randn(2, 1, *size), rate=rate, temperature=math.inf)
-    torch.testing.assert_close(found, torch.full_like(found, rate), rtol=0, atol=1e-6)
-
-
 @given(temperatures)
 def test_a_constant_image_is_plain_dropout(temperature):
     found = drop_map(torch.full((2, 3, 7, 6), 0.7), rate=0.3, temperature=temperature)
@@ -183,16 +170,6 @@ def test_probabilities_are_finite_between_0_and_1_and_not_above_the_rate_on_aver
     assert bool(((found >= 0) & (found <= 1)).all())
     if sampling == "bernoulli":  # P is concave in the share
         assert float(found.flatten(1).mean(1).max()) <= rate + 1e-5
-
-
-@given(st.integers(0, 100))
-def test_a_lower_temperature_spreads_shares_more_and_zero_is_the_limit(seed):
-    log_s = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(seed))
-    spread = [float(position_probabilities(log_s, t).std()) for t in (0.0, 0.1, 0.5, 2.0, 1e5)]
-    assert spread == sorted(spread, reverse=True)
-    zero = position_probabilities(log_s, 0.0)
-    torch.testing.assert_close(position_probabilities(log_s, 1e-5), zero, rtol=0, atol=1e-6)
-    assert torch.equal(zero.flatten(1).argmax(1), log_s.flatten(1).argmax(1))
 
 
 def test_at_zero_temperature_the_least_informative_positions_share_equally():
@@ -241,10 +218,3 @@ def test_each_position_is_dropped_with_its_probability_by_both_samplers():
         assert float(((found - expected) / error).abs().max()) < 5
     # The calibration is the multinomial's marginal, up to the effect of a fixed number of draws.
     torch.testing.assert_close(1 - (1 - shares) ** draws, 1 - keep, rtol=0, atol=0.03)
-
-
-def test_masks_follow_probabilities_near_zero_and_one():
-    keep = torch.tensor([[1.0, 1e-9]])
-    mask = bernoulli(keep, torch.ones(1), 10_000, torch.float32, torch.Generator().manual_seed(0))[0]
-    assert float(mask[0, :, 0].min()) == 1
-    assert float(mask[0, :, 1].sum()) <= 3

@@ -170,18 +170,6 @@ def test_layers_that_do_not_exist_or_have_no_patches_raise(layers, message):
         ISI(layers=layers).attach(network())
 
 
-def test_an_attach_that_raises_midway_leaves_no_hook():
-    class Unhookable(nn.Conv2d):
-        def register_forward_hook(self, *args, **kwargs):
-            raise RuntimeError("no hooks")
-
-    encoder = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), Unhookable(2, 2, 3))
-    for act in (ISI(layers="*").attach, lambda encoder: ISI(layers="*").maps(encoder, images(size=12))):
-        with pytest.raises(RuntimeError, match="no hooks"):
-            act(encoder)
-        assert not any(module._forward_hooks or module._forward_pre_hooks for module in encoder.modules())
-
-
 def test_an_encoder_without_convolutions_raises():
     with pytest.raises(OptionError, match=r"the encoder has none; its layers: .*0 \(Linear\).*remove isi"):
         ISI().attach(nn.Sequential(nn.Linear(3, 3)))
