@@ -14,12 +14,8 @@ from torch import nn
 
 import gradhomog
 from gradhomog import OptionError, TaskBatch
-from gradhomog.registry import installed
 from gradhomog_adapters import Execution, FewShotLearner
-from gradhomog_adapters.anil import anil
-from gradhomog_adapters.fomaml import fomaml
 from gradhomog_adapters.maml import MAML
-from gradhomog_adapters.mamlpp import MAMLPP
 from tests.adapters import checks
 from tests.adapters.checks import networks, tasks
 
@@ -38,12 +34,6 @@ def test_an_object_validates_its_fields():
         Execution(autocast="float16")
     with pytest.raises(OptionError, match=r"`norm` must be one of \"batch\", \"support\", \"frozen\"; got 'x'"):
         Execution("vmap", norm="x")
-
-
-@pytest.mark.parametrize("make", [MAML, anil, fomaml, MAMLPP])
-def test_an_unknown_keyword_raises(make):
-    with pytest.raises(TypeError, match="unexpected keyword argument 'engines'"):
-        make(*networks(), engines="vmap")
 
 
 class OneStep(FewShotLearner):
@@ -108,21 +98,6 @@ def test_one_step_calls_few_functions_of_this_repository(engine, most_files, mos
     calls = Counter({place: number for place, number in calls.items() if "/tests/" not in place[0]})
     assert len({path for path, _ in calls}) <= most_files
     assert sum(calls.values()) <= most_calls
-
-
-@pytest.mark.parametrize(
-    ("name", "option"),
-    [
-        ("imaml", "first_order"), ("mamlpp", "first_order"), ("fomaml", "first_order"), ("cavia", "adapt"),
-        ("meta_sgd", "inner_lr"), ("alfa", "inner"),
-    ],
-)  # fmt: skip
-def test_options_of_maml_that_a_learner_lacks_raise(name, option):
-    _, spec = installed().load("learners", name)
-    with pytest.raises(TypeError, match=rf"(unexpected|multiple values for) keyword argument '{option}'"):
-        spec.factory(nn.Linear(3, 4), nn.Linear(4, 2), **{option: True})
-    with pytest.raises(OptionError, match=f"no option '{option}'"):
-        gradhomog.learner(name, nn.Linear(3, 4), nn.Linear(4, 2), **{option: True})
 
 
 def test_a_network_that_was_frozen_completely_raises():

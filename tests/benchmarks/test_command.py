@@ -132,19 +132,3 @@ def test_a_shape_that_matches_no_form_is_rejected(benchmark, sizes, capsys):
     assert benchmark.main("description", ["--shape", shape]) == 2
     message = f"`--shape` must be {' or '.join(benchmark.forms)}, each at least 1; got {shape}."
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--shape", "4xbig"], "integers separated by x; got '4xbig'"),
-        (["--learner", "maml"], "unrecognized arguments: --learner maml"),
-        (["--out", "nowhere/table.md"], "must be a file in an existing folder; got 'nowhere/table.md'"),
-        (["--out", ""], "must be a file in an existing folder; got ''"),
-    ],
-)
-def test_an_invalid_option_is_rejected(arguments, message, capsys):
-    with pytest.raises(SystemExit) as stop:
-        run(rotation, *arguments)
-    assert stop.value.code == 2
-    assert message in capsys.readouterr().err

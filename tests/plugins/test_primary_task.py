@@ -164,6 +164,10 @@ def test_each_auxiliary_row_is_compared_with_the_primary_row():
     torch.testing.assert_close(sago(rows, primary=1, agreeing="both"), torch.tensor([4.0 / 3, 3.0 / 3]))
 
 
+def test_a_parameter_that_the_auxiliary_loss_does_not_depend_on_is_trained():
+    assert sago(torch.tensor([[2.0, 3.0], [0.0, 4.0]])).tolist() == [2.0, 4.0]
+
+
 def test_several_primary_tasks_count_as_their_mean():
     rows = torch.tensor([[5.0, 1.0], [1.0, 2.0], [-2.0, 3.0]])
     domains = ["forget", "retain", "retain"]

@@ -298,16 +298,6 @@ def test_a_statistic_that_was_first_read_with_disabled_gradients_has_a_graph():
     torch.testing.assert_close(found[2], found[0])
 
 
-def test_mixing_is_converted_and_its_shape_checked():
-    rows = as_jacobian(torch.eye(2))
-    torch.testing.assert_close(rows.mix(torch.ones(2, 2)).gramian(), torch.full((2, 2), 2.0).double())
-    torch.testing.assert_close(
-        rows.mix(torch.ones(2, 2)).mix(torch.ones(2)).weighted_mean(torch.ones(2))[""], torch.ones(2)
-    )
-    with pytest.raises(DataError, match=r"`mixing` must have shape \[2\] or \[2, 2\]; got \(3,\)"):
-        rows.mix(torch.ones(3))
-
-
 def test_weights_do_not_spread_nan_to_other_rows():
     rows = as_jacobian(torch.tensor([[torch.nan, 1.0], [1.0, 1.0]])).mix(torch.tensor([1.0, 2.0]))
     assert rows.finite_tasks() == [False, True]

@@ -172,6 +172,16 @@ def test_probabilities_are_finite_between_0_and_1_and_not_above_the_rate_on_aver
         assert float(found.flatten(1).mean(1).max()) <= rate + 1e-5
 
 
+@given(st.integers(0, 100))
+def test_a_lower_temperature_spreads_shares_more_and_zero_is_the_limit(seed):
+    log_s = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(seed))
+    spread = [float(position_probabilities(log_s, t).std()) for t in (0.0, 0.1, 0.5, 2.0, 1e5)]
+    assert spread == sorted(spread, reverse=True)
+    zero = position_probabilities(log_s, 0.0)
+    torch.testing.assert_close(position_probabilities(log_s, 1e-5), zero, rtol=0, atol=1e-6)
+    assert torch.equal(zero.flatten(1).argmax(1), log_s.flatten(1).argmax(1))
+
+
 def test_at_zero_temperature_the_least_informative_positions_share_equally():
     shares = position_probabilities(torch.tensor([[1.0, 2.0, 2.0, 0.5]]), 0.0)
     assert shares.tolist() == [[0, 0.5, 0.5, 0]]
@@ -218,3 +228,10 @@ def test_each_position_is_dropped_with_its_probability_by_both_samplers():
         assert float(((found - expected) / error).abs().max()) < 5
     # The calibration is the multinomial's marginal, up to the effect of a fixed number of draws.
     torch.testing.assert_close(1 - (1 - shares) ** draws, 1 - keep, rtol=0, atol=0.03)
+
+
+def test_masks_follow_probabilities_near_zero_and_one():
+    keep = torch.tensor([[1.0, 1e-9]])
+    mask = bernoulli(keep, torch.ones(1), 10_000, torch.float32, torch.Generator().manual_seed(0))[0]
+    assert float(mask[0, :, 0].min()) == 1
+    assert float(mask[0, :, 1].sum()) <= 3
