@@ -87,6 +87,10 @@ def test_the_projection_is_on_the_simplex_and_no_point_of_it_is_nearer(values):
     assert (towards @ (values - found) <= 1e-12).all()
 
 
+def test_equal_values_of_any_size_are_projected_to_equal_weights():
+    assert project_onto_simplex(torch.full((4,), -1e18)).tolist() == [0.25] * 4
+
+
 SCALES = torch.tensor([1e3, 1.0, 1e-3], dtype=torch.float64)[:, None]
 
 

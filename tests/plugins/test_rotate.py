@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import gradhomog
-from gradhomog import OptionError, Task, TaskKey
+from gradhomog import OptionError, TaskKey
 from gradhomog.testing import jacobians
 from gradhomog_plugins._rotations.geodesic import Geodesic
 from gradhomog_plugins._rotations.plane import Plane
@@ -45,12 +45,6 @@ def pair_cosine(vectors):
     pooled = torch.nn.functional.normalize(vectors.sum(1), dim=1)
     cosines = pooled @ pooled.T
     return float(cosines[~torch.eye(len(cosines), dtype=torch.bool)].mean())
-
-
-def tasks(count=3, seed=0, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(seed)
-    make = lambda *shape: torch.randn(*shape, generator=generator).to(dtype)  # noqa: E731
-    return [Task(make(6, 4), torch.arange(6) % 3, make(9, 4), torch.arange(9) % 3, f"domain {i}") for i in range(count)]
 
 
 # -- the leader --

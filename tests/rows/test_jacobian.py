@@ -307,3 +307,8 @@ def test_modifying_the_gramian_of_a_result_does_not_change_the_statistics_of_the
     rows = as_jacobian(torch.eye(2))
     gradhomog.pipeline("pcgrad").homogenize(rows).gramian.mul_(5)
     torch.testing.assert_close(rows.gramian(), torch.eye(2).double())
+
+
+def test_mixing_of_another_shape_raises():
+    with pytest.raises(DataError, match=r"`mixing` must have shape \[2\] or \[2, 2\]; got \(3,\)"):
+        as_jacobian(torch.eye(2)).mix(torch.ones(3))
