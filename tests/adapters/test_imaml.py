@@ -201,6 +201,14 @@ def test_each_iterate_is_that_of_scipy(seed, iterations):
     assert iterations == len(calls)
 
 
+@given(seeds, st.integers(1, SIZE))
+def test_iterations_beyond_the_number_of_eigenvalues_change_nothing(seed, distinct):
+    eigenvalues = torch.linspace(1, 3, distinct, dtype=torch.float64).repeat(SIZE)[:SIZE]
+    matrix, b = system(seed, eigenvalues)
+    solution = solve(matrix_operator(matrix), named(b), iterations=50)
+    assert_relative_error(flat(solution), torch.linalg.solve(matrix, b), 1e-13)
+
+
 @given(seeds, st.integers(1, SIZE - 1), st.integers(1, 12))
 def test_the_solution_of_an_indefinite_system_is_the_last_iterate_of_positive_curvature(seed, negative, iterations):
     generator = torch.Generator().manual_seed(seed)
