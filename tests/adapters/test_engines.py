@@ -74,12 +74,6 @@ def test_both_engines_give_the_same_rows(kind):
     checks.assert_rows_equal(loop, vmap)
 
 
-@pytest.mark.parametrize("kind", NETWORKS)
-def test_rows_are_the_derivatives_of_the_losses(kind):
-    learner = MAML(*network(kind), engine="loop", inner_lr=0.1, inner_steps=2)
-    checks.assert_rows_match_finite_differences(learner, map_tasks(1))
-
-
 @pytest.mark.parametrize(
     "inner",
     [torchopt.sgd(0.1, momentum=0.9, nesterov=True), torchopt.adam(0.02, eps_root=1e-8), torchopt.adagrad(0.05),
@@ -164,7 +158,7 @@ INNER = {
 }
 
 
-@pytest.mark.parametrize("adapt", ["*", "head.*", ["encoder.0.*", "head.weight"]])
+@pytest.mark.parametrize("adapt", ["*", ["encoder.0.*", "head.weight"]])
 @pytest.mark.parametrize("norm", ["batch", "support"])
 @pytest.mark.parametrize("inner", INNER)
 def test_rows_are_those_without_recomputation(inner, norm, adapt):
