@@ -60,13 +60,6 @@ def test_the_list_is_sorted_and_contains_the_distribution_of_each_plugin(
     assert str(late) == "homogenizer 'zz_late' of zz-late 2.0 (zz_late)"
 
 
-def test_a_registry_can_be_created_from_entry_points() -> None:
-    registry = Registry([EntryPoint("mine", "gradhomog_plugins.pcgrad", "gradhomog.homogenizers")])
-    assert registry.names("homogenizers") == ("mine",)
-    assert registry.names("learners") == ()
-    assert registry.load("homogenizers", "mine")[1].summary
-
-
 def test_of_a_distribution_twice_on_the_path_the_first_is_used(gradhomog_install: InstallDistribution) -> None:
     gradhomog_install("twice", "raise RuntimeError('the wrong one')", version="1.0", folder="later")
     name = gradhomog_install("twice", FINE, version="2.0", folder="earlier")  # first on the path
