@@ -231,7 +231,7 @@ BUDGETS = {
     "plugins": 4523,
     "plugins/gradhomog_data": 3380,
     "adapters": 3799,
-    "tests": 33400,
+    "tests": 32322,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 
