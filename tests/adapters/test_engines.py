@@ -65,21 +65,13 @@ def network(kind):
     return encoder.double(), head.double()
 
 
-@pytest.mark.parametrize("learner", ["maml", "anil", "meta_sgd"])
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_both_engines_give_the_same_rows(kind, learner):
-    options = {"rates": 0.1} if learner == "meta_sgd" else {"inner_lr": 0.1, "inner_steps": 2}
+def test_both_engines_give_the_same_rows(kind):
     loop, vmap = (
-        gradhomog.learner(learner, *network(kind), engine=engine, **options).rows(map_tasks())
+        MAML(*network(kind), engine=engine, inner_lr=0.1, inner_steps=2).rows(map_tasks())
         for engine in ("loop", "vmap")
     )
     checks.assert_rows_equal(loop, vmap)
-
-
-@pytest.mark.parametrize("kind", NETWORKS)
-def test_rows_are_the_derivatives_of_the_losses(kind):
-    learner = MAML(*network(kind), engine="loop", inner_lr=0.1, inner_steps=2)
-    checks.assert_rows_match_finite_differences(learner, map_tasks(1))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +158,7 @@ INNER = {
 }
 
 
-@pytest.mark.parametrize("adapt", ["*", "head.*", ["encoder.0.*", "head.weight"]])
+@pytest.mark.parametrize("adapt", ["*", ["encoder.0.*", "head.weight"]])
 @pytest.mark.parametrize("norm", ["batch", "support"])
 @pytest.mark.parametrize("inner", INNER)
 def test_rows_are_those_without_recomputation(inner, norm, adapt):

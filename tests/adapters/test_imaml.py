@@ -250,13 +250,6 @@ def test_a_curvature_below_rounding_counts_as_none_however_large_the_vectors():
         assert torch.equal(solution["x"], b["x"])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_zero_gives_zero(dtype):
-    matrix, b = system(0, dtype=dtype)
-    solution = solve(matrix_operator(matrix), named(0 * b), iterations=4)
-    assert torch.equal(flat(solution), torch.zeros(SIZE, dtype=dtype))
-
-
 @given(seeds, st.floats(-18, 18), st.sampled_from([None, (-0.5, 2, 1, 1, 3, 2, 1.5)]))
 def test_a_factor_of_b_is_a_factor_of_the_solution(seed, exponent, eigenvalues):
     matrix, b = system(seed, eigenvalues, torch.float32)
@@ -264,14 +257,6 @@ def test_a_factor_of_b_is_a_factor_of_the_solution(seed, exponent, eigenvalues):
     one = solve(matrix_operator(matrix), named(b), iterations=4)
     other = solve(matrix_operator(matrix), named((b.double() * factor).float()), iterations=4)
     assert_relative_error(flat(other).double() / factor, flat(one).double(), 2e-4)
-
-
-@pytest.mark.parametrize("factor", [1e-30, 1e-18, 1e18, 1e30])
-def test_a_factor_of_the_operator_divides_the_solution(factor):
-    matrix, b = system(3, dtype=torch.float32)
-    expected = torch.linalg.solve(matrix.double(), b.double())
-    solution = solve(matrix_operator(matrix * factor), named(b), iterations=4 * SIZE)  # float32 needs more than SIZE
-    assert_relative_error(flat(solution).double() * factor, expected, 1e-4)
 
 
 @given(seeds)

@@ -121,19 +121,6 @@ def test_rows_are_those_of_relationnet_on_the_augmented_tasks():
     assert not augmented.support_x.requires_grad
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_without_steps_and_convolution_it_is_relationnet_bit_for_bit(dtype):
-    batch = images()
-    batch = replace(batch, support_x=batch.support_x.to(dtype), query_x=batch.query_x.to(dtype))
-    found = []
-    for learner in (make_ata(ascent_steps=0, probability=0.0), make_ata(RelationNet)):
-        for module in (learner.encoder, learner.head, learner.extra_modules):
-            module.to(dtype)
-        found.append(learner.rows(batch))
-        assert found[-1].jacobian["encoder.0.weight"].dtype == dtype
-    checks.assert_rows_equal(*found, rtol=0, atol=0)
-
-
 def test_homogenizers_act_on_the_rows_and_not_on_the_ascent():
     batch = images()
     plain, dropping = make_ata(probability=0.0), make_ata(probability=0.0, homogenizers="isi(layers=1)")
@@ -293,14 +280,6 @@ def test_the_default_guidance_depends_on_the_shots(shots, expected):
 def test_without_guidance_it_is_relationnet(maps):
     found, expected = relation_learner(RelationNetLRP, maps, guidance=0.0), relation_learner(RelationNet, maps)
     checks.assert_rows_equal(found.rows(lrp_tasks(maps)), expected.rows(lrp_tasks(maps)), rtol=0, atol=0)
-
-
-def test_class_scores_are_log_odds_relative_to_chance():
-    # p = (0.7, 0.2, 0.1): β = 2, ε = 0.01.
-    scores = torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64).log() + 3
-    expected = [[math.log(2 * (p + 0.01) / (1 - p + 0.01)) for p in (0.7, 0.2, 0.1)]]
-    found = class_scores(scores, torch.ones(3, dtype=torch.bool))
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
 
 
 def test_absent_classes_have_no_share():

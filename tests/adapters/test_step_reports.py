@@ -19,19 +19,6 @@ def learner(homogenizers, **options):
     return MAML(*networks(True), homogenizers, inner_steps=2, **options)
 
 
-class CallRecorder(Homogenizer):
-    """Records each `begin` and the number of inputs of each encoder pass."""
-
-    def __init__(self):
-        self.notes = []
-
-    def attach(self, encoder):
-        return encoder.register_forward_hook(lambda module, args, output: self.notes.append(len(args[0])))
-
-    def begin(self, key, part, generator):
-        self.notes.append((key.slot, key.domain, part))
-
-
 class Halve(Homogenizer):
     def transform(self, features, keys):
         return features / 2
@@ -52,23 +39,6 @@ class Noise(Homogenizer):
 
     def transform(self, features, keys):
         return features * self.drawn[-1]
-
-
-@pytest.mark.parametrize("norm", ["batch", "support"])
-def test_begin_precedes_every_change_between_support_and_query_inputs(norm):
-    journal = CallRecorder()
-    learner([journal], norm=norm).rows(tasks(2))
-    replayed = [6] if norm == "support" else []  # one more pass of the support set, for its statistics
-    expected = []
-    for slot in range(2):
-        expected += [(slot, f"domain {slot}", "support"), 6, 6, *replayed, (slot, f"domain {slot}", "query"), 9]
-    assert journal.notes == expected
-
-
-def test_no_stage_is_called_at_meta_test():
-    journal = CallRecorder()
-    learner([journal]).evaluate(tasks(1))
-    assert journal.notes == []
 
 
 def test_a_report_describes_the_rows_after_each_stage_and_the_measurements():

@@ -19,7 +19,7 @@ from gradhomog_adapters.anil import anil
 from gradhomog_adapters.baseline import Baseline
 from gradhomog_adapters.baseline_pp import BaselinePP
 from gradhomog_adapters.mtl import MTL
-from gradhomog_adapters.skd import SKD, fit_logistic_regression, rotate_images
+from gradhomog_adapters.skd import SKD, rotate_images
 from tests.adapters import checks
 from tests.adapters.checks import CLASSES, class_tasks
 
@@ -378,22 +378,7 @@ def test_the_teacher_has_no_dropout():
     assert torch.equal(one.query_y, two.query_y)
 
 
-# -- both generations ------------------------------------------------------------------------------------------------
-
-
 # -- logistic regression ---------------------------------------------------------------------------------------------
-
-
-def test_a_class_without_examples_does_not_change_the_fit_of_the_others():
-    generator = torch.Generator().manual_seed(2)
-    x, members = torch.randn(6, 4, generator=generator), torch.eye(2).repeat(3, 1)
-    weights, bias = fit_logistic_regression(x, members, 1.0)
-    wide = nn.functional.pad(members, (1, 0))
-    more_weights, more_bias = fit_logistic_regression(x, wide, 1.0)
-    torch.testing.assert_close(more_weights[1:], weights, rtol=0, atol=1e-5)
-    torch.testing.assert_close(more_bias[1:], bias, rtol=0, atol=1e-5)
-    one = fit_logistic_regression(x, torch.ones(6, 1), 1.0)
-    assert not any(part.any() for part in one)
 
 
 @DTYPES

@@ -4,8 +4,6 @@ import copy
 
 import pytest
 import torch
-import torchjd
-import torchjd.aggregation
 from torch import nn
 
 import gradhomog
@@ -32,18 +30,6 @@ def test_gradients_are_those_of_rows_combined_by_hand(text, way):
     expected = by_hand(model, text, model.losses(model.encoder(inputs())))
     step(model, text, way)
     torch.testing.assert_close(gradients(model), expected)
-
-
-def test_upgrad_of_torchjd_writes_the_same_gradients():
-    model, reference = Model(), Model()
-    step(model, 'torchjd(aggregator="UPGrad")', "features")
-    z = reference.encoder(inputs())
-    torchjd.autojac.mtl_backward(
-        reference.losses(z), features=z, shared_params=list(reference.encoder.parameters()),
-        tasks_params=[list(head.parameters()) for head in reference.heads],
-    )  # fmt: skip
-    torchjd.autojac.jac_to_grad(list(reference.encoder.parameters()), torchjd.aggregation.UPGrad())
-    torch.testing.assert_close(gradients(model), gradients(reference))
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import gradhomog
 from gradhomog import OptionError
 
-from .compiled_models import BACKEND, ENCODERS, ENTRY_POINTS, Net, backward, batches, compiled, prepared, trained
+from .compiled_models import ENCODERS, ENTRY_POINTS, Net, backward, batches, compiled, prepared, trained
 
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "compile.md"
 ONE_PASS, N_PASSES = "uw", "upgrad"
@@ -154,23 +154,6 @@ def test_a_partly_reentrant_encoder_raises_although_its_other_layers_have_gradie
     for options in ({}, {"features": hidden}):
         with pytest.raises(OptionError, match="use_reentrant=False"):
             gradhomog.backward(losses, gradhomog.pipeline("none"), parameters=nn.ModuleList([first, second]), **options)
-
-
-@pytest.mark.slow
-def test_rows_of_a_compiled_function_of_torch_func_are_combined() -> None:
-    net, x = Net(), batches()[0]
-    parameters = dict(net.encoder.named_parameters())
-
-    def loss(parameters: dict[str, Tensor], scale: Tensor) -> Tensor:
-        z: Tensor = torch.func.functional_call(net.encoder, parameters, (x,))
-        return (scale * z - 1).square().mean()
-
-    rows = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))
-    scales = torch.tensor([1.0, -2.0, 5.0], dtype=torch.float64)
-    found = gradhomog.pipeline("upgrad").combine(torch.compile(rows, backend=BACKEND)(parameters, scales))
-    gradhomog.backward([loss(parameters, s) for s in scales], gradhomog.pipeline("upgrad"), parameters=net.encoder)
-    for name, parameter in net.encoder.named_parameters():
-        torch.testing.assert_close(found[name], parameter.grad)
 
 
 def two_tasks() -> gradhomog.TaskBatch:

@@ -5,7 +5,6 @@ import itertools
 
 import pytest
 import torch
-from scipy import stats
 from torch.nn import functional
 
 import gradhomog
@@ -157,9 +156,3 @@ def test_self_information_of_a_peer_equals_the_definition_at_each_position(radiu
     expected = torch.exp(-distances / (2 * distances.mean())).sum(dim=1)
     found = self_information.concatenated_differences(x, radius, kernel, padding)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-
-
-def test_at_equal_self_information_the_drop_probability_is_the_rate():
-    outputs, random = torch.ones(50, 8, 10, 10), torch.Generator().manual_seed(0)
-    kept = self_information.drop(outputs, torch.full((50, 10, 10), 3.0), 0.25, 0.5, random)
-    assert stats.binomtest(int((kept == 0).sum()), outputs.numel(), 0.25).pvalue > 1e-3

@@ -55,27 +55,6 @@ def test_the_table_has_the_peers_and_each_expression(module, shape, texts, label
     assert table["failures"] == {}
 
 
-ROUGH = [maml.FIRST_ORDER, 'maml(autocast="bfloat16")']
-
-
-@pytest.mark.parametrize(
-    ("module", "texts", "rough"),
-    [(backward, ["none"], []), pytest.param(maml, ["maml", ROUGH[1]], ROUGH, marks=pytest.mark.slow)],
-)
-def test_the_cosine_to_the_exact_gradient_is_1_except_for_approximations(module, texts, rough):
-    [table] = module.BENCHMARK(texts, [(2, 3, 16, 4)], rounds=3, seconds=0.01, thread_count=1)
-    assert table.columns[-1].title == "cosine"
-    for label, cosine in table.columns[-1].values.items():
-        assert (0.5 < cosine < 1 - 1e-5) if label in rough else cosine == pytest.approx(1, abs=1e-5), label
-
-
-def test_steps_that_keep_all_graphs_are_omitted_for_large_images(monkeypatch):
-    monkeypatch.setattr(maml, "LARGEST_AT_ONCE", 2 * 16 * 16 * 4 - 1)
-    steps, notes = maml.steps([], maml.images(2, 3, 16, 4))
-    assert {maml.AT_ONCE, maml.VECTORIZED}.isdisjoint(steps)
-    assert notes == ["Workloads that keep the graphs of all tasks are omitted: for these images they need gigabytes."]
-
-
 def test_a_learner_is_compiled_before_timing_or_omitted_with_the_reason(monkeypatch):
     text, calls = "maml(compile=true)", []
     monkeypatch.setattr("gradhomog.learners.learner.Learner.step", lambda learner, *given: calls.append(learner))
@@ -123,28 +102,3 @@ def test_the_name_of_a_benchmark_is_that_of_its_module(benchmark, monkeypatch, c
     out = capsys.readouterr().out
     assert f"usage: python -m tests.benchmarks.{benchmark.name} " in out
     assert f"--{benchmark.kind} " in out
-
-
-@every
-@pytest.mark.parametrize("sizes", [1, 5, 0])
-def test_a_shape_that_matches_no_form_is_rejected(benchmark, sizes, capsys):
-    shape = "x".join(["4"] * sizes) or "x".join(["0"] * (next(iter(benchmark.forms)).count(" x ") + 1))
-    assert benchmark.main("description", ["--shape", shape]) == 2
-    message = f"`--shape` must be {' or '.join(benchmark.forms)}, each at least 1; got {shape}."
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--shape", "4xbig"], "integers separated by x; got '4xbig'"),
-        (["--learner", "maml"], "unrecognized arguments: --learner maml"),
-        (["--out", "nowhere/table.md"], "must be a file in an existing folder; got 'nowhere/table.md'"),
-        (["--out", ""], "must be a file in an existing folder; got ''"),
-    ],
-)
-def test_an_invalid_option_is_rejected(arguments, message, capsys):
-    with pytest.raises(SystemExit) as stop:
-        run(rotation, *arguments)
-    assert stop.value.code == 2
-    assert message in capsys.readouterr().err

@@ -236,16 +236,15 @@ def test_noise_of_the_size_of_the_signal_is_reported_as_such():
     assert "noise_like_signal" in codes((2.0, 0.0), (2.0, 0.0), params=8)  # noise scale of the mean: 8 / 2 / 4 = 1
 
 
-def test_gradients_of_the_summed_loss_give_this_sentence_only():
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_gradients_of_the_summed_loss_give_this_sentence_only(dtype):
     found = gradhomog.Diagnosis()
     parameter = torch.nn.Parameter(torch.ones(3))
     for seed in range(4):
         x = torch.randn(2, 3, generator=torch.Generator().manual_seed(seed))
         total = (x @ parameter).square().sum()
-        rows = []
-        for _ in range(2):  # the mistake: one loss is differentiated for each task
-            rows.append(torch.autograd.grad(total, parameter, retain_graph=True)[0])
-        found.add(torch.stack(rows))
+        row = torch.autograd.grad(total, parameter)[0]  # the mistake: one loss is differentiated for each task
+        found.add(torch.stack([row, 2 * row, -3 * row]).to(dtype))  # multiples, as of a `.grad` that accumulates
     assert [one.code for one in found.result().recommendation] == ["summed_loss"]
 
 
@@ -260,6 +259,8 @@ def test_the_total_loss_and_a_zero_gradient_are_named():
     rows = draw(means((3.0, 0.0), (0.0, 2.0), params=20), 8, seed=0, noise=0.2)
     found = fed(torch.cat([rows, rows.sum(1, keepdim=True)], dim=1), ["a", "b", "total"])
     assert text(found, "total_as_task").startswith("the row of total is")
+    half = fed(torch.cat([rows, rows.sum(1, keepdim=True) / 2], dim=1).float(), ["a", "b", "mean"])
+    assert text(half, "total_as_task").startswith("the row of mean is")
     found = fed(torch.cat([rows, 0 * rows[:, :1]], dim=1), ["a", "b", "done"])
     assert text(found, "zero_gradient").startswith("all rows of done are zero")
 

@@ -46,12 +46,6 @@ def test_a_sketch_is_unbiased_with_the_documented_variance():
     assert (found.var(0) < 1.3 * bound).all()  # 800 samples: the variance has an error of about 5 %
 
 
-def test_all_rows_of_all_batches_have_the_same_sketch():
-    row = torch.randn(1, 50, generator=torch.Generator().manual_seed(2)).expand(2, 50)
-    found = filled([row, row], columns=8).gramian
-    torch.testing.assert_close(found, found[0, 0].expand(4, 4))
-
-
 def test_other_parameters_raise_an_error_that_names_one():
     numbers = RowStore(["a", "b"])
     numbers.add(torch.ones(2, 3), ["a", "b"])

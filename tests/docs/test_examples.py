@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import runpy
@@ -105,21 +104,6 @@ def test_omniglot_prints_accuracies_after_some_steps_and_at_the_end(characters: 
     text = printed(EXAMPLES / "omniglot.py", capsys, characters, *arguments)
     lines = re.findall(r"^ +(\d+) +\d+\.\d +\d+\.\d +\d+\.\d ± \d+\.\d$", text, re.MULTILINE)
     assert lines == ["1", "2"]
-
-
-def test_amplitudes_phases_and_inputs_of_sinusoids_have_the_ranges_of_finn_et_al_2017_section_5_1() -> None:
-    script: dict[str, Any] = runpy.run_path(str(EXAMPLES / "sinusoid.py"), run_name="script")
-    x, y = script["sinusoids"](400, 200, torch.Generator().manual_seed(0))
-    assert -5 <= float(x.min()) < -4.99
-    assert 4.99 < float(x.max()) <= 5
-    # a sin(x − p) = a cos p · sin x − a sin p · cos x: both coefficients by least squares.
-    basis = torch.cat([x.sin(), x.cos()], dim=2).double()
-    first, second = torch.linalg.lstsq(basis, y.double()).solution.squeeze(2).unbind(1)
-    amplitude, phase = torch.hypot(first, second), torch.atan2(-second, first)
-    assert 0.099 < float(amplitude.min()) < 0.2
-    assert 4.9 < float(amplitude.max()) < 5.001
-    assert -1e-3 < float(phase.min()) < 0.05
-    assert math.pi - 0.05 < float(phase.max()) < math.pi + 1e-3
 
 
 @pytest.mark.parametrize("learner", ["maml", "fomaml"])

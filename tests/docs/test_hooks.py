@@ -16,7 +16,6 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
-import torch
 
 import gradhomog
 from gradhomog import keyed
@@ -224,35 +223,6 @@ def test_the_plugin_is_made_by_name_and_conforms(gradhomog_install: Any, hook: s
     report = check(install(hook, gradhomog_install), fast=True)
     assert report.passed, str(report)
     assert not _held(report), "it could claim more"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("outputs", ["classes", "numbers"])
-def test_the_learner_improves_with_training(gradhomog_install: Any, outputs: str) -> None:
-    name = install("gradhomog_learner", gradhomog_install)
-    domain = gradhomog.domain("functions:sinusoid") if outputs == "numbers" else None
-    random = torch.Generator().manual_seed(0)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        encoder = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.Tanh(), torch.nn.Linear(20, 20), torch.nn.Tanh())
-        learner = gradhomog.learner(f"{name}(strength=0.1)", encoder, torch.nn.Linear(20, 2), homogenizers="pcgrad")
-    batch = [_task(domain, index, random) for index in range(4)]
-    outer = torch.optim.Adam(learner.parameters(), lr=1e-2)
-    first = learner.step(batch, outer).losses.mean()
-    for _ in range(60):
-        last = learner.step(batch, outer).losses.mean()
-    assert last < 0.9 * first
-
-
-def _task(domain: Any, index: int, random: torch.Generator) -> gradhomog.Task:
-    if domain is not None:
-        import numpy as np
-
-        return domain.sample("train", np.random.default_rng(index), ways=1, shots=10, queries=10)
-    x = torch.rand(20, 1, generator=random) * 6 - 3
-    y = (torch.sin(2 * x + index) > 0).long().flatten()
-    x, y = x[y.argsort(stable=True)], y.sort().values
-    return gradhomog.Task(x[::2], y[::2], x[1::2], y[1::2])
 
 
 @pytest.mark.slow

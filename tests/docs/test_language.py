@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-from pathlib import Path
 
 import pytest
 
@@ -36,20 +35,6 @@ def test_pages_avoid_the_words() -> None:
 )
 def test_a_sentence_with_words_to_avoid_is_found(text: str) -> None:
     assert list(language.findings(text, "a page"))
-
-
-@pytest.mark.parametrize(
-    "text", ["What does it cost?", "The function `told` reports.", "Return the mean, such as it is."]
-)
-def test_questions_and_code_are_allowed(text: str) -> None:
-    assert list(language.findings(text, "a page")) == []
-
-
-@pytest.mark.parametrize("name", ["told", "asked_for", "whatever"])
-def test_names_of_functions_are_searched(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(language, "ROOT", tmp_path)
-    (tmp_path / "module.py").write_text(f"def {name}():\n    pass\n")
-    assert list(language.of_python(tmp_path / "module.py"))
 
 
 @pytest.mark.parametrize("module", [console, test_hooks], ids=lambda module: module.__name__)

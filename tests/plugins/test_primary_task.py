@@ -175,12 +175,6 @@ def test_several_primary_tasks_count_as_their_mean():
     assert sago(rows[1:], domains=["retain"] * 2, primary="retain").tolist() == [-0.5, 2.5]
 
 
-@pytest.mark.parametrize(("agreeing", "expected"), [("auxiliary", [1.0, -2.0]), ("both", [0.5, -1.0])])
-def test_an_opposite_row_leaves_the_primary_row(agreeing, expected):
-    row = torch.tensor([1.0, -2.0])
-    assert sago(torch.stack([row, -3 * row]), agreeing=agreeing).tolist() == expected
-
-
 def lra_loop(steps, alpha, weighted, primary=0):
     """Weights λ after all steps, one task after another, in Python floats."""
     weights = [1.0] * len(steps[0])

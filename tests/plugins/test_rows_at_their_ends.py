@@ -109,8 +109,8 @@ def test_a_common_factor_of_float64_rows_multiplies_the_direction(method):
 
 
 EXTREMES = {
-    "rows of 1e200": (1e200, 1.0), "rows of 1e-200": (1e-200, 1.0), "losses of 1e-40": (1.0, 1e-40),
-    "losses of 1e-300": (1.0, 1e-300), "losses of 1e300": (1.0, 1e300),
+    "rows of 1e300": (1e300, 1.0), "rows of 1e200": (1e200, 1.0), "rows of 1e-200": (1e-200, 1.0),
+    "losses of 1e-40": (1.0, 1e-40), "losses of 1e-300": (1.0, 1e-300), "losses of 1e300": (1.0, 1e300),
     "one loss of 1e-40": (1.0, torch.tensor([1e-40, 1.0, 1.0, 1.0], dtype=torch.float64)),
 }  # fmt: skip
 
@@ -118,6 +118,7 @@ EXTREMES = {
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("method", [*BUILT_IN, "tracked(method='config')"])
 def test_one_extreme_step_raises_and_changes_nothing_or_leaves_a_usable_state(method, dtype):
+    # Rows of 1e300: errors claimed that 18 methods returned NaN.
     # `tracked` after rows of 1e200, `db_mtl` after a loss of 1e-40, `ldc_mtl` after 1e-300 refused every later step.
     rows = normal(4, 9, seed=0)
     for what, (of_rows, of_losses) in EXTREMES.items():
@@ -128,11 +129,15 @@ def test_one_extreme_step_raises_and_changes_nothing_or_leaves_a_usable_state(me
             for each in (pipe, other):
                 for _ in range(ordinary_steps):
                     one_step(each, rows.to(dtype), FOUR_LOSSES)
+            message = ""
             try:
                 one_step(pipe, (rows * of_rows).to(dtype), FOUR_LOSSES * of_losses)
-            except gradhomog.GradhomogError:
+            except gradhomog.GradhomogError as error:
+                message = str(error)
                 expected = one_step(other, rows.to(dtype), FOUR_LOSSES)
                 assert torch.equal(one_step(pipe, rows.to(dtype), FOUR_LOSSES), expected), what
+            if message and of_rows > 1 and method != "rotograd":  # whose features have this size, too
+                assert "overflow" in message or "exceeds" in message, message
             for _ in range(5):
                 assert bool(one_step(pipe, rows.to(dtype), FOUR_LOSSES).isfinite().all()), what
 

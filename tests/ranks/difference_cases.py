@@ -126,31 +126,17 @@ def no_labels_on_one_rank(text: str, several: bool) -> list[Tensor | None]:
     labelled[:6, 1] = 0
     part = part_of([6, 6]) if several else slice(None)
     x, y, labelled = x[part], y[part], labelled[part]
-    losses = [
-        ((output - target).square() * mask).sum() / mask.sum()
-        for output, target, mask in zip(model(x), y.unbind(1), labelled.unbind(1), strict=True)
-    ]
-    group = Ranks("batch", examples=labelled.sum(0).tolist()) if several else None
-    shared = {**dict(model.encoder.named_parameters()), "extra": extra}
-    gradhomog.backward(losses, gradhomog.pipeline(text), parameters=shared, group=group)
-    return gradients_of_a_pair(model, extra)
-
-
-def no_labels_for_transformed_features(text: str, several: bool) -> list[Tensor | None]:
-    """Return the gradients of the same step with a homogenizer that transforms the features."""
-    (x, y), model = data(), Model()
-    labelled = torch.ones_like(y)
-    labelled[:6, 1] = 0
-    part = part_of([6, 6]) if several else slice(None)
-    x, y, labelled = x[part], y[part], labelled[part]
-    views = gradhomog.task_features(model.encoder(x), pipe := gradhomog.pipeline(text), tasks=3)
+    pipe = gradhomog.pipeline(text)
+    views = gradhomog.task_features(model.encoder(x), pipe, tasks=3)
     losses = [
         ((head(view)[:, 0] - target).square() * mask).sum() / mask.sum()
         for head, view, target, mask in zip(model.heads, views, y.unbind(1), labelled.unbind(1), strict=True)
     ]
     group = Ranks("batch", examples=labelled.sum(0).tolist()) if several else None
-    gradhomog.backward(losses, pipe, parameters=model.encoder, features=views, group=group)
-    return [parameter.grad for parameter in model.parameters()]
+    shared = {**dict(model.encoder.named_parameters()), "extra": extra}
+    features = views if pipe.requirements.transforming else None
+    gradhomog.backward(losses, pipe, parameters=shared, features=features, group=group)
+    return gradients_of_a_pair(model, extra)
 
 
 def points_of_a_differential_equation(call: str, sizes: list[int]) -> list[Tensor]:

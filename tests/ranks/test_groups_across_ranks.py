@@ -13,7 +13,7 @@ from tests.ranks import group_cases as cases
 from tests.ranks.cases import batch
 from tests.ranks.comparison import assert_close, assert_same_bits, assert_steps_of_one_process
 
-METHODS = ["upgrad", "pcgrad", "gradnorm", "mgda", "nash_mtl"]
+METHODS = ["upgrad", "gradnorm", "nash_mtl"]
 PER: dict[str, Any] = {
     "layer": "layer",
     "tensor": "tensor",

@@ -38,18 +38,6 @@ def test_parsing_rendered_text_gives_the_same_values_and_types(members: list[tup
     assert repr(read) == repr(members)  # 1, 1.0 and true are equal, but of different types
 
 
-@given(st.text(alphabet="ab1.-+e()[]{}=,:|\"'\\ \n") | st.text())
-def test_any_text_is_parsed_or_raises_with_a_position_within_it(text: str) -> None:
-    members: list[Any] = []
-    position = 0
-    try:
-        members = parse(text)
-    except ExpressionError as error:
-        position = error.position
-    assert 0 <= position <= len(text)
-    assert parse(render(members)) == members
-
-
 @pytest.mark.parametrize("text", ["", "  \n", "none", " none ", "none()"])
 def test_none_and_empty_text_are_the_empty_pipeline(text: str) -> None:
     assert parse(text) == []

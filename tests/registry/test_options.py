@@ -140,14 +140,6 @@ def test_options_are_described_with_defaults_and_ranges() -> None:
     assert len(described) == len(inspect.signature(AnnotatedOptions).parameters)
 
 
-@pytest.mark.parametrize("value", [0.5, "2", math.nan])
-def test_the_arguments_of_a_constructor_are_validated(value: Any) -> None:
-    for make in (lambda: Scaled(value), lambda: Scaled(factor=value)):
-        with pytest.raises(OptionError) as raised:
-            make()
-        assert str(raised.value) == f"Scaled: `factor` must be a number ≥ 1; got {value!r}."
-
-
 @dataclasses.dataclass(frozen=True)
 class Settings(gradhomog.ValidatedConstructor):
     engine: Literal["loop", "vmap"] = "loop"

@@ -60,13 +60,6 @@ def test_the_list_is_sorted_and_contains_the_distribution_of_each_plugin(
     assert str(late) == "homogenizer 'zz_late' of zz-late 2.0 (zz_late)"
 
 
-def test_a_registry_can_be_created_from_entry_points() -> None:
-    registry = Registry([EntryPoint("mine", "gradhomog_plugins.pcgrad", "gradhomog.homogenizers")])
-    assert registry.names("homogenizers") == ("mine",)
-    assert registry.names("learners") == ()
-    assert registry.load("homogenizers", "mine")[1].summary
-
-
 def test_of_a_distribution_twice_on_the_path_the_first_is_used(gradhomog_install: InstallDistribution) -> None:
     gradhomog_install("twice", "raise RuntimeError('the wrong one')", version="1.0", folder="later")
     name = gradhomog_install("twice", FINE, version="2.0", folder="earlier")  # first on the path
@@ -193,19 +186,9 @@ BROKEN = {
         ["has no hook `gradhomog_homogenizer`", "mark it with @gradhomog.hookimpl"],
         None,
     ),
-    "hook of another kind": (
-        hook("return LearnerSpec(factory=dict, summary='')", "gradhomog_learner()"),
-        ["has no hook `gradhomog_homogenizer`"],
-        None,
-    ),
     "misspelled hook": (
         FINE.replace("def gradhomog_homogenizer", "def gradhomog_homogeniser"),
         ["unknown hook 'gradhomog_homogeniser'", "Did you mean 'gradhomog_homogenizer'?"],
-        Exception,
-    ),
-    "second misspelled hook": (
-        FINE + "\n@hookimpl\ndef gradhomog_observers(): pass\n",
-        ["unknown hook 'gradhomog_observers'", "Did you mean 'gradhomog_observer'?"],
         Exception,
     ),
     "hook with an argument": (
@@ -214,6 +197,7 @@ BROKEN = {
         Exception,
     ),
     "hook raises": (hook("return 1 / 0"), ["raised in `gradhomog_homogenizer`: ZeroDivisionError"], ZeroDivisionError),
+    "hook exits": (hook("raise SystemExit(2)"), ["raised in `gradhomog_homogenizer`: SystemExit"], SystemExit),
     "hook returns nothing": (hook("pass"), ["must return a HomogenizerSpec", "got NoneType"], None),
     "hook returns another spec": (
         hook("return LearnerSpec(factory=dict, summary='')"),
@@ -234,11 +218,6 @@ BROKEN = {
         hook("return HomogenizerSpec(factory='Fine', summary='')"),
         ["must have a callable `factory` with a Python signature; got 'Fine'"],
         TypeError,
-    ),
-    "factory without a signature": (
-        hook("return HomogenizerSpec(factory=dict, summary='')"),
-        ["must have a callable `factory` with a Python signature; got <class 'dict'>"],
-        ValueError,
     ),
 }
 

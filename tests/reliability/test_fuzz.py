@@ -83,10 +83,11 @@ def test_any_text_is_a_pipeline_or_rejected_with_a_short_message(text: str) -> N
     for parse in (expression.parse, expression.parse_alternatives, expression.parse_one):
         try:
             parse(text)
-        except GradhomogError as error:
-            message = str(error)
+        except ExpressionError as error:
+            message, position = str(error), error.position
             assert message.count("\n") <= 2
             assert len(message) < 1000
+            assert 0 <= position <= len(text)
 
 
 def test_the_maximal_depth_and_length_are_accepted_and_one_more_is_rejected() -> None:

@@ -8,12 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from tests.experiments.run_helpers import WITHOUT_FIGURES
 
 PROC = Path("/proc/self/status").exists()
 needs_proc = pytest.mark.skipif(not PROC, reason="reads the state of a process from /proc")
@@ -101,13 +99,10 @@ def test_a_signal_handler_of_the_calling_program_is_kept(monkeypatch: pytest.Mon
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def output(
-    *arguments: str, encoding: str, program: Sequence[str] = ("-m", "gradhomog")
-) -> subprocess.CompletedProcess[bytes]:
+def output(*arguments: str, encoding: str) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "gradhomog", *arguments]
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
-    return subprocess.run(
-        [sys.executable, *program, *arguments], capture_output=True, env=environment, timeout=300, check=False
-    )
+    return subprocess.run(command, capture_output=True, env=environment, timeout=300, check=False)
 
 
 def test_output_that_is_not_unicode_shows_question_marks() -> None:
@@ -130,18 +125,3 @@ def test_an_error_that_is_not_unicode_is_one_message() -> None:
     assert done.returncode == 2
     assert b"unknown homogenizer 'gr??e?'" in done.stderr
     assert b"Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-def test_a_table_is_printed_after_training_if_the_output_is_not_unicode(tmp_path: Path) -> None:
-    small = [
-        "episodes.shots=1", "episodes.ways=2", "episodes.tasks=2", "train.steps=2", "train.inner_steps=1",
-        "train.validate_every=2", "train.validation_episodes=2", "test.episodes=2", "seeds=1",
-        'homogenizers=["none"]', 'domains.train=["functions:line"]', 'domains.test=["functions:step"]',
-        "network.name=mlp",
-    ]  # fmt: skip
-    overrides = [word for text in small for word in ("--set", text)]
-    command = ["compare", *overrides, "--out", str(tmp_path / "out"), "--jobs=1"]
-    done = output(*command, encoding="ascii", program=WITHOUT_FIGURES)
-    assert done.returncode == 0, done.stderr
-    assert b"?" in done.stdout

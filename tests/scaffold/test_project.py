@@ -78,15 +78,9 @@ def test_any_text_is_accepted_or_raises_with_a_suggestion_that_is_accepted(text:
             "must start with a letter and contain only lower-case letters, digits and single hyphens; got ''. "
             "Write 'sign-vote'",
         ),
-        ("SignVote", "got 'SignVote'. Write 'sign-vote'"),
         ("sign vote!", "got 'sign vote!'. Write 'sign-vote'"),
-        (
-            "2nd-order",
-            "must start with a letter and contain only lower-case letters, digits and single hyphens; got "
-            "'2nd-order'. Write 'nd-order'",
-        ),
+        ("2nd-order", "got '2nd-order'. Write 'nd-order'"),
         ("sign--vote", "digits and single hyphens; got 'sign--vote'. Write 'sign-vote'"),
-        ("sign-", "got 'sign-'. Write 'sign'"),
         ("größe", "got 'größe'. Write 'gr-e'"),
         ("gradhomog-", "got 'gradhomog-'. Write 'sign-vote'"),
         ("gradhomog", "must not be gradhomog itself; got 'gradhomog'"),
@@ -218,11 +212,6 @@ def test_a_folder_that_is_not_empty_is_not_changed(tmp_path):
     assert [path.name for path in target.iterdir()] == ["mine.txt"]
 
 
-def test_an_empty_folder_is_filled(tmp_path):
-    (tmp_path / "gradhomog-x").mkdir()
-    assert (write_project(project(names("x")), tmp_path) / "README.md").is_file()
-
-
 @pytest.mark.parametrize("kind", ["file", "link"])
 def test_a_file_or_link_is_not_replaced(kind, tmp_path):
     (tmp_path / "elsewhere").mkdir()
@@ -272,7 +261,3 @@ def test_the_name_of_a_third_party_plugin_raises_with_its_distribution_and_versi
 def test_the_name_of_an_existing_module_raises_with_its_path():
     with pytest.raises(PluginError, match=r"the module gradhomog_plugins already exists: .*__init__\.py"):
         check_name_is_free(names("plugins"), Registry())
-
-
-def test_an_unused_name_is_accepted():
-    check_name_is_free(names("sign-vote"), Registry())

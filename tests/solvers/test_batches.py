@@ -61,14 +61,6 @@ def test_gramians_of_any_dtype_are_solved_in_float64(name):
     torch.testing.assert_close(found, SOLVERS[name](gramian.double()), rtol=1e-4, atol=1e-5)  # the default rounding
 
 
-@each
-def test_gramians_of_dependent_float32_rows_have_finite_weights(name):
-    # Rounded products of dependent rows are neither symmetric nor positive semi-definite.
-    for seed in range(30):
-        jacobian = rows(seed, tasks=8).float()
-        assert bool(SOLVERS[name](jacobian @ jacobian.T).isfinite().all()), seed
-
-
 DEPENDENT = [
     (jacobian.float(), rank)
     for rank in (1, 2, 4)

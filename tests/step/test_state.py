@@ -1,21 +1,10 @@
 """The state of a pipeline: errors for other states."""
 
-import copy
-
 import pytest
-import torch
 
 import gradhomog
 from gradhomog import ConfigError
 from tests.step.members import ROWS
-
-
-def test_a_copy_of_a_pipeline_continues_with_identical_bits_and_shares_no_state():
-    pipe, losses = gradhomog.pipeline("static + pcgrad(seed=3) + gradnorm(alpha=0.5)"), [1.0, 2.0]
-    pipe.combine(ROWS, losses)
-    copied = copy.deepcopy(pipe)
-    expected = [pipe.combine(step * ROWS, losses[::-1]) for step in (1, 3)]
-    assert all(map(torch.equal, [copied.combine(step * ROWS, losses[::-1]) for step in (1, 3)], expected))
 
 
 def test_the_state_of_another_pipeline_raises():

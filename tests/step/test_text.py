@@ -18,8 +18,6 @@ def test_lists_and_text_create_the_same_pipeline(value):
 
 
 def test_invalid_inputs_raise():
-    with pytest.raises(OptionError, match="an entry of a pipeline must be a name"):
-        gradhomog.pipeline([42])
     with pytest.raises(OptionError, match="'none' is the empty pipeline and cannot be combined"):
         gradhomog.pipeline(["none", "pcgrad"])
     with pytest.raises(OptionError, match="`nonfinite` must be 'raise', as in the pipeline; got 'drop'"):

@@ -26,28 +26,10 @@ def test_attached_changes_the_encoder_only_within_the_context_even_if_it_raises(
     assert torch.equal(encoder(x), plain)
 
 
-class Single(Homogenizer):
-    def attach(self, encoder):
-        return encoder.register_forward_hook(lambda module, inputs, output: output + 1)
-
-
-def test_attach_may_return_a_single_handle():
-    encoder = nn.Linear(2, 2)
-    with gradhomog.pipeline([Single()]).attached(encoder):
-        assert len(encoder._forward_hooks) == 1
-    assert not encoder._forward_hooks
-
-
 def left_behind(self, encoder):
     encoder.register_forward_hook(lambda module, inputs, output: 5 * output)
     encoder[0].register_forward_pre_hook(lambda module, inputs: None)
     return [encoder.register_forward_hook(lambda module, inputs, output: output + 1)]
-
-
-def attached_then_raises(self, encoder):
-    encoder.register_forward_hook(lambda module, inputs, output: 5 * output)
-    encoder[0].register_full_backward_hook(lambda module, grads, outer: None)
-    raise ValueError("half attached")
 
 
 def hooks(encoder):
@@ -55,18 +37,12 @@ def hooks(encoder):
     return [len(getattr(module, table)) for module in encoder.modules() for table in tables]
 
 
-@pytest.mark.parametrize(
-    ("attach", "message"),
-    [
-        (left_behind, r"Faulty must return from `attach` a handle for every hook; 2 hooks remained on the encoder"),
-        (attached_then_raises, "Faulty raised in `attach`: ValueError: half attached"),
-    ],
-)
-def test_a_hook_without_a_handle_is_removed_and_reported(attach, message):
+def test_a_hook_without_a_handle_is_removed_and_reported():
     encoder = nn.Sequential(nn.Linear(2, 2))
     own = encoder.register_forward_hook(lambda module, inputs, output: output)  # a hook of the user
     before = hooks(encoder)
-    pipe = gradhomog.pipeline([Plus(), faulty("attach", attach), Plus()])
+    pipe = gradhomog.pipeline([Plus(), faulty("attach", left_behind), Plus()])
+    message = r"Faulty must return from `attach` a handle for every hook; 2 hooks remained on the encoder"
     with pytest.raises(PluginRunError, match=message), pipe.attached(encoder):
         pass
     assert hooks(encoder) == before

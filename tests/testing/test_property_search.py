@@ -123,14 +123,6 @@ def test_exceptions_that_stop_the_process_stop_the_search(exception):
 ORDINARY = {"zero": False, "duplicate": False, "opposite": False}
 
 
-def simplest(strategy, condition):
-    """Return the simplest input with a property that hypothesis finds; the same in every run."""
-    search = settings(
-        max_examples=300, derandomize=True, database=None, deadline=None, phases=(Phase.generate, Phase.shrink)
-    )
-    return find(strategy, condition, settings=search)
-
-
 def exists(strategy, condition):
     """True if one of a few hundred inputs has a property; else raise."""
     search = settings(max_examples=500, derandomize=True, database=None, deadline=None, phases=(Phase.generate,))
@@ -200,25 +192,3 @@ def test_degenerate_rows_are_drawn_only_if_allowed(name, has):
     never()
     # Rows of eight entries are not degenerate by chance.
     assert exists(jacobians(tasks=(2, 6), params=8, **{**ORDINARY, name: True}), has)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("condition", "simple"),
-    [
-        (lambda rows: True, (1, 0)),
-        (lambda rows: len(rows) >= 3, (3, 0)),
-        (lambda rows: rows.any(), (1, 1)),
-        (lambda rows: rows.max() > 2, (1, 3)),
-        (lambda rows: (rows != rows.round()).any(), (1, 0.5)),
-        (lambda rows: (rows @ rows.T < 0).any(), (2, 1)),
-        (lambda rows: has_zero(rows) and rows.any(), (2, 1)),
-    ],
-    ids=["anything", "three tasks", "not zero", "more than two", "not a whole number", "conflict", "a zero row"],
-)
-def test_simplest_rows_are_few_short_and_consist_of_small_round_numbers(condition, simple):
-    tasks, largest = simple
-    jacobian = simplest(jacobians(), condition)
-    assert jacobian.shape == (tasks, 1)
-    assert float(jacobian.abs().max()) <= largest
-    assert torch.equal(2 * jacobian, (2 * jacobian).round())  # a search may end at 2.5 although 3 is simpler

@@ -1,4 +1,4 @@
-"""Trainings with Lightning's DDP on two ranks, for `test_lightning_ranks.py`; started by torchrun."""
+"""Trainings with Lightning's DDP on two ranks, for `test_lightning_on_ranks.py`; started by torchrun."""
 
 from __future__ import annotations
 
@@ -73,15 +73,10 @@ def main(out: str) -> None:
     found["noop hook, accumulated"] = trained(
         hooked := TwoTasks("upgrad", Adam), callbacks=[hooked.homogenized_loss, NoopHook()], accumulate_grad_batches=2
     )
-    found["noop hook, another loss"] = trained(
-        hooked := Penalized("upgrad"), callbacks=[hooked.homogenized_loss, NoopHook()]
-    )
     found["bf16"] = trained(TwoTasks("upgrad").float(), precision="bf16-mixed")
     found["metrics"] = metrics()
     found["state"] = stateful(Path(out))
-    found["labels"] = labels()
     found["without labels"] = without_labels()
-    found["gathered"] = trained(TwoTasks("graddrop", group=Ranks("batch", gather=True)))
     found["errors"] = {name: message(name) for name in MESSAGES}
     save(out, found)
 
@@ -100,20 +95,6 @@ def stateful(out: Path) -> dict[str, Any]:
     module = TwoTasks("uw", Adam)
     fit(module, epochs=1, data=part(), **DDP).save_checkpoint(out / "half.ckpt")
     return module.homogenized_loss.pipe.state_dict()
-
-
-def labels() -> Tensor:
-    """Train where one example of four has normals on rank 1, and pass the numbers of labels."""
-    module = TwoTasks("upgrad")
-    losses = module.losses
-
-    def loss(x: Tensor) -> Tensor:
-        labelled = 4 if RANK == 0 else 1
-        found = {"depth": losses(x)["depth"], "normals": losses(x[:labelled])["normals"]}
-        return module.homogenized_loss(found, group=Ranks("batch", examples=[4, labelled]))
-
-    module.loss = loss
-    return trained(module)
 
 
 def not_finite(module: Any) -> None:

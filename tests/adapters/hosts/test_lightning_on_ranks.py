@@ -13,7 +13,7 @@ from torch import Tensor
 from gradhomog import OptionError
 
 from .lightning_modules import L, TwoTasks, batches, fit
-from .lightning_on_ranks import CASES, Adam, Penalized
+from .lightning_on_ranks import CASES, Adam
 from .measures import parameters
 from .torchrun import on_two_ranks
 
@@ -70,12 +70,6 @@ def test_a_hook_that_sends_nothing_does_not_change_the_training(ranks: Any) -> N
         close(rank["noop hook, accumulated"], in_one_process(TwoTasks("upgrad", Adam), accumulate_grad_batches=2))
 
 
-def test_with_this_hook_the_gradients_of_another_loss_are_not_averaged(ranks: Any) -> None:
-    hooked = [rank["noop hook, another loss"] for rank in ranks]
-    assert not torch.allclose(*hooked, rtol=1e-6)
-    assert not torch.allclose(hooked[0], in_one_process(Penalized("upgrad")), rtol=1e-6)
-
-
 def test_metrics_are_those_of_the_whole_batch(ranks: Any) -> None:
     module = TwoTasks("upgrad", log=["loss", "weight", "norm", "cosine"])
     expected = fit(module, epochs=1, data=batches(3, 8)).callback_metrics
@@ -103,23 +97,6 @@ def test_heads_without_labels_train_as_in_one_process(ranks: Any) -> None:
     expected = in_one_process(module)
     for rank in ranks:
         close(rank["without labels"], expected)
-
-
-def test_numbers_of_labels_weigh_the_ranks(ranks: Any) -> None:
-    module = TwoTasks("upgrad")
-    losses = module.losses
-    labelled = [0, 1, 2, 4, 6]  # of rank 0 all, of rank 1 the first
-    module.losses = lambda x: {**losses(x), "normals": losses(x[labelled])["normals"]}
-    expected = in_one_process(module)
-    for rank in ranks:
-        close(rank["labels"], expected)
-
-
-def test_methods_that_read_rows_receive_those_of_one_process(ranks: Any) -> None:
-    expected = in_one_process(TwoTasks("graddrop"))
-    for rank in ranks:
-        close(rank["gathered"], expected)
-    assert not torch.allclose(expected, ranks[0]["sgd", "none"], rtol=1e-3)
 
 
 @pytest.mark.parametrize(

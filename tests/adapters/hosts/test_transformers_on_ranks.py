@@ -15,8 +15,8 @@ from gradhomog import OptionError
 
 from .measures import parameters
 from .torchrun import on_two_ranks
-from .transformers_models import TwoTasks, examples, trained, two_losses
-from .transformers_on_ranks import CASES, RESUMED, EncoderOnly, PerItem, accelerated
+from .transformers_models import TwoTasks, examples, trained
+from .transformers_on_ranks import CASES, RESUMED, PerItem, accelerated
 
 from accelerate.state import AcceleratorState, GradientState  # isort: skip
 from accelerate.utils import DistributedType, ParallelismConfig  # isort: skip
@@ -57,9 +57,7 @@ def test_training_is_that_of_one_process_with_the_whole_batch(name: str, ranks: 
     assert not torch.allclose(ranks[0][name, "upgrad"], ranks[0][name, "none"], rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "name", [*((name, "upgrad") for name in CASES), "per item", "head without labels", "gathered"], ids=str
-)
+@pytest.mark.parametrize("name", [*((name, "upgrad") for name in CASES), "per item"], ids=str)
 def test_all_processes_have_the_same_parameters(name: Any, ranks: Any) -> None:
     assert torch.equal(ranks[0][name], ranks[1][name])
 
@@ -76,26 +74,6 @@ def test_logs_and_evaluations_are_those_of_the_whole_batch(ranks: Any, tmp_path:
 def test_sums_divided_by_the_items_of_all_processes(ranks: Any, tmp_path: Path) -> None:
     found = in_one_process(tmp_path, PerItem, missing=6, gradient_accumulation_steps=2)
     close(ranks[0]["per item"], parameters(found.model))
-
-
-def test_a_head_without_labels_trains_as_in_one_process(ranks: Any, tmp_path: Path) -> None:
-    class FirstBatchOnly(EncoderOnly):
-        batches = 0
-
-        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-            outputs = model(**inputs)
-            self.batches += 1
-            half = two_losses(
-                {**outputs, "sentiment": outputs["sentiment"][:4]}, {**inputs, "labels": inputs["labels"][:4]}
-            )
-            return self.homogenized_loss({**half, "sentiment": half["sentiment"] if self.batches == 1 else None}, model)
-
-    found = in_one_process(tmp_path, FirstBatchOnly, max_steps=3)
-    close(ranks[0]["head without labels"], parameters(found.model))
-
-
-def test_methods_that_read_rows_receive_those_of_one_process(ranks: Any, tmp_path: Path) -> None:
-    close(ranks[0]["gathered"], parameters(in_one_process(tmp_path, text="graddrop").model))
 
 
 def test_one_process_resumes_a_checkpoint_of_two(ranks: Any, folder: Path) -> None:

@@ -43,18 +43,6 @@ class PerItem(TwoTasks):
         return self.homogenized_loss({name: factor * loss for name, loss in losses.items()}, model)
 
 
-class HeadWithoutLabels(EncoderOnly):
-    """A task with a head and without labels: on rank 1 in the first batch, then on both ranks."""
-
-    batches = 0
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        losses = two_losses(model(**inputs), inputs)
-        self.batches += 1
-        labelled = RANK == 0 and self.batches == 1
-        return self.homogenized_loss({**losses, "sentiment": losses["sentiment"] if labelled else None}, model)
-
-
 class Gathered(TwoTasks):
     """All rows on every rank, for methods that read rows."""
 
@@ -111,8 +99,6 @@ def main(out: str) -> None:
             found[name, text] = parameters(trainer.model)
     found["logs"] = train(TwoTasks, "upgrad", eval_dataset=examples(8), eval_strategy="steps").state.log_history
     found["per item"] = parameters(train(PerItem, "upgrad", missing=6, gradient_accumulation_steps=2).model)
-    found["head without labels"] = parameters(train(HeadWithoutLabels, "upgrad", max_steps=3).model)
-    found["gathered"] = parameters(train(Gathered, "graddrop").model)
     trainer = train(Gathered, "tracked(method='upgrad')", **RESUMED)
     found["state"], found["resumable"] = trainer.homogenizers.state_dict(), parameters(trainer.model)
     found["accelerate"] = {text: accelerated(text) for text in (None, "none", "aligned_mtl")}

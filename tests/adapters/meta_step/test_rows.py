@@ -94,16 +94,6 @@ def test_a_trainable_inner_rate_has_rows_and_a_gradient():
     torch.testing.assert_close(rate.grad, numeric, rtol=1e-6, atol=1e-9)
 
 
-def test_a_tasks_row_does_not_depend_on_the_other_tasks():
-    net, batch = network(norm=True), tasks()
-    net.eval()  # query passes then use running statistics
-    inner = torchopt.MetaSGD(net, lr=lambda count: 0.1 / (1 + count), momentum=0.9)
-    together = rows_of(net, batch, inner=inner)
-    for slot, task in enumerate(batch):
-        alone = rows_of(net, [task], inner=inner)
-        assert all(torch.equal(value[0], together[name][slot]) for name, value in alone.items())
-
-
 def test_frozen_parameters_have_no_row_and_keep_their_grad():
     net, batch = network(), tasks()
     net[0].requires_grad_(False)

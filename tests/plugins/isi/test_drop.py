@@ -116,13 +116,6 @@ def test_every_precision_gives_the_map_of_float32(dtype):
     torch.testing.assert_close(found, exact, rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("dims", [1, 2, 3])
-def test_the_neighbourhood_has_all_shifts_up_to_the_radius_except_zero(dims):
-    shifts = neighbourhood(2, dims)
-    assert len(set(shifts)) == len(shifts) == 5**dims - 1
-    assert max(map(max, shifts)) == -min(map(min, shifts)) == 2
-
-
 def test_sampled_neighbours_count_for_all_of_them():
     inputs = torch.randn(2, 2, 10, 10, generator=torch.Generator().manual_seed(0)).cumsum(2)
     layer, every = layer_of(2, kernel_size=3, padding=1), neighbourhood(2, 2)
@@ -162,12 +155,6 @@ def test_outlines_are_dropped_less_than_the_ground_the_more_so_the_lower_the_tem
     found = drop_map(image, rate=0.095, temperature=temperature)[0]
     for place, (least, most) in ((outline, edges), (ground, flat)):
         assert least - 1e-6 <= float(found[place].mean()) <= most + 1e-6
-
-
-@given(rate=st.floats(0, 0.999), size=st.tuples(st.integers(1, 9), st.integers(1, 9)))
-def test_at_infinite_temperature_every_probability_is_the_rate(rate, size):
-    found = drop_map(torch.randn(2, 1, *size), rate=rate, temperature=math.inf)
-    torch.testing.assert_close(found, torch.full_like(found, rate), rtol=0, atol=1e-6)
 
 
 @given(temperatures)

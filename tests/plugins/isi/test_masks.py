@@ -170,18 +170,6 @@ def test_layers_that_do_not_exist_or_have_no_patches_raise(layers, message):
         ISI(layers=layers).attach(network())
 
 
-def test_an_attach_that_raises_midway_leaves_no_hook():
-    class Unhookable(nn.Conv2d):
-        def register_forward_hook(self, *args, **kwargs):
-            raise RuntimeError("no hooks")
-
-    encoder = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), Unhookable(2, 2, 3))
-    for act in (ISI(layers="*").attach, lambda encoder: ISI(layers="*").maps(encoder, images(size=12))):
-        with pytest.raises(RuntimeError, match="no hooks"):
-            act(encoder)
-        assert not any(module._forward_hooks or module._forward_pre_hooks for module in encoder.modules())
-
-
 def test_an_encoder_without_convolutions_raises():
     with pytest.raises(OptionError, match=r"the encoder has none; its layers: .*0 \(Linear\).*remove isi"):
         ISI().attach(nn.Sequential(nn.Linear(3, 3)))
@@ -253,39 +241,6 @@ def test_maps_are_the_probabilities_and_change_nothing_attached_or_not():
     assert torch.equal(torch.get_rng_state(), noise)
     assert all(torch.equal(value, buffers[name]) for name, value in encoder.state_dict().items())
     assert isi.measured(None) == {}
-
-
-@pytest.mark.parametrize("options", [{}, {"layers": ["2", "3"], "sampling": "multinomial", "temperature": 2.0}])
-def test_second_order_rows_are_the_derivative_of_the_loss_with_the_same_masks(options):
-    class Replayed(ISI):
-        """Replays the masks of the first call of `rows` in all later calls, after changes of the parameters."""
-
-        recorded, replay = (), ()
-
-        def _draw(self, call, generator, inputs):
-            if self.replay:
-                return self.replay.pop(0)
-            self.recorded += (super()._draw(call, generator, inputs),)
-            return self.recorded[-1]
-
-    isi = Replayed(rate=0.3, **options)
-    model, batch = learner([isi], torch.float64, inner_steps=3), tasks(dtype=torch.float64)
-    found = model.rows(batch).jacobian
-    assert len(isi.recorded) == 8  # two layers, two tasks, support and query; independent of the number of inner steps
-    generator = torch.Generator().manual_seed(1)
-    direction = {
-        name: torch.randn(p.shape, generator=generator, dtype=p.dtype) for name, p in model.named_parameters().items()
-    }
-    losses = []
-    for step in (1e-6, -2e-6):  # forward, then backward
-        with torch.no_grad():
-            for name, parameter in model.named_parameters().items():
-                parameter += step * direction[name]
-        isi.replay = list(isi.recorded)
-        losses.append(model.rows(batch).losses)
-    expected = (losses[0] - losses[1]) / 2e-6
-    derivative = sum((rows * direction[name]).flatten(1).sum(1) for name, rows in found.items())
-    torch.testing.assert_close(derivative, expected, rtol=1e-6, atol=1e-8)
 
 
 def test_under_vmap_every_task_has_separate_masks_and_the_rows_of_a_single_task():

@@ -7,11 +7,9 @@ import copy
 import math
 import random
 import time
-from typing import Annotated
 
 import numpy as np
 import torch
-from annotated_types import Interval
 
 from gradhomog import OptionError
 from tests.testing.faults import fails, fault
@@ -47,22 +45,11 @@ class RaisesValueError(Balance):
             raise self.error
 
 
-class DividesByRate(Balance):
-    """Divides by an option that may be zero."""
-
-    def __init__(self, rate: Annotated[float, Interval(ge=0, le=1)] = 0.5):
-        super().__init__(rate)
-
-    def weights(self, norms):
-        return super().weights(norms) * self.rate / self.rate
-
-
 ALLOWED = "option `rate`=.* is allowed by its annotation, but raises (ValueError|PluginRunError): .*"
 fails("options_validated", "option `rate` has no type annotation")(NoAnnotation)
 fails("options_work", ALLOWED + "out of range")(RaisesValueError)
 fault("NamelessError", RaisesValueError, "options_work", "the error for option `rate`=.* names no option: must be",
       error=OptionError("must be positive"))
-fails("options_work", ALLOWED + "NaN or infinity")(DividesByRate)
 
 # -- directions ------------------------------------------------------------------------------------------------------
 
@@ -75,12 +62,6 @@ def squared_in_the_dtype_of_the_rows(self, good, jacobian):
 def majority_vote_of_signs_per_coordinate(self, good, block, scale):
     majority_sign = block.sign().sum(dim=0).sign()
     return torch.where(block.sign() * majority_sign < 0, 0, block)
-
-
-def with_a_gramian_in_float32(self, good, norms):  # it contains fourth powers of the rows
-    gramian = norms.float()[:, None] * norms.float()
-    size = gramian.square().sum().sqrt()
-    return good(norms) if 0 < float(size) < torch.inf else torch.zeros_like(norms)
 
 
 def norms_by_slot(self, good, step):
@@ -147,16 +128,11 @@ fault("SumsDicts", Clip, "identical_tasks", "after 1 steps on identical tasks: o
           lambda block: block if step.jacobian.names == ("",) else len(block) * block))
 fault("StateBySlotOfRows", Balance, "permutation_equivariant", r"rows in the order \[.*\]: off by",
       norms=norms_by_slot, update=lambda self, good, step: {"average": dict(enumerate(self.norms(step).tolist()))})
-fault("SortsLosses", LossRatio, "permutation_equivariant", r"rows in the order \[.*\]: off by",
-      mix=lambda self, good, step: normalized(step.losses.sort().values))
 # The norms of rows of 1e-18 have squares of 1e-36.
 fault("TinyEpsilon", Balance, "scale_equivariant", r"rows times 2\^-\d+: off by .* Likely cause: an absolute epsilon",
       weights=lambda self, good, norms: good((norms.square() + 1e-30).sqrt()))
-fault("AlgebraInFloat32", Clip, "scale_equivariant", r"rows times 2\^-?\d+: off by", scale=with_a_gramian_in_float32)
 fault("EpsilonBesideLosses", LossRatio, "loss_scale_invariant", "the direction with losses times 1e-12: off by",
       weights=ratios_with_an_epsilon)
-fault("ClipsLosses", LossRatio, "loss_scale_invariant", r"the direction with losses times 1e\+06: off by",
-      weights=lambda self, good, losses, average: good(losses.clamp(max=10), average.clamp(max=10)))
 fault("VotesBySign", Clip, "rotation_equivariant", "rotated rows: off by",
       scaled=majority_vote_of_signs_per_coordinate)
 fault("ProjectsOnce", Veto, "non_conflicting", "the direction conflicts with a row", mix=projected_once)
@@ -188,11 +164,6 @@ def passed_by_attribute(self, good, step):
 def updated_in_place(self, good, step):
     self.average.update(good(step)["average"])
     return {"average": self.average}
-
-
-def marked(self, good, step):
-    self.reported = step.number
-    return good(step)
 
 
 def rotated_in_place(self, good, features, keys):
@@ -228,22 +199,6 @@ def learned_by_autograd(self, good, step):
         return good(step) * torch.ones(1, dtype=torch.float64, requires_grad=True)
 
 
-class SharesState(LossRatio):
-    """State in a class attribute, which all instances share."""
-
-    losses = {}  # noqa: RUF012
-
-    def __init__(self, size: int = 3):
-        self.size = size
-
-    def mix(self, step):
-        return super().mix(step).roll(len(self.losses.get("domain 0", [])))
-
-    def update(self, step):
-        self.losses.update(super().update(step)["losses"])
-        return {}
-
-
 def drawn_by_python(self, good, norms):
     return normalized(torch.tensor([random.random() for _ in norms], dtype=norms.dtype))
 
@@ -259,7 +214,6 @@ fault("PassesByAttribute", Balance, "no_stage_writes_to_self",
       "`mix` changes `self.last`: return new state from `update`", mix=passed_by_attribute)
 fault("UpdatesInPlace", Balance, "no_stage_writes_to_self", "`update` changes `self.average`",
       update=updated_in_place)
-fault("MarksReports", LossRatio, "no_stage_writes_to_self", "`measured` changes `self.reported`", measured=marked)
 fault("MeasuresTime", LossRatio, "no_stage_writes_to_self", "`measured` returns other numbers in a second call",
       measured=lambda self, good, step: {"seconds": time.perf_counter()})
 fault("DrawsFromNumPy", Balance, "global_generators_unchanged", "draws from the global generator of numpy",
@@ -270,7 +224,6 @@ fault("SeedsTorch", Drop, "global_generators_unchanged", "draws from the global 
       __init__=seeds_torch)
 fault("SeedsFromTheClock", Drop, "same_seed_same_results", "of two instances with the same options: not exactly equal",
       begin=seeded_from_the_clock)
-fails("same_seed_same_results", "of two instances with the same options: not exactly equal")(SharesState)
 fault("ClaimsStochastic", Balance, "stochastic", "two seeds give the same results: draw from `step.generator`",
       {"claims": "stochastic"})
 fault("KeepsGraphInDict", Rotate, "no_graph_kept",
@@ -352,11 +305,6 @@ class RestoredByLastTask(Drop):
         self.part = part
 
 
-def other_mask_backward(self, good, module, inputs, output):
-    kept = good(module, inputs, output)
-    return kept if kept is None else kept.detach() + (output - output.detach()) * self.draw(output.shape)
-
-
 LEFT = "hooks, parameters or `forward` are left"
 # −1 is a rotation in six dimensions, but not in five.
 fault("Negates", Rotate, "orthogonal", "matrix of task 0 has determinant −1",
@@ -375,8 +323,6 @@ fails("removed_at_meta_test", "after a task of .* failed, the encoder has change
 fault("RotatesForwardOnly", Rotate, "rows_are_derivatives",
       "is not the derivative of the loss: along a random direction",
       transform=lambda self, good, features, keys: features + (good(features, keys) - features).detach())
-fault("OtherMaskBackward", Drop, "rows_are_derivatives", "is not the derivative of the loss",
-      drop=other_mask_backward)
 
 # -- derivatives -----------------------------------------------------------------------------------------------------
 
@@ -504,11 +450,6 @@ def never_shortened(self, good, step):
     return {"losses": {key: [*self.losses.get(key, []), loss] for key, loss in losses}}
 
 
-def kept_by_the_class(self, good, step):
-    self.history.append(float(step.losses.sum()))
-    return good(step)
-
-
 def all_masks_kept(self, good, key, part, generator):
     self.kept = [*getattr(self, "kept", []), *self.masks.values()]
     good(key, part, generator)
@@ -516,7 +457,5 @@ def all_masks_kept(self, good, key, part, generator):
 
 fault("UnboundedWindow", LossRatio, "memory_constant", r"the object grows by \d+ bytes with every step",
       update=never_shortened)
-fault("ClassLevelHistory", LossRatio, "memory_constant", r"the object grows by \d+ bytes with every step",
-      history=[], update=kept_by_the_class)
 fault("KeepsMasks", Drop, "memory_constant", r"the tensors of the process grow by \d+ bytes with every step",
       begin=all_masks_kept)
