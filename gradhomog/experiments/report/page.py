@@ -73,7 +73,7 @@ def inline_svg(text: str, prefix: str, title: str) -> Markup:
 
 def render_page(summary: Summary, records: Sequence[Record], saved_figures: Mapping[str, Path]) -> str:
     """The page: findings, table, figures, tuning, runs, configuration and versions. All texts are escaped."""
-    start: Record = next((record for record in reversed(records) if record["event"] == "start"), {})
+    start = records[0]
     shown = [
         (name, title, inline_svg(saved_figures[name].read_text(encoding="utf-8"), name, title))
         for name, title in TITLES.items()
@@ -98,9 +98,9 @@ def render_page(summary: Summary, records: Sequence[Record], saved_figures: Mapp
             runs=run_table(summary, records),
             failures=summary.failures,
             facts=_facts(summary, start),
-            version=(start.get("versions") or {}).get("gradhomog"),
-            configuration=tomli_w.dumps(start.get("config") or {}) if start else None,
-            versions={str(k): str(v) for part in ("versions", "machine") for k, v in (start.get(part) or {}).items()},
+            version=start["versions"].get("gradhomog"),
+            configuration=tomli_w.dumps(start["config"]),
+            versions={name: str(text) for name, text in {**start["versions"], **start["machine"]}.items()},
         )
     )
 
@@ -119,18 +119,19 @@ def environment() -> Environment:
 
 def _facts(summary: Summary, start: Record) -> dict[str, str]:
     """Facts about the comparison (learners, methods, domains) by name; unknown facts are omitted."""
-    config = start.get("config") or {}
-    problem_entries = {"tasks": ", ".join(map(str, start.get("tasks") or ())), "data": " ".join(summary.notes)}
-    episode_entries = {
-        "training domains": ", ".join(config.get("domains", {}).get("train", ())),
-        "test domains": ", ".join(summary.domains),
-        "test tasks": f"{summary.tasks}, the same for all runs",
-    }
+    if summary.problem:
+        entries = {"tasks": ", ".join(start.get("tasks", ())), "data": " ".join(summary.notes)}
+    else:
+        entries = {
+            "training domains": ", ".join(start["config"].get("domains", {}).get("train", ())),
+            "test domains": ", ".join(summary.domains),
+            "test tasks": f"{summary.tasks}, the same for all runs",
+        }
     entries = {
         "problem" if summary.problem else "learner": ", ".join(summary.learners),
         "methods": ", ".join(dict.fromkeys(row.label for row in summary.rows)),
-        **(problem_entries if summary.problem else episode_entries),
-        "started": str(start.get("time") or ""),
+        **entries,
+        "started": start["time"],
     }
     return {name: text for name, text in entries.items() if text}
 

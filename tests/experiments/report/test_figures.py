@@ -28,7 +28,7 @@ from gradhomog.experiments.results.runs import Run
 from tests.experiments.report.test_page import report
 from tests.experiments.results.test_artifacts import example_maps
 from tests.experiments.run_helpers import write_comparison
-from tests.experiments.synthetic_records import METHODS, comparison, result, stage, start
+from tests.experiments.synthetic_records import METHODS, comparison, result, stage, start, with_start
 
 
 def draw(records):
@@ -72,7 +72,7 @@ def test_without_results_there_are_no_figures():
 
 
 def test_figures_without_enough_data_are_omitted():
-    records = [start(), result("plain", 0, [0.5, 0.7])]
+    records = with_start([result("plain", 0, [0.5, 0.7])])
     assert [name for name, figure in draw(records).items() if figure is not None] == ["scores"]
 
 
@@ -100,7 +100,7 @@ def test_points_are_at_the_means_of_the_table():
 
 
 def test_a_score_that_is_not_finite_is_named_in_the_figure(tmp_path):
-    records = [result("plain", 0, [0.5, 0.7]), result("m", 0, [None, 0.7])]
+    records = with_start([result("plain", 0, [0.5, 0.7]), result("m", 0, [None, 0.7])])
     figure = figures.scores(summarize(records))
     assert [text.get_text() for axes in figure.axes for text in axes.texts] == ["not finite", "not finite"]
     figures.save(figure, tmp_path / "scores")
@@ -110,7 +110,7 @@ def test_a_score_that_is_not_finite_is_named_in_the_figure(tmp_path):
 @pytest.mark.parametrize("label", ["<script>", "a & b", "$x$ and $\\frac$", "Ünïcode 漢", "a" * 90])
 @pytest.mark.filterwarnings("ignore:Glyph .* missing from font")
 def test_any_label_can_be_drawn(tmp_path, label):
-    records = [result("plain", 0, [0.5, 0.7]), result(label, 0, [0.6, 0.7])]
+    records = with_start([result("plain", 0, [0.5, 0.7]), result(label, 0, [0.6, 0.7])])
     figures.save(figures.scores(summarize(records)), tmp_path / "scores")
 
 
@@ -313,17 +313,6 @@ def test_there_is_one_row_of_panels_for_each_of_ten_methods():
     methods = ["plain", *METHODS[2:], *(f"m{number} + static" for number in range(6))]
     figure = figures.stages(comparison(methods, seeds=1, steps=2))
     assert len(figure.axes) == 3 * 10
-
-
-def test_logs_of_older_versions_have_no_stages():
-    records = comparison(["plain", "pcgrad", PIPELINE], seeds=1, steps=3)
-    old = [
-        {key: value for key, value in record.items() if key not in ("stages", "measured")}
-        for record in records
-        if record["event"] != "probe"
-    ]
-    assert figures.stages(old) is None
-    assert figures.conflict(old) is not None
 
 
 def labels(figure):

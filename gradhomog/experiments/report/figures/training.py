@@ -17,7 +17,6 @@ from gradhomog.experiments.analysis import metrics
 from gradhomog.experiments.analysis.statistics import mean_interval
 from gradhomog.experiments.report.figures import style
 from gradhomog.experiments.results.events import Record, numbers
-from gradhomog.experiments.results.records import by_run_and_label, row_order
 from gradhomog.experiments.results.runs import PLAIN
 
 if TYPE_CHECKING:
@@ -74,16 +73,15 @@ Runs = dict[tuple[str, str], list[list[Record]]]
 
 def runs_of(records: Iterable[Record], event: str) -> Runs:
     """Records of an event for the runs of the table; runs without a result are omitted."""
-    records = list(records)
-    results = [record for record in records if record["event"] == "result" and record["role"] == "compare"]
-    order = row_order(records)  # the order of the table, which determines the colours in figures
-    results.sort(key=lambda record: order.index((record["learner"], record["label"])))
-    by_run = by_run_and_label(records, event)
-    runs: Runs = {}
-    for result in results:
-        if run := by_run.get((result["run"], result["label"])):
-            runs.setdefault((result["learner"], result["label"]), []).append(run)
-    return runs
+    _, *logged = records
+    compared = [record for record in logged if record["role"] == "compare"]
+    finished = {record["run"] for record in compared if record["event"] == "result"}
+    groups: dict[tuple[str, str], dict[str, list[Record]]] = {}
+    for record in compared:
+        if record["event"] == event and record["run"] in finished:
+            runs = groups.setdefault((record["learner"], record["label"]), {})
+            runs.setdefault(record["run"], []).append(record)
+    return {method: list(runs.values()) for method, runs in groups.items()}
 
 
 def curve(run: Sequence[Record], value: Callable[[Record], float], smooth: bool = True) -> dict[int, float]:
@@ -186,11 +184,11 @@ def step_axis(panel: Axes) -> None:
 
 def ratio_axis(panel: Axes) -> None:
     """Format a logarithmic axis of ratios with ticks at 1, 2, 3, 5, because ratios rarely span a decade."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+    from matplotlib.ticker import LogLocator, NullLocator
 
     panel.set_yscale("log")
     panel.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 3, 5)))
-    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    panel.yaxis.set_major_formatter("{x:g}")
     panel.yaxis.set_minor_locator(NullLocator())
 
 
@@ -379,7 +377,7 @@ def stages(records: Iterable[Record]) -> Figure | None:
 
 
 def method_stages(records: Iterable[Record]) -> list[MethodStages]:
-    """The stages of each method with homogenizers; empty for an event log of an older version."""
+    """The stages of each method with homogenizers."""
     records = list(records)
     probes, steps = runs_of(records, "probe"), runs_of(records, "step")
     methods = []
@@ -399,7 +397,7 @@ def method_stages(records: Iterable[Record]) -> list[MethodStages]:
 def _with_plain_stage(step: Record) -> Record:
     """The record of a step in the form of a probe: the first stage has the rows before homogenization."""
     before = {"name": PLAIN, "norms": step["norms"], "cosines": step["cosines"]}
-    return {"step": step["step"], "stages": [before, *(step.get("stages") or ())]}
+    return {"step": step["step"], "stages": [before, *step["stages"]]}
 
 
 def _unique_names(names: Sequence[str]) -> list[str]:
