@@ -19,7 +19,7 @@ from gradhomog.experiments.execution.monitor import Monitor, Progress, StopFile
 from gradhomog.experiments.execution.worker import Job
 from gradhomog.experiments.report.page import write_report
 from gradhomog.experiments.results import comparison_dir
-from gradhomog.experiments.results.comparison_dir import Plan, run_dir
+from gradhomog.experiments.results.comparison_dir import Plan, read_result, run_dir
 from gradhomog.experiments.results.runs import Method, Run, decided_runs
 from gradhomog.experiments.run_file import pins
 from gradhomog.experiments.run_file.schema import Config
@@ -98,7 +98,7 @@ def make_plan(config: Config) -> Plan:
     metadata: dict[str, Any] = {}
     for learner in config.learners:
         metadata = trainer.make_trainable(config, Run(learner, "none", config.seed_list[0])).metadata()
-    return Plan(config.to_dict(), config.digest, tuple(make_methods(config)), tuple(config.seed_list), metadata)
+    return Plan(config.to_dict(), config.digest, make_methods(config), config.seed_list, metadata)
 
 
 def dry_run(config: Config, rows: Sequence[Method], progress: Progress = lambda record: None) -> None:
@@ -181,15 +181,8 @@ class _Runner:
         return [run for run in decided if run.id not in done]
 
     def _load_result(self, run: Run) -> None:
-        result = run_dir(self.path, run).result()
-        if result is None:
-            return
-        if result["digest"] != self.config.for_run(run.learner, run.homogenizers, run.seed).digest:
-            raise ConfigError(
-                f"{self.path} contains a result of another configuration: {run.id}. Choose another --out."
-            )
-        self.plan.check_fingerprints(result["fingerprints"], str(run_dir(self.path, run).path))
-        self.results[run.id] = result
+        if (result := read_result(self.path, run, self.plan, self.config)) is not None:
+            self.results[run.id] = result
 
     def _compute(self, executor: Executor, pending: list[Run]) -> None:
         folder, stop = self.path.resolve(), self.stop.path.resolve()  # workers may have another working directory

@@ -32,11 +32,11 @@ def make_methods(config: Config) -> list[Method]:
             if config.problem is not None and text.strip() == SINGLE:
                 if not content.find_problem(config.problem["name"]).single_task:
                     errors.append(f"{SINGLE!r} does not apply to {learner}; remove it.")
-                rows.append(Method(learner, SINGLE, (SINGLE,)))
+                rows.append(Method(learner, SINGLE, [SINGLE]))
                 continue
             try:
                 alternatives = expression.parse_alternatives(text)
-                candidates = tuple(str(pipeline(expression.render(members))) for members in alternatives)
+                candidates = [str(pipeline(expression.render(members))) for members in alternatives]
             except GradhomogError as cause:
                 errors += _member_errors(text) or [str(cause)]
                 continue

@@ -17,7 +17,7 @@ from gradhomog.errors import ConfigError, ExpressionError, UnknownPluginError, j
 from gradhomog.experiments.content import find_problem, problem_table, unused_keys
 from gradhomog.experiments.results.runs import SINGLE
 from gradhomog.experiments.run_file import method_lists, toml
-from gradhomog.experiments.run_file.toml import apply_override
+from gradhomog.experiments.run_file.toml import apply_override, flatten, merged
 from gradhomog.experiments.run_file.validation import build
 from gradhomog.registry import installed
 from gradhomog.registry.specs import ProblemSpec
@@ -244,7 +244,7 @@ def load(
     for override in overrides:
         apply_override(content, override)
     if defaults and "problem" in defaults:
-        content = _with_defaults(content, {"problem": defaults["problem"]})
+        content = merged({"problem": defaults["problem"]}, content)
     try:
         spec = _build_problem(content)
         other_defaults: Any = spec.defaults if spec else method_lists.first_comparison(content)
@@ -253,7 +253,7 @@ def load(
         if spec:
             methods = [text for text in method_lists.MULTI_TASK if spec.single_task or text != SINGLE]
             other_defaults = {"homogenizers": methods, **other_defaults}
-        content = _with_defaults(content, _with_defaults(defaults or {}, other_defaults))
+        content = merged(other_defaults, defaults or {}, content)
         config = build(Config, content, prebuilt=("problem",))
         _check(config, spec)
     except (ConfigError, UnknownPluginError) as error:
@@ -277,25 +277,10 @@ def _build_problem(content: dict[str, Any]) -> ProblemSpec | None:
         raise ConfigError(f'`problem` must be a table, such as problem.name = "{example}"; got {table!r}.')
     spec = find_problem(table.get("name"))
     for path in unused_keys(spec):
-        *names, last = path.split(".")
-        inner: Any = content
-        for name in names:
-            inner = inner.get(name, {}) if isinstance(inner, Mapping) else {}
-        if isinstance(inner, Mapping) and last in inner:
+        if any(f"{key}.".startswith(f"{path}.") for key in flatten(content)):
             raise ConfigError(f"`{path}` is not used with `problem.name` {table['name']!r}. Remove this key.")
     content["problem"] = problem_table(spec, table)
     return spec
-
-
-def _with_defaults(content: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The content with defaults for omitted keys, also within tables; the arguments are not changed."""
-    merged = dict(content)
-    for key, value in defaults.items():
-        if isinstance(value, Mapping) and isinstance(inner := content.get(key, {}), Mapping):
-            merged[key] = _with_defaults(inner, value)
-        else:
-            merged.setdefault(key, value)
-    return merged
 
 
 def _check(config: Config, problem: ProblemSpec | None) -> None:

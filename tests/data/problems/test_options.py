@@ -132,7 +132,7 @@ def test_a_run_file_in_the_output_folder_may_omit_the_baselines(tmp_path):
 def test_single_task_is_a_method_of_problems_with_networks_only():
     overrides = [f'homogenizers=["{SINGLE}"]']
     (row,) = make_methods(load(None, ["problem.name=glyph_pairs", *overrides]))
-    assert (row.label, row.candidates) == (SINGLE, (SINGLE,))
+    assert (row.label, row.candidates) == (SINGLE, [SINGLE])
     with pytest.raises(ConfigError, match=r"'single-task' does not apply to landscape"):
         make_methods(load(None, ["problem.name=landscape", *overrides]))
     with pytest.raises(ConfigError, match=r"unknown homogenizer 'single-task'"):

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -41,7 +42,7 @@ def test_results_are_not_mixed_with_those_of_another_configuration(tmp_path):
 def test_existing_results_need_resume(tmp_path):
     config = load()
     out = start(config, tmp_path / "out")
-    Plan(config.to_dict(), config.digest, (), (0,), {}).write(out)
+    Plan(config.to_dict(), config.digest, [], [0], {}).write(out)
     with pytest.raises(ConfigError, match=r"already contains results\. Add --resume"):
         start(config, out)
     assert start(config, out, resume=True) == out
@@ -82,14 +83,13 @@ def test_missing_and_unreadable_folders_are_skipped_when_resuming():
 
 
 def test_a_plan_round_trips_and_rejects_other_data(tmp_path):
-    methods = (Method("maml", "plain", ("none",)), Method("maml", "static (tuned)", ("static", "static(seed=1)")))
-    plan = Plan({"seeds": 2, "plugins": []}, "abc", methods, (0, 1), {"fingerprints": {"/data/birds": "one"}})
+    methods = [Method("maml", "plain", ["none"]), Method("maml", "static (tuned)", ["static", "static(seed=1)"])]
+    plan = Plan({"seeds": 2, "plugins": []}, "abc", methods, [0, 1], {"fingerprints": {"/data/birds": "one"}})
     plan.write(tmp_path)
     assert Plan.read(tmp_path) == plan
-    moved = Plan({"seeds": 2, "plugins": []}, "abc", methods, (0, 1), {"fingerprints": {"/other/birds": "one"}})
-    moved.write(tmp_path)
+    replace(plan, metadata={"fingerprints": {"/other/birds": "one"}}).write(tmp_path)
     with pytest.raises(ConfigError, match=r"has results of other data: the content of /data/birds differs"):
-        Plan({"seeds": 2}, "abc", methods, (0, 1), {"fingerprints": {"/data/birds": "two"}}).write(tmp_path)
+        replace(plan, metadata={"fingerprints": {"/data/birds": "two"}}).write(tmp_path)
     assert Plan.read(tmp_path) == plan
 
 
@@ -113,7 +113,7 @@ def test_the_error_of_a_damaged_plan_names_the_file(tmp_path, content):
 )  # fmt: skip
 def test_a_plan_with_entries_of_a_wrong_type_raises_with_its_name(tmp_path, change):
     config = load()
-    Plan(config.to_dict(), config.digest, (Method("maml", "plain", ("none",)),), (0,), {}).write(tmp_path)
+    Plan(config.to_dict(), config.digest, [Method("maml", "plain", ["none"])], [0], {}).write(tmp_path)
     content = {**json.loads((tmp_path / "plan.json").read_text()), **change}
     del content["sha256"]
     content["sha256"] = checksums.content_digest(content)
@@ -124,7 +124,7 @@ def test_a_plan_with_entries_of_a_wrong_type_raises_with_its_name(tmp_path, chan
 
 def test_a_plan_with_edited_seeds_is_rejected(tmp_path):
     config = load()
-    Plan(config.to_dict(), config.digest, (), (0, 1, 2), {}).write(tmp_path)
+    Plan(config.to_dict(), config.digest, [], [0, 1, 2], {}).write(tmp_path)
     path = tmp_path / "plan.json"
     path.write_text(path.read_text().replace("  2\n ]", "  3\n ]"))
     with pytest.raises(ConfigError, match=r"is damaged.*Remove it, then run .* with --resume"):
