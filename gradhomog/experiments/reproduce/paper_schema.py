@@ -24,7 +24,7 @@ STATISTICS = (
     "score", "episodes", "median", "difference", "seeds_needed", "published", "excess", "ratio", "milliseconds",
     "seeds",
 )  # fmt: skip
-"""Columns of a table after the column and the row; see `report.statistic`."""
+"""Columns of a table after the column and the row; see `report.statistics`."""
 
 
 @dataclass(frozen=True)
