@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.summary import Summary, summarize
-from gradhomog.experiments.report import figures
+from gradhomog.experiments.report.figures import saliency, scores, style, training, trajectories
 from gradhomog.experiments.report.findings import baseline_notes, findings, scope
 from gradhomog.experiments.report.tables import baseline_table, candidate_table, run_table, score_table, summary_csv
 from gradhomog.experiments.results.artifacts import SaliencyMaps, Trajectory, collect
@@ -56,11 +56,12 @@ _THEME = {
 }
 
 
-def inline_svg(text: str, prefix: str, title: str) -> Markup:
+def inline_svg(path: Path, prefix: str, title: str) -> Markup:
     """An SVG file as an HTML element, with colours of the page's theme and prefixed identifiers.
 
     The prefix makes identifiers unique on a page with several figures.
     """
+    text = path.read_text(encoding="utf-8")
     svg = text[text.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)  # it refers to external resources
     # Equal images have equal identifiers, which would be duplicates; nothing refers to them.
@@ -75,7 +76,7 @@ def render_page(summary: Summary, records: Sequence[Record], saved_figures: Mapp
     """The page: findings, table, figures, tuning, runs, configuration and versions. All texts are escaped."""
     start = records[0]
     shown = [
-        (name, title, inline_svg(saved_figures[name].read_text(encoding="utf-8"), name, title))
+        (name, title, inline_svg(saved_figures[name], name, title))
         for name, title in TITLES.items()
         if name in saved_figures
     ]
@@ -153,12 +154,7 @@ def write_report(folder: str | Path) -> Summary:
     records = read_records(folder)
     summary = summarize(records)
     write_bytes(folder / SUMMARY, summary_csv(summary).encode())
-    try:
-        figures.require_matplotlib()
-        saved_figures = _save_figures(folder, records, summary)
-    except figures.MissingMatplotlib as error:
-        saved_figures = {}
-        print(f"{error}", file=sys.stderr)
+    saved_figures = _save_figures(folder, records, summary)
     write_bytes(folder / REPORT, render_page(summary, records, saved_figures).encode())
     written = [folder / RUN_FILE, folder / PLAN, folder / SUMMARY, folder / REPORT]
     written += [path for figure in saved_figures.values() for path in (figure, figure.with_suffix(".png"))]
@@ -169,13 +165,16 @@ def write_report(folder: str | Path) -> Summary:
 
 def _save_figures(folder: Path, records: Sequence[Record], summary: Summary) -> dict[str, Path]:
     """Draw the figures that the records have data for, save them in `figures/`, and return the SVG files by name."""
-    drawn = {
-        "scores": figures.scores(summary),
-        "validation": figures.validation(records, summary),
-        "conflict": figures.conflict(records),
-        "stages": figures.stages(records),
-        "weights": figures.weights(records),
-        "trajectories": figures.trajectories(collect(folder, records, Trajectory)),
-        "saliency": figures.saliency(collect(folder, records, SaliencyMaps)),
-    }
-    return {name: figures.save(figure, folder / "figures" / name)[0] for name, figure in drawn.items() if figure}
+
+    def draw() -> dict[str, Any]:
+        return {
+            "scores": scores.scores(summary),
+            "validation": training.validation(records, summary),
+            "conflict": training.conflict(records),
+            "stages": training.stages(records),
+            "weights": training.weights(records),
+            "trajectories": trajectories.trajectories(collect(folder, records, Trajectory)),
+            "saliency": saliency.saliency(collect(folder, records, SaliencyMaps)),
+        }
+
+    return style.save_figures(draw, folder / "figures")

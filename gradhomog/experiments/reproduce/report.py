@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradhomog.experiments.analysis.metrics import metric
-from gradhomog.experiments.report import figures
 from gradhomog.experiments.report.figures import style
 from gradhomog.experiments.report.figures.scores import draw_rows
 from gradhomog.experiments.report.page import environment, inline_svg
@@ -125,19 +123,15 @@ def write_page(paper: Paper, results: Results, description: Mapping[str, Any], f
     """Write `report.html` and, if matplotlib is installed, `figures/table.svg` and `.png`; return the page's path."""
     caption = f"{CAPTION} {paper.caption}"
     shown: list[PageFigure] = []
-    try:
-        if (figure := draw(paper, results)) is not None:
-            saved, _ = figures.save(figure, folder / FIGURES / "table")
-            shown.append(("Scores", inline_svg(saved.read_text(encoding="utf-8"), "table", "Scores"), caption))
-    except figures.MissingMatplotlib as error:
-        print(f"{error}", file=sys.stderr)
+    for path in style.save_figures(lambda: {"table": draw(paper, results)}, folder / FIGURES).values():
+        shown.append(("Scores", inline_svg(path, "table", "Scores"), caption))
     protocols = paper.experiments[results.experiment].columns
     has_pictures = any(paper.protocols[name].domains == "transfer" for name in protocols)
     for name in description["parts"]:
         path = folder / name / FIGURES / "saliency.svg"
         if has_pictures and path.exists():
             title = f"Saliency, {name}"
-            shown.append((title, inline_svg(path.read_text(encoding="utf-8"), f"saliency-{name}", title), SALIENCY))
+            shown.append((title, inline_svg(path, f"saliency-{name}", title), SALIENCY))
     hidden = ("parts", "contents", "data", "differences", "domains")
     data, differences = description["data"], description["differences"]
     page = environment().get_template("reproduction.html").render(

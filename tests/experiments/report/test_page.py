@@ -216,9 +216,9 @@ def test_a_folder_without_a_plan_is_an_error_that_names_it(tmp_path):
 
 def test_reporting_imports_neither_torch_nor_pyplot():
     code = (
-        "import sys, gradhomog.experiments.report.page, gradhomog.experiments.report.figures as figures\n"
+        "import sys, gradhomog.experiments.report.page, gradhomog.experiments.report.figures.style as style\n"
         "assert not {'torch', 'matplotlib', 'scipy'} & set(sys.modules)\n"
-        "figures.require_matplotlib()\n"
+        "with style.figure_style(): pass\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

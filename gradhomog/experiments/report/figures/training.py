@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -232,14 +233,15 @@ def weights(records: Iterable[Record]) -> Figure | None:
     domains = sorted({name for group in runs.values() for run in group for record in run for name in record["names"]})
     if len(domains) < 2:
         return None
-    weight_lines = _lines_by_domain(domains)
+    colors = style.colors(domains)
     several = len({learner for learner, _ in runs}) > 1
     with style.figure_style():
         figure, panels, lowest, leftmost = style.make_panel_list(len(runs), 3, 1.75, 1.95, sharex=True, sharey=True)
         for panel, ((learner, label), group) in zip(panels, runs.items(), strict=True):
             panel.axhline(1, **style.GUIDE_LINE)
-            for name, color, dashes, value in weight_lines:
-                draw_curve(panel, average([curve(run, value) for run in group]), color, dashes, name)
+            for domain in domains:
+                averaged = average([curve(run, partial(_mean_weight, domain)) for run in group])
+                draw_curve(panel, averaged, *colors[domain], style.wrap_label(domain))
             panel.set_title(style.wrap_label(f"{label} ({learner})" if several else label, 30))
         for panel in lowest:
             step_axis(panel)
@@ -297,27 +299,10 @@ def _changes_weights(group: Sequence[Sequence[Record]]) -> bool:
     return any(abs(weight - 1) > 1e-6 for run in group for record in run for weight in numbers(record["weights"]))
 
 
-def _lines_by_domain(domains: Sequence[str]) -> list[tuple[str, str, str, Callable[[Record], float]]]:
-    """Name, colour, dashes and value of the line of each domain."""
-    size = len(style.PALETTE)
-
-    def mean_weight(domain: str) -> Callable[[Record], float]:
-        def value(record: Record) -> float:
-            pairs = zip(record["names"], numbers(record["weights"]), strict=False)
-            values = [weight for name, weight in pairs if name == domain]
-            return sum(values) / len(values) if values else math.nan
-
-        return value
-
-    return [
-        (
-            style.wrap_label(domain),
-            style.PALETTE[i % size],
-            style.DASHES[i // size % 4],
-            mean_weight(domain),
-        )
-        for i, domain in enumerate(domains)
-    ]
+def _mean_weight(domain: str, record: Record) -> float:
+    """The mean weight of the tasks of a domain; NaN without such tasks."""
+    pairs = zip(record["names"], numbers(record["weights"]), strict=False)
+    return finite_mean([weight for name, weight in pairs if name == domain])
 
 
 @dataclass(frozen=True)
