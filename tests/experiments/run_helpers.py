@@ -36,7 +36,7 @@ def gradhomog_without_figures(*arguments: str) -> list[str]:
 
 def trainer(config: Config, run: Run, folder: Path, records: list[Record] | None = None) -> Trainer:
     """Return the trainer of a run in a folder; its events are appended to `records`."""
-    run_config = config.for_run(run.learner, run.homogenizers, run.seed)
+    run_config = config.for_run(run)
     return Trainer(
         run_config, run, RunDir(folder), lambda event, record: records is None or records.append(dict(record))
     )

@@ -70,23 +70,18 @@ def compare(
     """
     folder = comparison_dir.choose_folder(config, out, resume, stem)
     with pins.use_pinned_plugins(comparison_dir.with_pins(config, folder)) as pinned:
-        return _compare(pinned, folder, resume, progress, jobs, executor)
-
-
-def _compare(config: Config, out: Path, resume: bool, progress: Progress, jobs: int, executor: str) -> ComparisonResult:
-    rows = make_methods(config)
-    observers.check(config)
-    comparison_dir.check_writable(out)
-    run_executor = make_executor(executor, jobs, out)
-    written_plan = make_plan(config)
-    if not resume:  # the dry run was done at the first start; a comparison with fewer methods would be another one
-        dry_run(config, rows, progress)
-    path = comparison_dir.create_folder(config, out)
-    written_plan.write(path)
-    runner = _Runner(config, written_plan, path, progress)
-    with run_executor:
-        runner.compute_all(run_executor)
-    return ComparisonResult(path, write_report(path), runner.failures)
+        rows = make_methods(pinned)
+        observers.check(pinned)
+        run_executor = make_executor(executor, jobs, folder)
+        plan = make_plan(pinned)
+        if not resume:  # the dry run was done at the first start; a comparison with fewer methods would be another one
+            dry_run(pinned, rows, progress)
+        comparison_dir.create_folder(pinned, folder)
+        plan.write(folder)
+        runner = _Runner(pinned, plan, folder, progress)
+        with run_executor:
+            runner.compute_all(run_executor)
+        return ComparisonResult(folder, write_report(folder), runner.failures)
 
 
 def make_plan(config: Config) -> Plan:
@@ -122,14 +117,11 @@ def dry_run(config: Config, rows: Sequence[Method], progress: Progress = lambda 
                     for step in range(2):
                         trainable.step(step, optimizer, inspect=step == 0)
                 except GradhomogError as error:
-                    failures.setdefault(str(error), []).append(_describe_run(config, run))
+                    name = f"{run.learner} with {run.homogenizers}" if len(config.learners) > 1 else run.homogenizers
+                    failures.setdefault(str(error), []).append(name)
             progress({"event": "dry_run", "run": run.id, "of": len(runs)})
     if failures:
         raise ConfigError(_message(config, failures))
-
-
-def _describe_run(config: Config, run: Run) -> str:
-    return f"{run.learner} with {run.homogenizers}" if len(config.learners) > 1 else run.homogenizers
 
 
 def _message(config: Config, failures: Mapping[str, Sequence[str]]) -> str:
@@ -170,7 +162,7 @@ class _Runner:
                     self._compute(executor, free)
                 else:  # other processes compute all remaining runs
                     time.sleep(1.0)
-                if self.stop.requested:
+                if self.stop.path.exists():
                     raise KeyboardInterrupt
                 for run in pending:
                     self._load_result(run)

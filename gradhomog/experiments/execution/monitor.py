@@ -22,11 +22,6 @@ class StopFile:
     def __init__(self, folder: Path) -> None:
         self.path = folder / f".stop-{uuid4().hex}"
 
-    @property
-    def requested(self) -> bool:
-        """True if the file exists."""
-        return self.path.exists()
-
     @contextmanager
     def on_interrupt(self) -> Iterator[None]:
         """Create the file on SIGINT and SIGTERM within the context; remove it at the end."""

@@ -396,7 +396,7 @@ def _check(name: str, paper: Paper, experiment: Experiment, settings: Settings) 
     without_effect = {
         "--learner": settings.learners and not experiment.learners,
         "--shots": settings.shots and not experiment.shots,
-        "--rotogbml": settings.rotogbml and not experiment.uses(PIPELINE),
+        "--rotogbml": settings.rotogbml and f"${PIPELINE}" not in [row.homogenizers for row in experiment.rows],
         "--without-others": not settings.others and not experiment.learners,
         "--data or --domain": settings.domains and not paper.benchmarks,
     }

@@ -109,10 +109,6 @@ class Experiment:
     reserved: dict[str, str] = field(default_factory=dict)
     averages: dict[str, list[str]] = field(default_factory=dict)
 
-    def uses(self, variable: str) -> bool:
-        """True if a row has the variable as its pipeline."""
-        return any(row.homogenizers == f"${variable}" for row in self.rows)
-
 
 @dataclass(frozen=True)
 class Paper:

@@ -140,7 +140,7 @@ def read_result(folder: Path, run: Run, plan: Plan, config: Config) -> Any:
     """
     run_folder = run_dir(folder, run)
     if (result := run_folder.result()) is not None:
-        if result["digest"] != config.for_run(run.learner, run.homogenizers, run.seed).digest:
+        if result["digest"] != config.for_run(run).digest:
             raise ConfigError(f"{folder} contains a result of another configuration: {run.id}. Choose another --out.")
         plan.check_fingerprints(result["fingerprints"], str(run_folder.path))
     return result
@@ -153,8 +153,8 @@ def choose_folder(config: Config, out: Path | None, resume: bool, stem: str) -> 
     configuration.
 
     Raises:
-        ConfigError: the folder contains results and `resume` is False, or it has another configuration, or there is no
-            folder to resume.
+        ConfigError: the folder contains results and `resume` is False, or it has another configuration, or it cannot be
+            written, or there is no folder to resume.
     """
     if out is None:
         out = _latest_folder(config, stem) if resume else _new_folder(stem)
@@ -165,6 +165,7 @@ def choose_folder(config: Config, out: Path | None, resume: bool, stem: str) -> 
         _check_same_configuration(config, load(existing), out)
         if (out / PLAN).exists() and not resume:
             raise ConfigError(f"{out} already contains results. Add --resume to continue, or choose another --out.")
+    check_writable(out)
     return out
 
 
@@ -202,20 +203,12 @@ def with_pins(config: Config, folder: Path) -> Config:
     return dataclasses.replace(config, plugins=Plan.read(folder).config["plugins"])
 
 
-def create_folder(config: Config, out: Path) -> Path:
-    """Create the folder of a comparison and write the resolved configuration into it; return the folder.
-
-    Raises:
-        ConfigError: the folder cannot be written.
-    """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if not (out / RUN_FILE).exists():  # an existing file may be the user's, with comments
-            atomic_files.write_bytes(out / RUN_FILE, config.to_toml().encode())
-        atomic_files.remove_leftovers(out)
-    except OSError as cause:
-        raise ConfigError(f"{out}: the output folder cannot be written: {cause}. Choose another --out.") from cause
-    return out
+def create_folder(config: Config, out: Path) -> None:
+    """Create the folder of a comparison and write the resolved configuration into it."""
+    out.mkdir(parents=True, exist_ok=True)
+    if not (out / RUN_FILE).exists():  # an existing file may be the user's, with comments
+        atomic_files.write_bytes(out / RUN_FILE, config.to_toml().encode())
+    atomic_files.remove_leftovers(out)
 
 
 def _numbered_folders(stem: str) -> dict[int, Path]:

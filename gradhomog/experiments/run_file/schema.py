@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from annotated_types import Ge, Gt, Interval, Le, Lt
 
-from gradhomog.errors import ConfigError, ExpressionError, UnknownPluginError, join_errors
+from gradhomog.errors import ConfigError, UnknownPluginError, join_errors
 from gradhomog.experiments.content import find_problem, problem_table, unused_keys
-from gradhomog.experiments.results.runs import SINGLE
+from gradhomog.experiments.results.runs import SINGLE, Run
 from gradhomog.experiments.run_file import method_lists, toml
 from gradhomog.experiments.run_file.toml import apply_override, flatten, merged
 from gradhomog.experiments.run_file.validation import build
@@ -24,6 +24,8 @@ from gradhomog.registry.specs import ProblemSpec
 
 Seed = Annotated[int, Interval(ge=0, lt=2**32)]
 """A seed of `EpisodeStream`."""
+
+TRAINED_GLYPHS = ("latin", "greek", "cyrillic", "mathematics", "arrows", "armenian")
 
 MAX_SEEDS = 1000
 """Maximum number of runs per method; a larger number is probably a seed given as the number of seeds."""
@@ -38,16 +40,7 @@ class Domains:
     or of the training domains if it is empty.
     """
 
-    train: list[str] = field(
-        default_factory=lambda: [
-            "glyphs:latin",
-            "glyphs:greek",
-            "glyphs:cyrillic",
-            "glyphs:mathematics",
-            "glyphs:arrows",
-            "glyphs:armenian",
-        ]
-    )
+    train: list[str] = field(default_factory=lambda: [f"glyphs:{name}" for name in TRAINED_GLYPHS])
     test: list[str] = field(default_factory=lambda: ["glyphs:georgian", "glyphs:dingbats", "glyphs:geometric"])
     validation: list[str] = field(default_factory=list)
     setting: Literal["weak", "strong"] = "strong"
@@ -190,20 +183,17 @@ class Config:
         """For a multi-task problem, the same comparison including the plain learner and tuned static weights.
 
         Raises:
-            ConfigError: a text of `homogenizers` does not parse.
+            ExpressionError: a text of `homogenizers` does not parse.
         """
         if self.problem is None:
             return self
-        try:
-            return dataclasses.replace(self, homogenizers=method_lists.with_baselines(self.homogenizers))
-        except ExpressionError as cause:
-            raise ConfigError(f"`homogenizers`: {cause}") from cause
+        return dataclasses.replace(self, homogenizers=method_lists.with_baselines(self.homogenizers))
 
-    def for_run(self, learner: str, homogenizers: str, seed: int) -> Config:
+    def for_run(self, run: Run) -> Config:
         """The configuration of a single run."""
-        changes: dict[str, Any] = {"homogenizers": [homogenizers], "seeds": [seed]}
+        changes: dict[str, Any] = {"homogenizers": [run.homogenizers], "seeds": [run.seed]}
         if self.problem is None:
-            changes["learner"] = learner
+            changes["learner"] = run.learner
         return dataclasses.replace(self, **changes)
 
     def to_toml(self) -> str:

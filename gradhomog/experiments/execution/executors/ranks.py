@@ -75,7 +75,7 @@ def follow(device: str) -> None:
         received: list[Any] = [None, None]
         dist.broadcast_object_list(received, src=0)
         job, content = received
-        with threads(job.config.threads), pins.use_pinned_plugins(job.run_config) as config:
+        with threads(job.config.threads), pins.use_pinned_plugins(job.config.for_run(job.run)) as config:
             _train(config, job, content)
 
 
