@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -32,10 +32,8 @@ class StopFile:
         names = (signal.SIGINT, signal.SIGTERM)
         before: list[Any] = []
         try:
-            try:
+            with suppress(ValueError):  # only the main thread can set signal handlers
                 before = [signal.signal(name, request_stop) for name in names]
-            except ValueError:  # only the main thread can set signal handlers
-                before = []
             yield
         finally:
             for name, previous in zip(names, before, strict=False):

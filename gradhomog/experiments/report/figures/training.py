@@ -142,32 +142,36 @@ REFERENCE_WIDTH = 2.6
 
 def draw_curve(
     panel: Axes,
-    curve: Curve,
+    runs: Sequence[Sequence[Record]],
+    value: Callable[[Record], float],
     color: str,
     dashes: str,
     label: str,
     *,
+    smooth: bool = True,
     width: float = 1.3,
     band: bool = False,
-    dots: bool = False,
     transform: Callable[[float], float] = float,
 ) -> None:
-    """Draw a line with an optional band. Points have markers if `dots` is True or the line has few points.
+    """Draw the mean over runs of a value of their records, with an optional band.
 
-    Wide lines are drawn below narrow lines, so that both lines are visible if they coincide. `transform` maps averages
-    to values of the axis.
+    If `smooth`, values are running means over a tenth of a run, and the band is the range over runs. Otherwise points
+    have markers, and the band is the 95 % confidence interval. Wide lines are drawn below narrow lines, so that both
+    lines are visible if they coincide. `transform` maps averages to values of the axis.
     """
-    middle, low, high = ([transform(number) for number in line] for line in (curve.middle, curve.low, curve.high))
+    averaged = average([curve(run, value, smooth) for run in runs], interval=not smooth)
+    steps = averaged.steps
+    middle, low, high = (list(map(transform, line)) for line in (averaged.middle, averaged.low, averaged.high))
     # A line of one point is invisible, and the points of a line of few points are not recognizable.
-    marker = "o" if dots or len(curve.steps) < _FEW_POINTS else None
+    marker = "o" if not smooth or len(steps) < _FEW_POINTS else None
     panel.plot(
-        curve.steps, middle, color=color, linestyle=dashes, label=label, linewidth=width,
+        steps, middle, color=color, linestyle=dashes, label=label, linewidth=width,
         marker=marker, markersize=1.3 + width, zorder=3 - 0.1 * width,
     )  # fmt: skip
     if band:
-        panel.fill_between(curve.steps, low, high, color=color, alpha=0.1, linewidth=0)
-        if len(curve.steps) == 1:  # an area of zero width is invisible
-            panel.vlines(curve.steps, low, high, color=color, alpha=0.4, linewidth=width)
+        panel.fill_between(steps, low, high, color=color, alpha=0.1, linewidth=0)
+        if len(steps) == 1:  # an area of zero width is invisible
+            panel.vlines(steps, low, high, color=color, alpha=0.4, linewidth=width)
 
 
 def step_axis(panel: Axes) -> None:
@@ -240,8 +244,7 @@ def weights(records: Iterable[Record]) -> Figure | None:
         for panel, ((learner, label), group) in zip(panels, runs.items(), strict=True):
             panel.axhline(1, **style.GUIDE_LINE)
             for domain in domains:
-                averaged = average([curve(run, partial(_mean_weight, domain)) for run in group])
-                draw_curve(panel, averaged, *colors[domain], style.wrap_label(domain))
+                draw_curve(panel, group, partial(_mean_weight, domain), *colors[domain], style.wrap_label(domain))
             panel.set_title(style.wrap_label(f"{label} ({learner})" if several else label, 30))
         for panel in lowest:
             step_axis(panel)
@@ -279,17 +282,12 @@ def _draw_lines(
     smooth: bool = True,
     transform: Callable[[float], float] = float,
 ) -> None:
-    """Draw one line per method of a learner, with a band over seeds; `transform` maps averages to values of the axis.
-
-    The band is the range over seeds for smoothed values, and the confidence interval otherwise.
-    """
+    """Draw one line per method of a learner, with a band over seeds."""
     colors = style.colors([label for _, label in runs])
     for (owner, label), group in runs.items():
         if owner == learner:
-            curves = [curve(run, value, smooth) for run in group]
-            averaged = average(curves, interval=not smooth)
             draw_curve(
-                panel, averaged, *colors[label], style.wrap_label(label), band=len(group) > 1, dots=not smooth,
+                panel, group, value, *colors[label], style.wrap_label(label), smooth=smooth, band=len(group) > 1,
                 width=REFERENCE_WIDTH if label == PLAIN else 1.3, transform=transform,
             )  # fmt: skip
 
@@ -403,7 +401,9 @@ def _draw_stage(
     def stage_value(record: Record) -> float:
         return value(record["stages"][index])
 
-    averaged = average([curve(run, stage_value, smooth=not method.probed) for run in method.runs])
     width = min(1.2 + 0.4 * (len(method.names) - 1 - index), 2.2) if index else REFERENCE_WIDTH
     name = style.wrap_label(f"after {method.names[index]}", 20) if index else "before"
-    draw_curve(panel, averaged, *color_and_dashes, name, width=width, dots=method.probed, transform=transform)
+    draw_curve(
+        panel, method.runs, stage_value, *color_and_dashes, name, smooth=not method.probed, width=width,
+        transform=transform,
+    )  # fmt: skip
