@@ -54,14 +54,15 @@ def result_path(folder):
     return path
 
 
-def test_every_flipped_bit_of_a_checkpoint_is_detected(tmp_path):
+def test_every_flipped_bit_and_cut_of_a_checkpoint_is_detected(tmp_path):
     """`torch.load` checks no CRC: without the SHA-256, 22 of 190 flips changed the score without an error."""
     path = tmp_path / "checkpoint.pt"
     checksums.write_checkpoint(path, STATE)
     content = path.read_bytes()
     bits = random.Random(0).sample(range(8 * len(content)), 500)
-    for bit in [*range(0, 800, 7), *bits]:
-        path.write_bytes(flip_bit(content, bit))
+    changed = [flip_bit(content, bit) for bit in [*range(0, 800, 7), *bits]]
+    for found in [*changed, *(content[:length] for length in (0, 1, 40, 100, 1000))]:
+        path.write_bytes(found)
         with pytest.raises(ConfigError, match="is damaged or not a checkpoint"):
             read_checkpoint(path)
 
@@ -153,15 +154,6 @@ def test_a_fifo_in_place_of_a_file_raises_and_is_not_opened(tmp_path, name):
     }[name]  # fmt: skip
     with pytest.raises(ConfigError, match="must be a regular file; got a FIFO"):
         read(tmp_path / name)
-
-
-@pytest.mark.parametrize("length", [0, 1, 40, 100, 1000])
-def test_a_truncated_checkpoint_is_detected(tmp_path, length):
-    path = tmp_path / "checkpoint.pt"
-    checksums.write_checkpoint(path, STATE)
-    path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(ConfigError, match="Remove it"):
-        read_checkpoint(path)
 
 
 def test_a_flipped_bit_of_a_result_is_detected_or_changes_only_white_space(tmp_path):
