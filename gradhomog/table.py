@@ -1,10 +1,8 @@
-"""Tables: cells with a text and a value, as aligned text, HTML, CSV and Markdown."""
+"""Tables: cells with a text and a value, as aligned text, HTML and Markdown."""
 
 from __future__ import annotations
 
-import csv
 import html
-import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -81,9 +79,7 @@ class Table:
 
     def lines(self) -> list[str]:
         """Lines with columns padded to equal width, and a rule below the header; the `±` of a column are aligned."""
-        rows = [[escape_controls(text) for text in row] for row in self.texts]
-        columns = [_pad_cells(column) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
+        lines = aligned(self.texts)
         return [lines[0], "─" * max(map(len, lines)), *lines[1:]]
 
     def text(self) -> str:
@@ -106,18 +102,17 @@ class Table:
             entries.append(f"<{tag}{attributes}{mark}>{html.escape(text)}</{tag}>")
         return f"<tr>{''.join(entries)}</tr>"
 
-    def csv(self) -> str:
-        """The values of the cells; empty for unknown values and NaN."""
-        file = io.StringIO()
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(self.header)
-        writer.writerows([_sort_key(cell) for cell in row] for row in self.cells)
-        return file.getvalue()
-
     def markdown(self) -> str:
         """The texts of the cells as a Markdown table."""
         header, *rows = ([text.replace("|", "\\|") for text in row] for row in self.texts)
         return "\n".join(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows))
+
+
+def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines with columns padded to equal width, two spaces apart; the `±` of a column are aligned."""
+    escaped = [[escape_controls(text) for text in row] for row in rows]
+    columns = [_pad_cells(column) for column in zip(*escaped, strict=True)]
+    return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
 
 
 def _sort_key(cell: Cell) -> str:

@@ -215,11 +215,11 @@ def test_a_step_calls_few_functions(text: str, calls: int, files: int) -> None:
 
 
 BUDGETS = {
-    "gradhomog": 670,
+    "gradhomog": 655,
     "gradhomog/autograd": 2322,
-    "gradhomog/cli": 1100,
+    "gradhomog/cli": 1055,
     "gradhomog/diagnosis": 1133,
-    "gradhomog/experiments": 6340,
+    "gradhomog/experiments": 6053,
     "gradhomog/learners": 740,
     "gradhomog/ranks": 492,
     "gradhomog/registry": 790,
@@ -231,7 +231,7 @@ BUDGETS = {
     "plugins": 4523,
     "plugins/gradhomog_data": 3313,
     "adapters": 3798,
-    "tests": 32257,
+    "tests": 32141,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

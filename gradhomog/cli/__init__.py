@@ -10,27 +10,11 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from types import FrameType
 from typing import Any
 
 import gradhomog
-from gradhomog.cli import (
-    check,
-    compare,
-    completion,
-    data,
-    diagnose,
-    env,
-    list_,
-    new,
-    profile,
-    report,
-    reproduce,
-    show,
-    suite,
-    train,
-    verify,
-)
 from gradhomog.errors import GradhomogError, did_you_mean
 from gradhomog.terminal import escaped_output
 
@@ -73,10 +57,10 @@ def replace_unencodable_characters() -> None:
 
 
 COMMANDS: dict[str, Any] = {
-    module.__name__.rpartition(".")[2].strip("_"): module
-    for module in (
-        list_, show, env, data, train, compare, suite, reproduce, report, verify, diagnose, profile, check, new,
-        completion,
+    name.strip("_"): import_module(f"gradhomog.cli.{name}")
+    for name in (
+        "list_", "show", "env", "data", "train", "compare", "suite", "reproduce", "report", "verify", "diagnose",
+        "profile", "check", "new", "completion",
     )
 }  # fmt: skip
 """The modules of the commands. Each has a `SUMMARY`, a docstring for `--help`, `add_arguments(parser)` and `run(args)`,
@@ -116,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str]) -> int:
     top = parser()
     if "_ARGCOMPLETE" in os.environ:  # the shell requests completions
-        completion.complete(top)
+        COMMANDS["completion"].complete(top)
     _require_command(top, arguments)
     args = top.parse_args(arguments)
     try:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-
-from gradhomog.terminal import escape_controls
 
 
 def add_json(parser: ArgumentParser) -> None:
@@ -20,16 +18,6 @@ def print_json(value: Any) -> None:
     # Non-ASCII characters are escaped if the output's encoding is not Unicode. Text may lose characters, data may not.
     unicode = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
     print(json.dumps(value, indent=2, ensure_ascii=not unicode, default=str))
-
-
-def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Print left-aligned columns with two spaces between them."""
-    if not rows:
-        return
-    rows = [[escape_controls(cell) for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 @contextmanager

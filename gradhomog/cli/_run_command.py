@@ -15,17 +15,14 @@ if TYPE_CHECKING:
     from gradhomog.experiments.run_file.schema import Config
 
 
-def add_run_options(command: argparse.ArgumentParser, *, several_runs: bool) -> None:
-    """Add a run file, overrides and an output folder; `--jobs` only if the command has several runs."""
+def add_run_options(command: argparse.ArgumentParser) -> None:
+    """Add a run file, overrides, `--quick` and the options of the execution."""
     add_run_file(command)
     command.add_argument(
         "--quick", action="store_true",
         help="use one seed and one tenth of the training steps and test tasks, to check that the run file works",
     )  # fmt: skip
-    resume_help = f"continue an interrupted {'comparison' if several_runs else 'run'} of the same configuration"
-    add_execution_options(
-        command, several_runs=several_runs, resume_help=resume_help, default_out="a new folder under runs/"
-    )
+    add_execution_options(command, "a new folder under runs/")
 
 
 def add_run_file(command: argparse.ArgumentParser) -> None:
@@ -33,23 +30,27 @@ def add_run_file(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "run_file", nargs="?", type=Path, metavar="RUN.toml", help="configuration in TOML; omitted keys have defaults"
     )
+    add_overrides(command)
+
+
+def add_overrides(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--set", action="append", default=[], metavar="a.b=c", dest="overrides",
         help="override a key of the run file; may be repeated",
     )  # fmt: skip
 
 
-def add_execution_options(
-    command: argparse.ArgumentParser, *, several_runs: bool, resume_help: str, default_out: str
-) -> None:
-    """Add the output folder, resumption, executor, output format and, for several runs, their number."""
+def add_jobs(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--jobs", type=integer_parser(0), default=0, metavar="N",
+        help="number of simultaneous runs (default: one per core)",
+    )  # fmt: skip
+
+
+def add_execution_options(command: argparse.ArgumentParser, default_out: str) -> None:
+    """Add the output folder, resumption, executor and output format."""
     command.add_argument("--out", type=_parse_folder, metavar="DIR", help=f"output folder (default: {default_out})")
-    command.add_argument("--resume", action="store_true", help=resume_help)
-    command.set_defaults(jobs=0)
-    if several_runs:
-        command.add_argument(
-            "--jobs", type=integer_parser(0), metavar="N", help="number of simultaneous runs (default: one per core)"
-        )
+    command.add_argument("--resume", action="store_true", help="continue what was interrupted, with the same settings")
     command.add_argument(
         "--executor", default="local", metavar="NAME(options)",
         help="executor of the runs, see `gradhomog list executors` (default: local), for example "

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 
-from gradhomog.cli._run_command import add_run_options, execute
+from gradhomog.cli._run_command import add_jobs, add_run_options, execute
 
 SUMMARY = "compare homogenizers with the plain learner"
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    add_run_options(command, several_runs=True)
+    add_run_options(command)
+    add_jobs(command)
     command.add_argument(
         "--misscale", action="store_true",
         help="also with the first task's loss times 0.01 and 100: how well does each method tolerate wrong weights?",

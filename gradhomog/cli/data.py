@@ -7,8 +7,9 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from gradhomog.cli._output import add_json, print_json, print_table
+from gradhomog.cli._output import add_json, print_json
 from gradhomog.cli.completion import complete_plugin_names
+from gradhomog.table import aligned
 
 NAMES = (
     "Recognized below ROOT: NAME-SIZE.npz, NAME.npz, filelists/NAME, NAME, and the folders of `gradhomog data list`. "
@@ -81,7 +82,7 @@ def _list(args: argparse.Namespace) -> int:
             "split": f"{benchmark.split_rule}: " + ", ".join(f"{n} {split}" for split, n in benchmark.splits.items()),
             "order": benchmark.order,
         }
-        print_table([(f"  {key}", value) for key, value in rows.items()])
+        print(*aligned([(f"  {key}", value) for key, value in rows.items()]), sep="\n")
     return 0
 
 
@@ -101,7 +102,7 @@ def _check(args: argparse.Namespace) -> int:
             if images and result.published_images is not None:
                 images += f" of {result.published_images:,}"
             rows.append((result.benchmark, result.status, result.form or "", classes, images, result.sha256[:16]))
-        print_table(rows)
+        print(*aligned(rows), sep="\n")
         for result in results:
             for text in (*result.problems, "; ".join(result.differences), result.advice):
                 if text:
@@ -149,7 +150,7 @@ def _write_lists(args: argparse.Namespace) -> int:
         for item in manifests:
             classes = [str(item["splits"][split]["classes"]) for split in ("base", "val", "novel")]
             rows.append((item["benchmark"], *classes, f"{item['images']:,}", item["folder"]))
-        print_table(rows)
+        print(*aligned(rows), sep="\n")
     for message in errors:
         print(f"gradhomog: {message}", file=sys.stderr)
     return 1 if errors else 0

@@ -6,7 +6,8 @@ import argparse
 import sys
 from typing import Any
 
-from gradhomog.cli._output import add_json, print_json, print_table
+from gradhomog.cli._output import add_json, print_json
+from gradhomog.table import aligned
 
 SUMMARY = "print versions, machine and installed plugins"
 add_arguments = add_json
@@ -23,5 +24,5 @@ def run(args: argparse.Namespace) -> int:
         return 0
     rows = [*data["versions"].items(), *data["machine"].items(), ("interpreter", data["interpreter"])]
     rows += [(kind, ", ".join(names) or "none") for kind, names in data["plugins"].items()]
-    print_table([(str(name), str(value)) for name, value in rows])
+    print(*aligned([(str(name), str(value)) for name, value in rows]), sep="\n")
     return 0

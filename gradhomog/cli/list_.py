@@ -6,7 +6,8 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING
 
-from gradhomog.cli._output import add_json, print_json, print_table
+from gradhomog.cli._output import add_json, print_json
+from gradhomog.table import aligned
 
 if TYPE_CHECKING:
     from gradhomog.registry import Kind
@@ -38,5 +39,5 @@ def run(args: argparse.Namespace) -> int:
     for info in infos:
         name = f"{info.name} (disabled)" if info.disabled else info.name
         rows.append((info.kind[:-1], name, f"{info.distribution} {info.version}", info.module))
-    print_table(rows)
+    print(*aligned(rows), sep="\n")
     return 0

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gradhomog.cli._output import print_json
-from gradhomog.cli._run_command import add_execution_options, resume_hint
+from gradhomog.cli._run_command import add_execution_options, add_jobs, add_overrides, resume_hint
 
 SUMMARY = "compute a table or figure of a paper"
 
@@ -64,14 +64,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--without-others", action="store_true",
         help="omit the comparison methods of Tables 1 and 2, such as ProtoNet and RelationNet",
     )  # fmt: skip
-    command.add_argument(
-        "--set", action="append", default=[], metavar="a.b=c", dest="overrides",
-        help="override a key of the run files; may be repeated",
-    )  # fmt: skip
-    add_execution_options(
-        command, several_runs=True, resume_help="continue an interrupted experiment",
-        default_out="runs/reproduce-EXPERIMENT-SCALE",
-    )  # fmt: skip
+    add_overrides(command)
+    add_execution_options(command, "runs/reproduce-EXPERIMENT-SCALE")
+    add_jobs(command)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gradhomog.cli._output import add_json, print_json
-from gradhomog.cli._run_command import integer_parser
+from gradhomog.cli._run_command import add_jobs
 
 SUMMARY = "compare methods on fixed problems, and with wrong loss weights"
 
@@ -33,9 +33,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--quick", action="store_true", help="only the problems of the quick suite")
     command.add_argument("--rerun", action="store_true", help="compute stored rows again, and compare them")
-    command.add_argument(
-        "--jobs", type=integer_parser(0), default=0, metavar="N", help="processes (default: one per core)"
-    )
+    add_jobs(command)
     command.add_argument("--out", type=Path, default=Path("runs/suite"), metavar="DIR", help="folder of computed rows")
     add_json(command)
 

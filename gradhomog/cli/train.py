@@ -21,7 +21,8 @@ SUMMARY = "train one learner with one pipeline"
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    add_run_options(command, several_runs=False)
+    add_run_options(command)
+    command.set_defaults(jobs=0)
 
 
 def run(args: argparse.Namespace) -> int:

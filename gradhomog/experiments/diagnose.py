@@ -103,7 +103,7 @@ def diagnose(
         )
     run = Run(config.learners[0], "none", config.seed_list[0])
     with threads(config.threads):
-        trainable = make_trainable(config.for_run(run.learner, run.homogenizers, run.seed), run)
+        trainable = make_trainable(config.for_run(run), run)
         optimizer = make_optimizer(config, trainable)
         for index in range(at):
             trainable.step(index, optimizer, inspect=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 
@@ -86,15 +85,6 @@ def test_light_commands_import_no_torch(arguments, tmp_path, monkeypatch):
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules, 'imported'"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
-
-
-def test_help_and_list_take_less_cpu_time_than_documented():
-    # Promised: 0.3 s of CPU time. Measured: 0.06 s and 0.09 s; only an import of torch (1.7 s) could break this.
-    for arguments in (["--help"], ["list"]):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-m", "gradhomog", *arguments], check=True, stdout=subprocess.DEVNULL)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.5
 
 
 @pytest.mark.slow

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import time
 
 import pytest
 
 from gradhomog.cli import main
-from gradhomog.cli.profile import clock
 from tests.experiments.conftest import SMALL
 
 SETTINGS = [argument for override in SMALL for argument in ("--set", override)]
@@ -42,13 +39,6 @@ def test_json_is_data_with_versions_and_machine(capsys):
     quantiles = {"median", "low", "high", "n"}
     assert set(row["seconds"]) == set(row["ratio"]) == quantiles
     assert row["ratio"]["n"] == 3
-
-
-def test_processor_time_does_not_include_waiting():
-    read = clock(argparse.Namespace(processor_time=True))
-    start = read()
-    time.sleep(0.2)
-    assert read() - start < 0.1
 
 
 def test_a_homogenizer_that_fails_is_exit_code_1_with_the_others_in_the_table(gradhomog_install, capsys):

@@ -36,7 +36,7 @@ def gradhomog_without_figures(*arguments: str) -> list[str]:
 
 def trainer(config: Config, run: Run, folder: Path, records: list[Record] | None = None) -> Trainer:
     """Return the trainer of a run in a folder; its events are appended to `records`."""
-    run_config = config.for_run(run.learner, run.homogenizers, run.seed)
+    run_config = config.for_run(run)
     return Trainer(
         run_config, run, RunDir(folder), lambda event, record: records is None or records.append(dict(record))
     )
@@ -61,51 +61,24 @@ def interrupted_after(steps: int, homogenizers: str | None = None) -> Iterator[l
 
 def write_comparison(folder: Path, records: Sequence[Record]) -> None:
     """Write the folder of a comparison that has these records."""
-    start = next((record for record in records if record["event"] == "start"), {})
-    config = start.get("config", {})
-    results = [record for record in records if record["event"] == "result"]
-    rows = [(row["learner"], row["label"]) for row in start.get("rows") or ()]
-    rows += [(record["learner"], record["label"]) for record in results]
+    start, *logged = records
+    results = {record["run"]: record for record in logged if record["event"] == "result"}
+    compared = {(r["learner"], r["label"]): r for r in results.values() if r["role"] == "compare"}
     methods = []
-    for pair in dict.fromkeys(rows):
-        matching = [record for record in results if (record["learner"], record["label"]) == pair]
-        tuned = next((tuple(record["tuned_from"]) for record in matching if record.get("tuned_from")), ())
-        methods.append(Method(*pair, tuned or (matching[0]["homogenizers"] if matching else pair[1],)))
-    seeds = tuple(dict.fromkeys(record["seed"] for record in results)) or (0,)
-    count = config.get("seeds")
-    seeds = tuple(range(count)) if isinstance(count, int) and count > len(seeds) else seeds
-    metadata = {key: start[key] for key in ("tasks", "notes", "fingerprints", "held_out") if key in start}
+    for learner in start["config"]["learner"]:
+        for text in start["config"]["homogenizers"]:
+            label = "plain" if text == "none" else text
+            methods.append(Method(learner, label, compared.get((learner, label), {}).get("tuned_from", [text])))
     folder.mkdir(parents=True, exist_ok=True)
-    Plan(config, start.get("digest", ""), tuple(methods), seeds, metadata).write(folder)
-    runs_by_name = {}
-    for record in results:
-        run = Run(record["learner"], record["homogenizers"], record["seed"])
-        runs_by_name.setdefault(record["run"], run)
-    for record in records:
-        if record["event"] == "failed":
-            runs_by_name.setdefault(record["run"], Run(record["learner"], record["label"], record["seed"]))
-    for name, run in runs_by_name.items():
+    Plan(start["config"], "", methods, list(range(start["seeds"])), {}).write(folder)
+    for name, result in results.items():
+        run = Run(result["learner"], result["homogenizers"], result["seed"])
         run_folder = run_dir(folder, run)
         run_folder.create("")
         log = EventLog(run_folder.events)
-        log.append(
-            {
-                "event": "start", "version": VERSION, "time": start.get("time", ""), "step": 0,
-                "versions": start.get("versions", {}), "machine": start.get("machine", {}),
-                "jobs": start.get("jobs", 1),
-            }
-        )  # fmt: skip
-        for record in records:
-            if record.get("run") == name and record["event"] not in ("start", "result"):
+        log.append({"version": VERSION, "step": 0, **start})
+        for record in logged:
+            if record["run"] == name and record["event"] != "result":
                 log.append({"seconds": 1.0, **record})
-        result = next((record for record in results if record["run"] == name), None)
-        if result is not None:
-            extra = {
-                "run": run.id,
-                "digest": "of the configuration",
-                "fingerprints": metadata.get("fingerprints", {}),
-            }
-            written = {
-                key: value for key, value in result.items() if key not in ("tuned_from", "chosen", "role", "label")
-            }
-            run_folder.finish({**json_compatible(written), **extra})
+        written = {key: value for key, value in result.items() if key not in ("tuned_from", "chosen", "role", "label")}
+        run_folder.finish({**json_compatible(written), "run": run.id, "digest": "", "fingerprints": {}})

@@ -40,10 +40,17 @@ def start(methods: Sequence[str] = METHODS, seeds: int = 3, learners: Sequence[s
         "seeds": seeds, "domains": {"train": list(TRAIN), "test": list(TEST)},
     }  # fmt: skip
     return {
-        "event": "start", "time": "2025-01-01T00:00:00+00:00", "config": config,
+        "event": "start", "time": "2025-01-01T00:00:00+00:00", "config": config, "seeds": seeds,
+        "runs": len(methods) * seeds * len(learners), "jobs": 1,
         "versions": {"python": "3.12.1", "gradhomog": "0.1.0", "torch": "2.13.0"},
         "machine": {"system": "Linux", "cores": 2},
     }  # fmt: skip
+
+
+def with_start(records: Sequence[Record]) -> list[Record]:
+    """Return results with the first record of their comparison."""
+    methods, learners, seeds = (dict.fromkeys(r[key] for r in records) for key in ("label", "learner", "seed"))
+    return [start(list(methods), len(seeds), list(learners)), *records]
 
 
 def modules(label: str) -> list[str]:
@@ -60,12 +67,12 @@ def stage(name: str, rows: np.ndarray) -> Record:
     return {"name": name, "norms": norms.tolist(), "cosines": cosines.tolist()}
 
 
-def probe(run: str, number: int, label: str) -> Record:
+def probe(number: int, label: str) -> Record:
     """Return a probe of four tasks: the encoder's rows before and after each homogenizer."""
     random = np.random.default_rng(number)
     rows = [random.normal(size=(4, 6)) + 0.2 * index for index in range(len(modules(label)) + 1)]
     names = ["plain", *modules(label)]
-    return {"event": "probe", "run": run, "label": label, "step": number, "stages": list(map(stage, names, rows))}
+    return {"event": "probe", "step": number, "stages": list(map(stage, names, rows))}
 
 
 def measured(number: int, label: str) -> Record:
@@ -79,21 +86,14 @@ def measured(number: int, label: str) -> Record:
     return values
 
 
-def step(
-    run: str,
-    number: int,
-    random: np.random.Generator,
-    weights: bool = True,
-    train: Sequence[str] = TRAIN,
-    label: str = "plain",
-) -> Record:
+def step(number: int, random: np.random.Generator, train: Sequence[str], label: str) -> Record:
     """Return a training step of four tasks."""
     tasks = 4
     rows = random.normal(size=(tasks, 6)) + 0.4
     norms = np.linalg.norm(rows, axis=1)
-    factors = random.dirichlet(np.full(tasks, 9.0)) * tasks if weights else np.ones(tasks)
+    factors = np.ones(tasks) if label == "plain" else random.dirichlet(np.full(tasks, 9.0)) * tasks
     return {
-        "event": "step", "run": run, "label": label, "step": number, "losses": random.uniform(1, 2, tasks).tolist(),
+        "event": "step", "step": number, "losses": random.uniform(1, 2, tasks).tolist(),
         "accuracies": random.uniform(0, 1, tasks).tolist(), "norms": norms.tolist(),
         "cosines": (rows @ rows.T / np.outer(norms, norms)).tolist(), "weights": factors.tolist(),
         "tasks": list(range(tasks)), "names": [str(name) for name in random.choice(train, tasks)],
@@ -128,15 +128,15 @@ def comparison(
                     if seed == 0:
                         for option in options:
                             changes = {"role": "candidate", "homogenizers": option, "run": f"{learner}-{option}-s0"}
-                            records.append({**record, **changes, "tuned_from": None, "chosen": None})
-                run = record["run"]
-                for number in [1, *range(5, 5 * steps, 5)]:
-                    records.append(step(run, number, random, label != "plain", train, label))
+                            candidate = {**record, **changes}
+                            del candidate["tuned_from"], candidate["chosen"]
+                            records.append(candidate)
+                events = [step(number, random, train, label) for number in [1, *range(5, 5 * steps, 5)]]
                 for number in (20, 40, 60):
                     score = float(0.3 + number / 500 + random.normal(0, 0.01))
-                    values = {"step": number, "score": score, "half_width": 0.02}
-                    records.append({"event": "validation", "run": run, "label": label, **values})
+                    events.append({"event": "validation", "step": number, "score": score, "half_width": 0.02})
                     if "isi" in modules(label):
-                        records.append(probe(run, number, label))
-                records.append(record)
+                        events.append(probe(number, label))
+                identity = {key: record[key] for key in ("run", "learner", "label", "seed", "role")}
+                records += [*({**event, **identity} for event in events), record]
     return records

@@ -77,10 +77,8 @@ def test_json_keeps_its_meaning(capsys):
     assert json.loads(printed) == {"name": TITLE}
 
 
-def test_a_line_end_in_a_cell_does_not_end_the_line_of_its_table(capsys):
-    assert len(Table(["a", "b"], [["1\nall is well", "2"]]).lines()) == 3
-    _output.print_table([["a", "b"], ["1\nall is well", "2"]])
-    assert capsys.readouterr().out.count("\n") == 2
+def test_a_line_end_in_a_cell_does_not_end_the_line_of_its_table():
+    assert "\n" not in "".join(Table(["a", "b"], [["1\nall is well", "2"]]).lines())
 
 
 @pytest.mark.filterwarnings("ignore:Glyph")

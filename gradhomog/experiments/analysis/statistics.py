@@ -54,30 +54,36 @@ class PairedTest:
     deviation: float
 
 
-def mean_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
+def mean_interval(values: Sequence[float]) -> Interval:
     """The mean of independent values with its confidence interval:
 
-        m ± t(level, n − 1) · s / √n,    s² = Σ (vᵢ − m)² / (n − 1).
+        m ± t(LEVEL, n − 1) · s / √n,    s² = Σ (vᵢ − m)² / (n − 1).
 
     If a value is not finite, mean and half width are NaN: omitting it would hide a run that diverged.
     """
     mean, deviation = _mean_and_deviation(values)
-    return _interval(mean, deviation, len(values), level)
+    n = len(values)
+    if math.isnan(deviation):
+        return Interval(mean, math.nan, n)
+    from scipy import stats  # imported here: `import gradhomog` and light commands do not need it
+
+    return Interval(mean, float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) * deviation / math.sqrt(n), n)
 
 
-def paired_test(a: Sequence[float], b: Sequence[float], level: float = LEVEL) -> PairedTest:
+def paired_test(a: Sequence[float], b: Sequence[float]) -> PairedTest:
     """Test the mean of `a[i] − b[i]` against 0; effects of a task or seed that `a` and `b` share cancel."""
-    n = len(a)
-    mean, deviation = _mean_and_deviation([x - y for x, y in zip(a, b, strict=True)])
+    differences = [x - y for x, y in zip(a, b, strict=True)]
+    mean, deviation = _mean_and_deviation(differences)
     if deviation == 0:  # scipy.stats.ttest_rel divides by it
         p_value = 0.0 if mean else 1.0
     elif math.isnan(deviation):
         p_value = math.nan
     else:
-        from scipy import stats  # imported here: `import gradhomog` and light commands do not need it
+        from scipy import stats
 
+        n = len(differences)
         p_value = 2 * float(stats.t.sf(abs(mean) / deviation * math.sqrt(n), n - 1))
-    return PairedTest(_interval(mean, deviation, n, level), p_value, deviation)
+    return PairedTest(mean_interval(differences), p_value, deviation)
 
 
 def _mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
@@ -90,14 +96,6 @@ def _mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
     if n == 1:
         return mean, math.nan
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
-
-
-def _interval(mean: float, deviation: float, n: int, level: float) -> Interval:
-    if math.isnan(deviation):
-        return Interval(mean, math.nan, n)
-    from scipy import stats
-
-    return Interval(mean, float(stats.t.ppf((1 + level) / 2, n - 1)) * deviation / math.sqrt(n), n)
 
 
 POWER = 0.8
@@ -230,17 +228,12 @@ def correct_for_multiple_tests(
     comparisons: Sequence[PairedComparison | None], higher_is_better: bool
 ) -> list[PairedComparison | None]:
     """The comparisons with verdicts, and with p values adjusted by Holm's procedure over all of them."""
-    tested = [comparison for comparison in comparisons if comparison is not None and comparison.p_value is not None]
-    adjusted = iter(holm([comparison.p_value for comparison in tested if comparison.p_value is not None]))
-    result: list[PairedComparison | None] = []
-    for comparison in comparisons:
-        if comparison is not None and comparison.p_value is not None:
-            p_value = next(adjusted)
-            verdict = _verdict(comparison.difference.mean, p_value, higher_is_better)
-            result.append(dataclasses.replace(comparison, adjusted_p_value=p_value, verdict=verdict))
-        else:
-            result.append(comparison)
-    return result
+    tested = [(place, one, one.p_value) for place, one in enumerate(comparisons) if one and one.p_value is not None]
+    corrected = list(comparisons)
+    for (place, one, _), p_value in zip(tested, holm([p_value for _, _, p_value in tested]), strict=True):
+        verdict = _verdict(one.difference.mean, p_value, higher_is_better)
+        corrected[place] = dataclasses.replace(one, adjusted_p_value=p_value, verdict=verdict)
+    return corrected
 
 
 def independent_values(scores: Sequence[Sequence[float]], sampled: bool) -> tuple[Sequence[float], Unit]:

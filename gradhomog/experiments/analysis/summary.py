@@ -25,13 +25,7 @@ from gradhomog.experiments.analysis.statistics import (
     step_seconds,
 )
 from gradhomog.experiments.results.events import Record, json_compatible, numbers
-from gradhomog.experiments.results.records import row_order
 from gradhomog.experiments.results.runs import PLAIN, SINGLE
-
-
-def improvement_baseline(groups: Mapping[tuple[str, str], Runs], learner: str) -> str | None:
-    """The label of the baseline of Δm: single-task training if the table has it, else the plain learner."""
-    return next((label for label in (SINGLE, PLAIN) if (learner, label) in groups), None)
 
 
 def improvement(runs: Runs, base: Runs) -> Interval | None:
@@ -72,7 +66,7 @@ class MethodRow:
 
     Attributes:
         seeds: the seeds that finished, in increasing order.
-        expected_seeds: the number of seeds of the comparison; None if unknown.
+        expected_seeds: the number of seeds of the comparison.
         score: mean over seeds of the mean score over test tasks, with its interval over `unit`.
         by_domain: mean and interval over `unit` for the test tasks of each domain.
         seed_scores: the mean over test tasks of each seed.
@@ -91,7 +85,7 @@ class MethodRow:
     label: str
     homogenizers: str
     seeds: tuple[int, ...]
-    expected_seeds: int | None
+    expected_seeds: int
     score: Interval
     unit: Unit
     by_domain: dict[str, Interval]
@@ -105,13 +99,10 @@ class MethodRow:
     chosen: str | None = None
 
 
-def make_method_rows(groups: Groups, order: Sequence[tuple[str, str]], expected_seeds: int | None) -> list[MethodRow]:
-    """Rows in this order, with p values corrected over all rows of the table."""
-    rows = [_score_row(groups[pair], _improvement_runs(groups, pair[0]), expected_seeds) for pair in order]
-    if not rows:
-        return []
-    higher_is_better = metric(next(iter(groups[order[0]].values()))["metric"]).higher_is_better
-    best = best_baselines(rows, higher_is_better)
+def _compared(
+    rows: Sequence[MethodRow], groups: Groups, best: Mapping[str, str], higher_is_better: bool
+) -> list[MethodRow]:
+    """The rows with their comparisons, and p values corrected over all rows of the table."""
 
     def compare(row: MethodRow, reference: str | None) -> PairedComparison | None:
         if reference is None or row.label == reference or (row.learner, reference) not in groups:
@@ -137,24 +128,18 @@ def best_baselines(rows: Sequence[MethodRow], higher_is_better: bool) -> dict[st
     return {learner: row.label for learner, row in best.items()}
 
 
-def _improvement_runs(groups: Groups, learner: str) -> Runs | None:
-    """The runs of the baseline of Δm; None if the table has no Δm."""
-    label = improvement_baseline(groups, learner)
-    return None if label is None else groups[learner, label]
-
-
-def _score_row(runs: Runs, improvement_runs: Runs | None, expected_seeds: int | None) -> MethodRow:
+def _score_row(runs: Runs, improvement_runs: Runs | None, expected_seeds: int) -> MethodRow:
     """The row of a method without comparisons."""
     seeds = sorted(runs)
     first = runs[seeds[0]]
     scores = [numbers(runs[seed]["scores"]) for seed in seeds]
     sampled = "problem" not in first
     values, unit = independent_values(scores, sampled)
-    domains = first["domains"]
-    by_domain = {
-        name: mean_interval(independent_values([_domain_scores(name, row, domains) for row in scores], sampled)[0])
-        for name in dict.fromkeys(domains)
-    }
+    by_domain = {}
+    for name in dict.fromkeys(first["domains"]):
+        of_domain = [[score for score, domain in zip(row, first["domains"], strict=True) if domain == name]
+                     for row in scores]  # fmt: skip
+        by_domain[name] = mean_interval(independent_values(of_domain, sampled)[0])
     return MethodRow(
         first["learner"],
         first["label"],
@@ -167,19 +152,15 @@ def _score_row(runs: Runs, improvement_runs: Runs | None, expected_seeds: int | 
         tuple(mean_interval(row).mean for row in scores),
         step_seconds=step_seconds(runs, seeds),
         improvement=None
-        if sampled or improvement_runs is None or improvement_runs is runs
+        if improvement_runs is None or improvement_runs is runs
         else improvement(runs, improvement_runs),
         additional_scores={
             name: mean_interval(numbers(runs[seed]["additional_scores"].get(name) for seed in seeds))
             for name in first.get("additional_scores", ())
         },
-        tuned_from=tuple(first.get("tuned_from") or ()),
+        tuned_from=tuple(first.get("tuned_from", ())),
         chosen=first.get("chosen"),
     )
-
-
-def _domain_scores(name: str, scores: Sequence[float], domains: Sequence[str]) -> list[float]:
-    return [score for score, domain in zip(scores, domains, strict=True) if domain == name]
 
 
 @dataclass(frozen=True)
@@ -191,29 +172,26 @@ class Candidate:
     homogenizers: str
     seed: int
     validation: float
-    best_step: int | None
+    best_step: int
     chosen: bool
 
 
 def candidates(results: Sequence[Record], rows: Sequence[MethodRow]) -> list[Candidate]:
-    """All candidates with a result, in the order of the configuration; candidates without a row are last."""
-    chosen = {(row.learner, row.label, row.chosen) for row in rows if row.chosen is not None}
-    order = [(row.learner, text) for row in rows for text in row.tuned_from]
-    unordered = [
+    """All candidates with a result, in the order of the configuration."""
+    chosen = {(row.learner, row.label, row.chosen) for row in rows}
+    return [
         Candidate(
             record["learner"],
             record["label"],
             record["homogenizers"],
             record["seed"],
-            numbers([record.get("validation")])[0],
-            record.get("best_step"),
+            numbers([record["validation"]])[0],
+            record["best_step"],
             (record["learner"], record["label"], record["homogenizers"]) in chosen,
         )
         for record in results
         if record["role"] == "candidate"
     ]
-    places = {pair: place for place, pair in enumerate(order)}
-    return sorted(unordered, key=lambda item: places.get((item.learner, item.homogenizers), len(order)))
 
 
 @dataclass(frozen=True)
@@ -223,7 +201,7 @@ class Summary:
     Attributes:
         tasks: number of test tasks, the same for all runs.
         finished_runs: number of finished runs that belong to a row.
-        expected_runs: number of runs of the comparison; None if unknown.
+        expected_runs: number of runs of the table.
         failures: the last message of each run that failed and has no result.
         best_baselines: the label of the baseline with the best score, by learner.
         problem: name of the multi-task problem.
@@ -231,7 +209,7 @@ class Summary:
         improvement_baseline: the label of the baseline of `MethodRow.improvement`.
         held_out: True if candidates were chosen on validation data, and scores are of other data.
         has_candidate_runs: True if there are runs of candidates, finished or failed.
-        parallel: True if several runs used the machine simultaneously, or if this is unknown.
+        parallel: True if several runs used the machine simultaneously.
     """
 
     metric: str
@@ -239,7 +217,7 @@ class Summary:
     rows: tuple[MethodRow, ...]
     candidates: tuple[Candidate, ...]
     finished_runs: int
-    expected_runs: int | None
+    expected_runs: int
     failures: dict[str, str]
     best_baselines: dict[str, str] = field(default_factory=dict)
     problem: str | None = None
@@ -247,7 +225,7 @@ class Summary:
     improvement_baseline: str | None = None
     held_out: bool = True
     has_candidate_runs: bool = False
-    parallel: bool = True
+    parallel: bool = False
 
     def score_name(self, split: Literal["test", "validation"]) -> str:
         """The name of a score, such as "test accuracy"; only the name of the metric if no data are held out."""
@@ -275,11 +253,9 @@ def summarize(records: Iterable[Record]) -> Summary:
     Raises:
         ConfigError: results have different test tasks.
     """
-    records = list(records)
-    results = [record for record in records if record["event"] == "result"]
+    start, *logged = records
+    results = [record for record in logged if record["event"] == "result"]
     compared = [record for record in results if record["role"] == "compare"]
-    start: Record = next((r for r in reversed(records) if r["event"] == "start"), {})
-    config: Record = start.get("config") or {}
     for record in compared:
         if any(record[name] != compared[0][name] for name in ("metric", "domains")) or (
             len(record["scores"]) != len(record["domains"])
@@ -293,25 +269,29 @@ def summarize(records: Iterable[Record]) -> Summary:
     for record in compared:
         groups.setdefault((record["learner"], record["label"]), {})[record["seed"]] = record
     problem = next((record["problem"] for record in compared if "problem" in record), None)
-    rows = make_method_rows(groups, row_order(records), _seed_count(config))
-    done = {record["run"] for record in results}
-    base = improvement_baseline(groups, problem) if problem else None
+    base = next((label for label in (SINGLE, PLAIN) if (problem, label) in groups), None)
+    base_runs = groups[str(problem), base] if base else None
+    scored = [_score_row(runs, base_runs, start["seeds"]) for runs in groups.values()]
     name = compared[0]["metric"] if compared else "accuracy"
+    higher_is_better = metric(name).higher_is_better
+    best = best_baselines(scored, higher_is_better)
+    rows = _compared(scored, groups, best, higher_is_better)
+    done = {record["run"] for record in results}
     return Summary(
         metric=name,
         tasks=len(compared[0]["scores"]) if compared else 0,
         rows=tuple(rows),
         candidates=tuple(candidates(results, rows)),
         finished_runs=len(compared),
-        expected_runs=_expected_runs(config),
-        failures={r["run"]: str(r["error"]) for r in records if r["event"] == "failed" and r["run"] not in done},
-        best_baselines=best_baselines(rows, metric(name).higher_is_better),
+        expected_runs=start["runs"],
+        failures={r["run"]: str(r["error"]) for r in logged if r["event"] == "failed" and r["run"] not in done},
+        best_baselines=best,
         problem=problem,
-        notes=tuple(start.get("notes") or ()),
+        notes=tuple(start.get("notes", ())),
         improvement_baseline=base if any(row.improvement for row in rows) else None,
         held_out=start.get("held_out", True),
-        has_candidate_runs=any(record.get("role") == "candidate" for record in records),
-        parallel=any(record.get("jobs") != 1 for record in records if record["event"] == "start") or not start,
+        has_candidate_runs=any(record["role"] == "candidate" for record in logged),
+        parallel=start["jobs"] != 1,
     )
 
 
@@ -319,17 +299,3 @@ def to_json(summary: Summary) -> dict[str, Any]:
     """The summary as plain dicts and lists; unknown values and numbers that are not finite are None."""
     content: dict[str, Any] = json_compatible(dataclasses.asdict(summary))
     return content
-
-
-def _seed_count(config: Record) -> int | None:
-    """The number of seeds of a configuration; None if the runs have no `start`."""
-    seeds = config.get("seeds")
-    return len(seeds) if isinstance(seeds, list) else seeds
-
-
-def _expected_runs(config: Record) -> int | None:
-    """Learners times methods times seeds of a configuration; None if there is none. A problem has one learner."""
-    seeds = _seed_count(config)
-    learner = config.get("learner", "network")
-    count = 1 if isinstance(learner, str) else len(learner)
-    return None if seeds is None else count * len(config["homogenizers"]) * seeds

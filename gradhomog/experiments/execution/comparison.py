@@ -19,7 +19,7 @@ from gradhomog.experiments.execution.monitor import Monitor, Progress, StopFile
 from gradhomog.experiments.execution.worker import Job
 from gradhomog.experiments.report.page import write_report
 from gradhomog.experiments.results import comparison_dir
-from gradhomog.experiments.results.comparison_dir import Plan, run_dir
+from gradhomog.experiments.results.comparison_dir import Plan, read_result, run_dir
 from gradhomog.experiments.results.runs import Method, Run, decided_runs
 from gradhomog.experiments.run_file import pins
 from gradhomog.experiments.run_file.schema import Config
@@ -70,23 +70,18 @@ def compare(
     """
     folder = comparison_dir.choose_folder(config, out, resume, stem)
     with pins.use_pinned_plugins(comparison_dir.with_pins(config, folder)) as pinned:
-        return _compare(pinned, folder, resume, progress, jobs, executor)
-
-
-def _compare(config: Config, out: Path, resume: bool, progress: Progress, jobs: int, executor: str) -> ComparisonResult:
-    rows = make_methods(config)
-    observers.check(config)
-    comparison_dir.check_writable(out)
-    run_executor = make_executor(executor, jobs, out)
-    written_plan = make_plan(config)
-    if not resume:  # the dry run was done at the first start; a comparison with fewer methods would be another one
-        dry_run(config, rows, progress)
-    path = comparison_dir.create_folder(config, out)
-    written_plan.write(path)
-    runner = _Runner(config, written_plan, path, progress)
-    with run_executor:
-        runner.compute_all(run_executor)
-    return ComparisonResult(path, write_report(path), runner.failures)
+        rows = make_methods(pinned)
+        observers.check(pinned)
+        run_executor = make_executor(executor, jobs, folder)
+        plan = make_plan(pinned)
+        if not resume:  # the dry run was done at the first start; a comparison with fewer methods would be another one
+            dry_run(pinned, rows, progress)
+        comparison_dir.create_folder(pinned, folder)
+        plan.write(folder)
+        runner = _Runner(pinned, plan, folder, progress)
+        with run_executor:
+            runner.compute_all(run_executor)
+        return ComparisonResult(folder, write_report(folder), runner.failures)
 
 
 def make_plan(config: Config) -> Plan:
@@ -98,7 +93,7 @@ def make_plan(config: Config) -> Plan:
     metadata: dict[str, Any] = {}
     for learner in config.learners:
         metadata = trainer.make_trainable(config, Run(learner, "none", config.seed_list[0])).metadata()
-    return Plan(config.to_dict(), config.digest, tuple(make_methods(config)), tuple(config.seed_list), metadata)
+    return Plan(config.to_dict(), config.digest, make_methods(config), config.seed_list, metadata)
 
 
 def dry_run(config: Config, rows: Sequence[Method], progress: Progress = lambda record: None) -> None:
@@ -122,14 +117,11 @@ def dry_run(config: Config, rows: Sequence[Method], progress: Progress = lambda 
                     for step in range(2):
                         trainable.step(step, optimizer, inspect=step == 0)
                 except GradhomogError as error:
-                    failures.setdefault(str(error), []).append(_describe_run(config, run))
+                    name = f"{run.learner} with {run.homogenizers}" if len(config.learners) > 1 else run.homogenizers
+                    failures.setdefault(str(error), []).append(name)
             progress({"event": "dry_run", "run": run.id, "of": len(runs)})
     if failures:
         raise ConfigError(_message(config, failures))
-
-
-def _describe_run(config: Config, run: Run) -> str:
-    return f"{run.learner} with {run.homogenizers}" if len(config.learners) > 1 else run.homogenizers
 
 
 def _message(config: Config, failures: Mapping[str, Sequence[str]]) -> str:
@@ -170,7 +162,7 @@ class _Runner:
                     self._compute(executor, free)
                 else:  # other processes compute all remaining runs
                     time.sleep(1.0)
-                if self.stop.requested:
+                if self.stop.path.exists():
                     raise KeyboardInterrupt
                 for run in pending:
                     self._load_result(run)
@@ -181,15 +173,8 @@ class _Runner:
         return [run for run in decided if run.id not in done]
 
     def _load_result(self, run: Run) -> None:
-        result = run_dir(self.path, run).result()
-        if result is None:
-            return
-        if result["digest"] != self.config.for_run(run.learner, run.homogenizers, run.seed).digest:
-            raise ConfigError(
-                f"{self.path} contains a result of another configuration: {run.id}. Choose another --out."
-            )
-        self.plan.check_fingerprints(result["fingerprints"], str(run_dir(self.path, run).path))
-        self.results[run.id] = result
+        if (result := read_result(self.path, run, self.plan, self.config)) is not None:
+            self.results[run.id] = result
 
     def _compute(self, executor: Executor, pending: list[Run]) -> None:
         folder, stop = self.path.resolve(), self.stop.path.resolve()  # workers may have another working directory

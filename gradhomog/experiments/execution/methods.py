@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections import Counter
 from typing import Any
 
@@ -32,13 +31,13 @@ def make_methods(config: Config) -> list[Method]:
             if config.problem is not None and text.strip() == SINGLE:
                 if not content.find_problem(config.problem["name"]).single_task:
                     errors.append(f"{SINGLE!r} does not apply to {learner}; remove it.")
-                rows.append(Method(learner, SINGLE, (SINGLE,)))
+                rows.append(Method(learner, SINGLE, [SINGLE]))
                 continue
             try:
                 alternatives = expression.parse_alternatives(text)
-                candidates = tuple(str(pipeline(expression.render(members))) for members in alternatives)
+                candidates = [str(pipeline(expression.render(members))) for members in alternatives]
             except GradhomogError as cause:
-                errors += _member_errors(text) or [str(cause)]
+                errors.append(str(cause))
                 continue
             names = dict.fromkeys(" + ".join(name for name, _ in members) or "none" for members in alternatives)
             label = f"{' | '.join(names)} (tuned)" if len(candidates) > 1 else candidates[0]
@@ -51,21 +50,6 @@ def make_methods(config: Config) -> list[Method]:
     if errors:
         raise ConfigError(f"`homogenizers`: {join_errors(errors)}")
     return rows
-
-
-def _member_errors(text: str) -> list[str]:
-    """Return the errors of all homogenizers in a text; the error of the whole pipeline names only the first."""
-    try:
-        alternatives = expression.parse_alternatives(text)
-    except GradhomogError as cause:
-        return [str(cause)]
-    errors = []
-    for member in itertools.chain.from_iterable(alternatives):
-        try:
-            pipeline(expression.render([member]))
-        except GradhomogError as cause:
-            errors.append(str(cause))
-    return errors
 
 
 FACTORS = (0.01, 100.0)
@@ -97,7 +81,7 @@ def with_misscaled_losses(config: Config) -> Config:
         GradhomogError: a pipeline or the data are invalid.
     """
     run = Run(config.learners[0], "none", config.seed_list[0])
-    trainable: Any = make_trainable(config.for_run(run.learner, run.homogenizers, run.seed), run)
+    trainable: Any = make_trainable(config.for_run(run), run)
     episodic = isinstance(trainable, MetaLearning)
     task = trainable.source.train.domains[0].name if episodic else trainable.tasks[0]
     methods = list(filter(takes_misscaled_losses, config.homogenizers))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -22,11 +22,6 @@ class StopFile:
     def __init__(self, folder: Path) -> None:
         self.path = folder / f".stop-{uuid4().hex}"
 
-    @property
-    def requested(self) -> bool:
-        """True if the file exists."""
-        return self.path.exists()
-
     @contextmanager
     def on_interrupt(self) -> Iterator[None]:
         """Create the file on SIGINT and SIGTERM within the context; remove it at the end."""
@@ -37,10 +32,8 @@ class StopFile:
         names = (signal.SIGINT, signal.SIGTERM)
         before: list[Any] = []
         try:
-            try:
+            with suppress(ValueError):  # only the main thread can set signal handlers
                 before = [signal.signal(name, request_stop) for name in names]
-            except ValueError:  # only the main thread can set signal handlers
-                before = []
             yield
         finally:
             for name, previous in zip(names, before, strict=False):

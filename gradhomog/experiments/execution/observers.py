@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,8 @@ def check(config: Config) -> None:
         raise ConfigError(f"`observers`: {join_errors(errors)}")
 
 
-def make(config: Config, folder: Path, warn: Warn) -> Observers:
-    """Return the observers of a run.
+def make(config: Config, folder: Path, warn: Warn) -> Observer:
+    """Return a function that calls each observer of a run with a copy of a record, and never raises.
 
     A plugin that raises, or that does not return a callable, is reported by `warn` and skipped.
 
@@ -59,29 +59,17 @@ def make(config: Config, folder: Path, warn: Warn) -> Observers:
                 f"The run continues without the observer {text}: the factory of {info} must return a function; got "
                 f"{type(observer).__name__}. {info.advice}"
             )
-    return Observers(observers, warn)
 
-
-class Observers:
-    """Call each observer with a copy of the record: `observers(event, record)`. Never raises.
-
-    Args:
-        observers: pairs of plugin and observer.
-        warn: called with a message for each observer that is removed.
-    """
-
-    def __init__(self, observers: Iterable[tuple[PluginInfo, Observer]], warn: Warn) -> None:
-        self._observers = list(observers)
-        self._warn = warn
-
-    def __call__(self, event: str, record: Mapping[str, Any]) -> None:
-        for entry in list(self._observers):
+    def notify(event: str, record: Mapping[str, Any]) -> None:
+        for entry in list(observers):
             info, observer = entry
             try:
                 observer(event, copy.deepcopy(record))
             except (Exception, SystemExit) as cause:
-                self._observers.remove(entry)
-                self._warn(
+                observers.remove(entry)
+                warn(
                     f"The run continues without an observer: {info} raised at `{event}`: {describe_error(cause)}. "
                     f"{info.advice}"
                 )
+
+    return notify

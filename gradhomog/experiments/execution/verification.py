@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ from gradhomog.errors import ConfigError, DamagedCacheWarning, GradhomogError
 from gradhomog.experiments.episodes.splits import close_domains
 from gradhomog.experiments.execution.comparison import make_plan
 from gradhomog.experiments.results import checksums
-from gradhomog.experiments.results.comparison_dir import MANIFEST, PLAN, Plan, run_dir
+from gradhomog.experiments.results.comparison_dir import MANIFEST, PLAN, Plan, read_result, run_dir
 from gradhomog.experiments.results.run_dir import RESULT
-from gradhomog.experiments.results.runs import Run, decided_runs
+from gradhomog.experiments.results.runs import decided_runs
 from gradhomog.experiments.run_file import pins
 from gradhomog.experiments.run_file.schema import Config, load
 
@@ -51,8 +51,7 @@ def _verify_runs(folder: Path, plan: Plan, config: Config) -> Checked:
         found = run_dir(folder, run)
         path = found.path / RESULT
         try:
-            if (result := found.result()) is not None:
-                _check_result(path, result, run, plan, config)
+            if (result := read_result(folder, run, plan, config)) is not None:
                 results[run.id] = result
                 yield path, None
                 yield from checksums.check_files(found.path, result["files"])
@@ -73,12 +72,6 @@ def _verify_runs(folder: Path, plan: Plan, config: Config) -> Checked:
             yield path, f"{path} is missing: the run has not finished, or files were removed. Continue with --resume."
     for path in sorted({*(folder / "runs").glob("*/")} - {run_dir(folder, run).path for run in plan.runs}):
         yield path, f"{path} is not a run of {PLAN}."
-
-
-def _check_result(path: Path, result: Mapping[str, Any], run: Run, plan: Plan, config: Config) -> None:
-    if result["digest"] != config.for_run(run.learner, run.homogenizers, run.seed).digest:
-        raise ConfigError(f"{path} is of another configuration than {PLAN}.")
-    plan.check_fingerprints(result["fingerprints"], str(path))
 
 
 def _verify_manifest(folder: Path) -> Checked:

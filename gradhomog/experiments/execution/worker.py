@@ -100,7 +100,7 @@ class Job:
                     return Outcome(self.run, "locked")
                 if folder.result() is not None:
                     return Outcome(self.run, "finished")
-                with threads(self.config.threads), pins.use_pinned_plugins(self.run_config) as config:
+                with threads(self.config.threads), pins.use_pinned_plugins(self.config.for_run(self.run)) as config:
                     try:
                         trainer = Trainer(
                             config, self.run, folder, observers.make(config, folder.path, _warn), self.jobs
@@ -122,11 +122,6 @@ class Job:
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
-
-    @property
-    def run_config(self) -> Config:
-        """The configuration of this run only."""
-        return self.config.for_run(self.run.learner, self.run.homogenizers, self.run.seed)
 
 
 def _warn(text: str) -> None:

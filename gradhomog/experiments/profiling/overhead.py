@@ -51,10 +51,17 @@ def step_overheads(
     Raises:
         GradhomogError: names, options, data or device are invalid, or the plain learner fails.
     """
+    comparisons = [
+        Comparison(
+            f"one training step of {learner}", make_steppers(config, learner), lambda number: number, (PLAIN,),
+            (SECOND_PLAIN_NOTE,), warm_up=WARM_UP, min_rounds=WARM_UP + MIN_ROUNDS, device=torch.device(config.device),
+            with_memory=with_memory, state=Stepper.state,
+        )
+        for learner in learners
+    ]  # fmt: skip
     return measure_all(
-        [_compare_steps(config, learner, with_memory) for learner in learners],
-        thread_count=config.threads, rounds=rounds, seconds=seconds, clock=clock, progress=progress,
-    )  # fmt: skip
+        comparisons, thread_count=config.threads, rounds=rounds, seconds=seconds, clock=clock, progress=progress
+    )
 
 
 class Stepper:
@@ -62,7 +69,7 @@ class Stepper:
 
     def __init__(self, config: Config, learner: str, text: str) -> None:
         run = Run(learner, text, config.seed_list[0])
-        self.trainable = make_trainable(config.for_run(learner, text, run.seed), run)
+        self.trainable = make_trainable(config.for_run(run), run)
         self.optimizer = make_optimizer(config, self.trainable)
 
     def __call__(self, index: int) -> object:
@@ -77,11 +84,3 @@ def make_steppers(config: Config, learner: str) -> dict[str, Stepper]:
     """A stepper for each pipeline, by label."""
     texts = pipelines(config, learner)
     return {label: Stepper(config, learner, text) for label, text in texts.items() if text != SINGLE}
-
-
-def _compare_steps(config: Config, learner: str, with_memory: bool) -> Comparison:
-    return Comparison(
-        f"one training step of {learner}", make_steppers(config, learner), lambda number: number, (PLAIN,),
-        (SECOND_PLAIN_NOTE,), warm_up=WARM_UP, min_rounds=WARM_UP + MIN_ROUNDS, device=torch.device(config.device),
-        with_memory=with_memory, state=Stepper.state,
-    )  # fmt: skip

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from gradhomog.experiments.results.events import json_compatible
 from gradhomog.table import LEVEL, NOTHING, Table
 
 
@@ -40,10 +41,6 @@ class Quantiles:
             ordered[n - rank] if rank else math.nan,
             n,
         )  # fmt: skip
-
-    def record(self) -> dict[str, float | int | None]:
-        """Return the fields as a dict for JSON; NaN becomes None, because JSON has no NaN."""
-        return {name: None if value != value else value for name, value in vars(self).items()}
 
 
 def _rank(n: int) -> int:
@@ -142,24 +139,12 @@ class TimingTable:
 
     def record(self) -> dict[str, Any]:
         """The table as plain data for JSON, in seconds, ratios and bytes; rows have the values of all columns."""
-        return {
-            "title": self.title,
-            "reference": self.reference,
-            "rows": [
-                {
-                    "label": row.label,
-                    "seconds": row.seconds.record(),
-                    "ratio": row.ratio.record(),
-                    "peak_bytes": row.peak_bytes,
-                    "state_bytes": row.state_bytes,
-                    "added_bytes": self.added_bytes(row),
-                    **{column.title: _plain(column.values.get(row.label)) for column in self.columns},
-                }
-                for row in self.rows
-            ],
-            "failures": self.failures,
-            "notes": list(self.notes),
-        }
+        content: dict[str, Any] = json_compatible(asdict(self))
+        columns = content.pop("columns")
+        for row, entry in zip(self.rows, content["rows"], strict=True):
+            entry["added_bytes"] = self.added_bytes(row)
+            entry |= {column["title"]: column["values"].get(row.label) for column in columns}
+        return content
 
     def _memory(self, row: TimingRow) -> str:
         """Memory as text: the total for the reference, the difference to it for other rows."""
@@ -206,7 +191,3 @@ def signed(value: float) -> str:
 def three_digits(value: float) -> str:
     """A number with three significant digits and at most two decimals, without an exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def _plain(value: Quantiles | float | None) -> Any:
-    return value.record() if isinstance(value, Quantiles) else value

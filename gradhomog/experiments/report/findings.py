@@ -22,13 +22,11 @@ class LearnerFinding:
 
 def scope(summary: Summary) -> str:
     """One sentence about the number of finished runs and of test tasks."""
-    finished, expected = summary.finished_runs, summary.expected_runs
-    count = f"{finished}" if expected is None else f"{finished} of {expected}"
-    runs = "run" if count == "1" else "runs"
+    finished = f"{summary.finished_runs} of {summary.expected_runs} runs finished"
     if summary.problem or not summary.rows:
-        return f"{count} {runs} finished."
+        return f"{finished}."
     tasks = "task" if summary.tasks == 1 else "tasks"
-    return f"{count} {runs} finished, each tested on the same {summary.tasks} {tasks}."
+    return f"{finished}, each tested on the same {summary.tasks} {tasks}."
 
 
 def findings(summary: Summary) -> list[LearnerFinding]:

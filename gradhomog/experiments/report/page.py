@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.summary import Summary, summarize
-from gradhomog.experiments.report import figures
+from gradhomog.experiments.report.figures import saliency, scores, style, training, trajectories
 from gradhomog.experiments.report.findings import baseline_notes, findings, scope
 from gradhomog.experiments.report.tables import baseline_table, candidate_table, run_table, score_table, summary_csv
 from gradhomog.experiments.results.artifacts import SaliencyMaps, Trajectory, collect
@@ -56,11 +56,12 @@ _THEME = {
 }
 
 
-def inline_svg(text: str, prefix: str, title: str) -> Markup:
+def inline_svg(path: Path, prefix: str, title: str) -> Markup:
     """An SVG file as an HTML element, with colours of the page's theme and prefixed identifiers.
 
     The prefix makes identifiers unique on a page with several figures.
     """
+    text = path.read_text(encoding="utf-8")
     svg = text[text.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)  # it refers to external resources
     # Equal images have equal identifiers, which would be duplicates; nothing refers to them.
@@ -73,9 +74,9 @@ def inline_svg(text: str, prefix: str, title: str) -> Markup:
 
 def render_page(summary: Summary, records: Sequence[Record], saved_figures: Mapping[str, Path]) -> str:
     """The page: findings, table, figures, tuning, runs, configuration and versions. All texts are escaped."""
-    start: Record = next((record for record in reversed(records) if record["event"] == "start"), {})
+    start = records[0]
     shown = [
-        (name, title, inline_svg(saved_figures[name].read_text(encoding="utf-8"), name, title))
+        (name, title, inline_svg(saved_figures[name], name, title))
         for name, title in TITLES.items()
         if name in saved_figures
     ]
@@ -98,9 +99,9 @@ def render_page(summary: Summary, records: Sequence[Record], saved_figures: Mapp
             runs=run_table(summary, records),
             failures=summary.failures,
             facts=_facts(summary, start),
-            version=(start.get("versions") or {}).get("gradhomog"),
-            configuration=tomli_w.dumps(start.get("config") or {}) if start else None,
-            versions={str(k): str(v) for part in ("versions", "machine") for k, v in (start.get(part) or {}).items()},
+            version=start["versions"].get("gradhomog"),
+            configuration=tomli_w.dumps(start["config"]),
+            versions={name: str(text) for name, text in {**start["versions"], **start["machine"]}.items()},
         )
     )
 
@@ -119,18 +120,19 @@ def environment() -> Environment:
 
 def _facts(summary: Summary, start: Record) -> dict[str, str]:
     """Facts about the comparison (learners, methods, domains) by name; unknown facts are omitted."""
-    config = start.get("config") or {}
-    problem_entries = {"tasks": ", ".join(map(str, start.get("tasks") or ())), "data": " ".join(summary.notes)}
-    episode_entries = {
-        "training domains": ", ".join(config.get("domains", {}).get("train", ())),
-        "test domains": ", ".join(summary.domains),
-        "test tasks": f"{summary.tasks}, the same for all runs",
-    }
+    if summary.problem:
+        entries = {"tasks": ", ".join(start.get("tasks", ())), "data": " ".join(summary.notes)}
+    else:
+        entries = {
+            "training domains": ", ".join(start["config"].get("domains", {}).get("train", ())),
+            "test domains": ", ".join(summary.domains),
+            "test tasks": f"{summary.tasks}, the same for all runs",
+        }
     entries = {
         "problem" if summary.problem else "learner": ", ".join(summary.learners),
         "methods": ", ".join(dict.fromkeys(row.label for row in summary.rows)),
-        **(problem_entries if summary.problem else episode_entries),
-        "started": str(start.get("time") or ""),
+        **entries,
+        "started": start["time"],
     }
     return {name: text for name, text in entries.items() if text}
 
@@ -152,12 +154,7 @@ def write_report(folder: str | Path) -> Summary:
     records = read_records(folder)
     summary = summarize(records)
     write_bytes(folder / SUMMARY, summary_csv(summary).encode())
-    try:
-        figures.require_matplotlib()
-        saved_figures = _save_figures(folder, records, summary)
-    except figures.MissingMatplotlib as error:
-        saved_figures = {}
-        print(f"{error}", file=sys.stderr)
+    saved_figures = _save_figures(folder, records, summary)
     write_bytes(folder / REPORT, render_page(summary, records, saved_figures).encode())
     written = [folder / RUN_FILE, folder / PLAN, folder / SUMMARY, folder / REPORT]
     written += [path for figure in saved_figures.values() for path in (figure, figure.with_suffix(".png"))]
@@ -168,13 +165,16 @@ def write_report(folder: str | Path) -> Summary:
 
 def _save_figures(folder: Path, records: Sequence[Record], summary: Summary) -> dict[str, Path]:
     """Draw the figures that the records have data for, save them in `figures/`, and return the SVG files by name."""
-    drawn = {
-        "scores": figures.scores(summary),
-        "validation": figures.validation(records, summary),
-        "conflict": figures.conflict(records),
-        "stages": figures.stages(records),
-        "weights": figures.weights(records),
-        "trajectories": figures.trajectories(collect(folder, records, Trajectory)),
-        "saliency": figures.saliency(collect(folder, records, SaliencyMaps)),
-    }
-    return {name: figures.save(figure, folder / "figures" / name)[0] for name, figure in drawn.items() if figure}
+
+    def draw() -> dict[str, Any]:
+        return {
+            "scores": scores.scores(summary),
+            "validation": training.validation(records, summary),
+            "conflict": training.conflict(records),
+            "stages": training.stages(records),
+            "weights": training.weights(records),
+            "trajectories": trajectories.trajectories(collect(folder, records, Trajectory)),
+            "saliency": saliency.saliency(collect(folder, records, SaliencyMaps)),
+        }
+
+    return style.save_figures(draw, folder / "figures")

@@ -5,16 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from gradhomog.errors import in_one_line
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.statistics import Interval, PairedComparison, mean_interval
 from gradhomog.experiments.analysis.summary import MethodRow, Summary, to_json
-from gradhomog.experiments.results.events import Record, flatten, numbers
+from gradhomog.experiments.results.events import Record, numbers
 from gradhomog.experiments.results.runs import PLAIN
-from gradhomog.table import NOTHING, Cell, Column, Table, Value
+from gradhomog.experiments.run_file.toml import flatten
+from gradhomog.table import NOTHING, Cell, Table
 
 
 def notes(summary: Summary) -> list[str]:
@@ -55,7 +56,7 @@ def notes(summary: Summary) -> list[str]:
     not_finite = [_row_name(row, summary) for row in summary.rows if math.isnan(row.score.mean)]
     if not_finite:
         lines.append(f"nan: a score is not finite, so there is no mean ({', '.join(not_finite)}).")
-    if summary.expected_runs is not None and summary.finished_runs < summary.expected_runs:
+    if summary.finished_runs < summary.expected_runs:
         uncounted = "; candidates of tuned methods are not counted" if summary.has_candidate_runs else ""
         lines.append(f"Partial: {summary.finished_runs} of {summary.expected_runs} runs finished{uncounted}.")
     lines += [f"Failed: {run}: {in_one_line(message)}" for run, message in summary.failures.items()]
@@ -114,31 +115,102 @@ def p_text(p_value: float | None) -> str:
     return "< 0.001" if p_value < 0.001 else f"{p_value:.3f}"
 
 
-def ratio_text(ratio: float | None) -> str:
+def ratio_text(ratio: float) -> str:
     """A ratio as text: `× 1.20`."""
-    return NOTHING if ratio is None else f"× {ratio:.2f}"
+    return f"× {ratio:.2f}"
 
 
-def seeds_text(seeds: int | None) -> str:
+def seeds_text(seeds: int) -> str:
     """A number of seeds as text: `42`, `> 10000`."""
-    if seeds is None:
-        return NOTHING
     return f"> {MAX_SEEDS}" if seeds > MAX_SEEDS else f"{seeds}"
-
-
-DELTA_M = "Δm %"
-
-MethodColumn = Column[MethodRow]
 
 
 def score_table(summary: Summary) -> Table:
     """Scores of all methods, the most important columns first, with notes about its numbers and missing runs."""
-    return _method_table(_score_columns(summary), summary.rows, notes(summary))
+    kind, several_units = summary.metric, len({row.unit for row in summary.rows}) > 1
+    additional = dict.fromkeys(name for row in summary.rows for name in row.additional_scores)
+    domains = summary.domains if len(summary.domains) > 1 else ()
+    delta_m = ["Δm %"] if summary.improvement_baseline else []
+    scores = [metric(kind).title, "difference to plain", *delta_m, *additional]
+    header = [*_name_titles(summary), *scores, "step time", *domains, "seeds"]
+    rows: list[list[Cell | str]] = []
+    for row in summary.rows:
+        # Mark intervals over tasks if others are over seeds: they do not include the variation between trainings.
+        mark = " †" if several_units and row.unit == "tasks" else ""
+        one, count = row.unit == "one", len(row.seeds)
+        rows.append([
+            *_names(row, summary),
+            interval_cell(row.score, kind, mean_only=one, mark=mark),
+            _difference_cell(row.to_plain, kind),
+            *(interval_cell(row.improvement, "accuracy", signed=True, mean_only=one) for _ in delta_m),
+            *(interval_cell(row.additional_scores.get(name), kind, mean_only=one) for name in additional),
+            _step_time(row),
+            *(interval_cell(row.by_domain.get(name), kind, mean_only=True) for name in domains),
+            Cell(f"{count}" if count == row.expected_seeds else f"{count} of {row.expected_seeds}", count),
+        ])  # fmt: skip
+    return Table(header, rows, notes(summary), sticky=header.index("method"))
 
 
 def baseline_table(summary: Summary) -> Table:
     """All methods compared with the best baseline, which is not a row of this table."""
-    return _method_table(_baseline_columns(summary), [row for row in summary.rows if row.to_baseline is not None])
+    labels = set(summary.best_baselines.values())
+    several = len(labels) > 1
+    titles = ["best baseline", "difference"] if several else [f"difference to {next(iter(labels), PLAIN)}"]
+    header = [*_name_titles(summary), *titles, "p (Holm)", "step time", f"seeds for {detectable_words(summary)}"]
+    rows: list[list[Cell | str]] = [
+        [
+            *_names(row, summary),
+            *([comparison.reference] if several else []),
+            _difference_cell(comparison, summary.metric),
+            number_cell(comparison.adjusted_p_value, p_text),
+            number_cell(comparison.time_ratio, ratio_text),
+            number_cell(comparison.seeds_needed, seeds_text),
+        ]
+        for row in summary.rows
+        if (comparison := row.to_baseline) is not None
+    ]
+    return Table(header, rows, sticky=header.index("method"))
+
+
+def detectable_words(summary: Summary) -> str:
+    """The size of the difference that `seeds_needed` refers to, in words."""
+    return "1 point" if metric(summary.metric).percent else "5 % of the score"
+
+
+def _name_titles(summary: Summary) -> list[str]:
+    return ["method"] if len(summary.learners) == 1 else ["learner", "method"]
+
+
+def _names(row: MethodRow, summary: Summary) -> list[str]:
+    return [row.label] if len(summary.learners) == 1 else [row.learner, row.label]
+
+
+def interval_cell(
+    interval: Interval | None, kind: str, *, signed: bool = False, mean_only: bool = False, mark: str = ""
+) -> Cell:
+    """The cell of an interval; `NOTHING` if it is None."""
+    if interval is None:
+        return Cell(NOTHING)
+    return Cell(interval_text(interval, kind, signed, mean_only) + mark, interval.mean)
+
+
+def _difference_cell(comparison: PairedComparison | None, kind: str) -> Cell:
+    if comparison is None:
+        return Cell(NOTHING)
+    mark = " *" if comparison.verdict in ("better", "worse") else ""
+    return interval_cell(comparison.difference, kind, signed=True, mean_only=comparison.unit == "one", mark=mark)
+
+
+def number_cell(value: Any, text: Callable[[Any], str]) -> Cell:
+    """The cell of a number; `NOTHING` if it is None or NaN."""
+    return Cell(NOTHING if value is None or value != value else text(value), value)
+
+
+def _step_time(row: MethodRow) -> Cell:
+    """The time of the plain learner, and the ratios of others to it."""
+    if row.label == PLAIN:
+        return Cell(NOTHING if row.step_seconds is None else f"{1000 * row.step_seconds:.3g} ms", 1.0)
+    return number_cell(row.to_plain and row.to_plain.time_ratio, ratio_text)
 
 
 def candidate_table(summary: Summary) -> Table:
@@ -154,7 +226,7 @@ def candidate_table(summary: Summary) -> Table:
             Cell(number_text(candidate.validation, summary.metric), candidate.validation),
             "chosen" if candidate.chosen else "",
             candidate.label,
-            NOTHING if candidate.best_step is None else str(candidate.best_step),
+            str(candidate.best_step),
         ]
         for candidate in summary.candidates
     ]
@@ -163,163 +235,22 @@ def candidate_table(summary: Summary) -> Table:
 
 def run_table(summary: Summary, records: Iterable[Record]) -> Table:
     """The runs with a result, in the order of the table and by seed; then the candidates that were not chosen."""
-    places = {(row.learner, row.label): place for place, row in enumerate(summary.rows)}
     results = {record["run"]: record for record in records if record["event"] == "result"}  # a chosen one is compared
     kind = metric(summary.metric)
 
-    def place(record: Record) -> tuple[bool, int, int]:
-        return record["role"] != "compare", places.get((record["learner"], record["label"]), 0), record["seed"]
-
-    def score(text: str, value: float) -> Cell:
-        return Cell(text, _none_if_nan(value))
-
     header = [summary.score_name("test") + kind.unit, *([summary.score_name("validation")] if summary.held_out else [])]
     rows = []
-    for run, record in sorted(results.items(), key=lambda item: place(item[1])):
-        scores, validation = mean_interval(numbers(record["scores"])), numbers([record.get("validation")])[0]
-        cells = [score(interval_text(scores, summary.metric, mean_only=bool(summary.problem)), scores.mean)]
+    for run, record in sorted(results.items(), key=lambda item: item[1]["role"] != "compare"):
+        scores, (validation,) = mean_interval(numbers(record["scores"])), numbers([record["validation"]])
+        cells = [Cell(interval_text(scores, summary.metric, mean_only=bool(summary.problem)), scores.mean)]
         if summary.held_out:
-            cells.append(score(number_text(validation, summary.metric), validation))
-        seconds = record.get("seconds")
+            cells.append(Cell(number_text(validation, summary.metric), validation))
         rows.append([
             record["learner"], record["homogenizers"], str(record["seed"]), *cells,
-            str(record.get("best_step", NOTHING)), Cell(NOTHING if seconds is None else f"{seconds:.3g} s", seconds),
+            str(record["best_step"]), number_cell(record["seconds"], "{:.3g} s".format),
             f"runs/{run}",
         ])  # fmt: skip
     return Table(["learner", "homogenizers", "seed", *header, "tested step", "training time", "folder"], rows, sticky=1)
-
-
-def _method_table(columns: Sequence[MethodColumn], rows: Iterable[MethodRow], notes: Sequence[str] = ()) -> Table:
-    return Table.of(columns, rows, notes, sticky=[column.title for column in columns].index("method"))
-
-
-def _score_columns(summary: Summary) -> list[MethodColumn]:
-    kind = metric(summary.metric)
-    several_units = len({row.unit for row in summary.rows}) > 1
-
-    def score(row: MethodRow) -> str:
-        # Mark intervals over tasks if others are over seeds: they do not include the variation between trainings.
-        mark = " †" if several_units and row.unit == "tasks" else ""
-        return interval_text(row.score, summary.metric, mean_only=row.unit == "one") + mark
-
-    columns = [
-        *_name_columns(summary),
-        Column(kind.title, score, lambda row: _none_if_nan(row.score.mean)),
-        _difference_column("difference to plain", summary, lambda row: row.to_plain),
-    ]
-    if summary.improvement_baseline:
-        columns.append(_interval_column(DELTA_M, "accuracy", lambda row: row.improvement, signed=True))
-    additional = dict.fromkeys(name for row in summary.rows for name in row.additional_scores)
-    columns += [_named_column(name, summary.metric, lambda row: row.additional_scores) for name in additional]
-    columns.append(
-        Column("step time", _step_time, lambda row: _time_ratio(row.to_plain) if row.label != PLAIN else 1.0)
-    )
-    if len(summary.domains) > 1:
-        columns += [_named_column(name, summary.metric, lambda row: row.by_domain, True) for name in summary.domains]
-    columns.append(Column("seeds", _seed_count, lambda row: len(row.seeds)))
-    return columns
-
-
-def _baseline_columns(summary: Summary) -> list[MethodColumn]:
-    several = len(set(summary.best_baselines.values())) > 1
-
-    def baseline(row: MethodRow) -> str:
-        return NOTHING if row.to_baseline is None else row.to_baseline.reference
-
-    columns = [*_name_columns(summary)]
-    if several:
-        columns.append(Column("best baseline", baseline, baseline))
-    title = "difference" if several else f"difference to {next(iter(summary.best_baselines.values()), PLAIN)}"
-    return [
-        *columns,
-        _difference_column(title, summary, lambda row: row.to_baseline),
-        _number_column("p (Holm)", p_text, lambda row: row.to_baseline and row.to_baseline.adjusted_p_value),
-        _number_column("step time", ratio_text, lambda row: row.to_baseline and row.to_baseline.time_ratio),
-        _number_column(
-            f"seeds for {detectable_words(summary)}",
-            seeds_text,
-            lambda row: row.to_baseline and row.to_baseline.seeds_needed,
-        ),
-    ]
-
-
-def detectable_words(summary: Summary) -> str:
-    """The size of the difference that `seeds_needed` refers to, in words."""
-    return "1 point" if metric(summary.metric).percent else "5 % of the score"
-
-
-def _name_columns(summary: Summary) -> list[MethodColumn]:
-    method: MethodColumn = Column("method", lambda row: row.label, lambda row: row.label)
-    if len(summary.learners) == 1:
-        return [method]
-    return [Column("learner", lambda row: row.learner, lambda row: row.learner), method]
-
-
-def _difference_column(
-    title: str, summary: Summary, get_comparison: Callable[[MethodRow], PairedComparison | None]
-) -> MethodColumn:
-    def text(row: MethodRow) -> str:
-        comparison = get_comparison(row)
-        if comparison is None:
-            return NOTHING
-        mark = " *" if comparison.verdict in ("better", "worse") else ""
-        mean_only = comparison.unit == "one"
-        return interval_text(comparison.difference, summary.metric, signed=True, mean_only=mean_only) + mark
-
-    def value(row: MethodRow) -> Value:
-        comparison = get_comparison(row)
-        return None if comparison is None else _none_if_nan(comparison.difference.mean)
-
-    return Column(title, text, value)
-
-
-def _interval_column(
-    title: str,
-    kind: str,
-    get_interval: Callable[[MethodRow], Interval | None],
-    signed: bool = False,
-    mean_only: bool = False,
-) -> MethodColumn:
-    def text(row: MethodRow) -> str:
-        interval = get_interval(row)
-        without_width = mean_only or row.unit == "one"
-        return NOTHING if interval is None else interval_text(interval, kind, signed, without_width)
-
-    def value(row: MethodRow) -> Value:
-        interval = get_interval(row)
-        return None if interval is None else _none_if_nan(interval.mean)
-
-    return Column(title, text, value)
-
-
-def _named_column(
-    name: str, kind: str, get_intervals: Callable[[MethodRow], Mapping[str, Interval]], mean_only: bool = False
-) -> MethodColumn:
-    return _interval_column(name, kind, lambda row: get_intervals(row).get(name), mean_only=mean_only)
-
-
-def _step_time(row: MethodRow) -> str:
-    if row.label == PLAIN and row.step_seconds is not None:
-        return f"{1000 * row.step_seconds:.3g} ms"
-    return ratio_text(_time_ratio(row.to_plain))
-
-
-def _seed_count(row: MethodRow) -> str:
-    if row.expected_seeds is None or row.expected_seeds == len(row.seeds):
-        return f"{len(row.seeds)}"
-    return f"{len(row.seeds)} of {row.expected_seeds}"
-
-
-def _number_column(title: str, text: Callable[[Any], str], get_number: Callable[[MethodRow], Any]) -> MethodColumn:
-    return Column(title, lambda row: text(get_number(row)), get_number)
-
-
-def _time_ratio(comparison: PairedComparison | None) -> float | None:
-    return None if comparison is None else comparison.time_ratio
-
-
-def _none_if_nan(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 def summary_csv(summary: Summary) -> str:

@@ -14,7 +14,7 @@ from gradhomog.benchmarks import benchmark
 from gradhomog.errors import ConfigError, DataError, did_you_mean, join_errors
 from gradhomog.experiments.reproduce.paper_schema import DOMAINS, Experiment, Paper, Row, Scale, read_experiment
 from gradhomog.experiments.run_file.schema import Config, Episodes, load
-from gradhomog.experiments.run_file.toml import apply_override
+from gradhomog.experiments.run_file.toml import apply_override, flatten, merged
 
 
 def find_domains(benchmarks: Sequence[str], data: Path | None, assigned: Sequence[str], size: int) -> dict[str, str]:
@@ -255,7 +255,7 @@ def parts(name: str, settings: Settings) -> list[Part]:
     found = []
     for protocol, column in columns if settings.targets else _first(scale, columns):
         for shots in dict.fromkeys(settings.shots) or _first(scale, experiment.shots) or [0]:
-            found += _Cell(paper, experiment, protocol, column, shots, settings, learners).parts()
+            found += _column_parts(paper, experiment, protocol, column, shots, settings, learners)
     if not found and settings.methods:
         of = f" of {', '.join(settings.targets)}" if settings.targets else ""
         raise ConfigError(f"no column{of} has a row {', '.join(settings.methods)}.")
@@ -279,77 +279,64 @@ def image_size(name: str, scale: str, overrides: Sequence[str]) -> int:
     return load(None, overrides, {"network": {"size": max(sizes)}} if max(sizes) else {}).network.size
 
 
-@dataclass(frozen=True)
-class _Cell:
-    """One column with one number of shots; 0: none."""
+def _column_parts(
+    paper: Paper,
+    experiment: Experiment,
+    name: str,
+    column: str,
+    shots: int,
+    settings: Settings,
+    learners: Mapping[str, str],
+) -> list[Part]:
+    """The comparisons of one column with one number of shots (0: none), one for each learner and group of rows.
 
-    paper: Paper
-    experiment: Experiment
-    protocol: str
-    column: str
-    shots: int
-    settings: Settings
-    learners: Mapping[str, str]
-
-    def parts(self) -> list[Part]:
-        """One comparison for each learner and group of rows."""
-        paper, settings, protocol = self.paper, self.settings, self.paper.protocols[self.protocol]
-        scale = paper.scales[settings.scale]
-        domains, used = choose_domains(paper, protocol.domains, self.column, settings.domains, settings.targets)
-        keys = merged(
-            paper.settings, scale.settings, protocol.settings, scale.protocols.get(self.protocol, {}),
-            {"episodes": {"shots": self.shots}} if self.shots else {},
-        )  # fmt: skip
-        variables = self._variables(scale.variables)
-        steps = _training_steps(keys, settings.overrides)
-        groups: dict[tuple[str, str], dict[str, PlannedRow]] = {}  # by pipeline: equal rows are computed once
-        for row, planned in self._rows():
-            learner, pipeline = filled([planned.learner, planned.homogenizers], variables, steps)
-            rows = groups.setdefault((learner, row.group), {})
-            rows.setdefault(pipeline, replace(planned, learner=learner, homogenizers=pipeline))
-        title = f"{self.column} {self.shots}-shot" if self.shots else self.column
-        found = []
-        for (learner, group), rows in groups.items():
-            content = filled(merged(keys, protocol.groups.get(group, {})), variables, steps)
-            content |= {**domains, "homogenizers": list(rows)} | ({"learner": learner} if learner else {})
-            config = load(None, settings.overrides, content)
-            if config.problem is None and config.episodes.ways != Episodes.ways:  # that of the papers
-                rows = {text: replace(row, published=None) for text, row in rows.items()}
-            name = "-".join(filter(None, [*title.split(), learner and _folder_name(learner), group]))
-            found.append(Part(name, title, self.protocol, config, tuple(rows.values()), used))
-        return found
-
-    def _rows(self) -> Iterator[tuple[Row, PlannedRow]]:
-        """The rows of the column in order: those of comparison methods, then those of each learner."""
-        settings, several = self.settings, len(self.learners) > 1
-        pairs = [(row, "", row.learner) for row in self.experiment.rows if row.learner and settings.others]
-        pairs += [(row, *learner) for learner in (self.learners or {"": ""}).items() for row in self.experiment.rows
-                  if not row.learner]  # fmt: skip
-        chosen = [name.lower() for name in settings.methods]
-        for row, learner_title, learner in pairs:
-            title = published = Template(row.title).safe_substitute(learner=learner_title)
-            if several and learner_title and "$learner" not in row.title:
-                title = f"{learner_title}, {title}"
-            replaced = settings.rotogbml and row.homogenizers == f"${PIPELINE}"
-            if self.protocol in (row.protocols or [self.protocol]) and (not chosen or title.lower() in chosen):
-                yield row, PlannedRow(title, learner, row.homogenizers, None if replaced else published)
-
-    def _variables(self, of_scale: Mapping[str, str]) -> dict[str, str]:
-        protocol = self.paper.protocols[self.protocol]
-        found = {"column": self.column, **self.paper.variables, **protocol.variables, **of_scale}
-        found |= self.experiment.variables
-        found = {name: Template(text).safe_substitute(found) for name, text in found.items()}
-        return found | ({PIPELINE: self.settings.rotogbml} if self.settings.rotogbml else {})
-
-
-def merged(*tables: Mapping[str, Any]) -> dict[str, Any]:
-    """One nested table; of several values of a key, the last."""
-    found: dict[str, Any] = {}
-    for table in tables:
-        for key, value in table.items():
-            inner = found.get(key)
-            found[key] = merged(inner if isinstance(inner, dict) else {}, value) if isinstance(value, dict) else value
+    Args:
+        name: the protocol of the column.
+        learners: expressions by title.
+    """  # fmt: skip
+    protocol, scale = paper.protocols[name], paper.scales[settings.scale]
+    domains, used = choose_domains(paper, protocol.domains, column, settings.domains, settings.targets)
+    keys = merged(
+        paper.settings, scale.settings, protocol.settings, scale.protocols.get(name, {}),
+        {"episodes": {"shots": shots}} if shots else {},
+    )  # fmt: skip
+    texts = {"column": column, **paper.variables, **protocol.variables, **scale.variables, **experiment.variables}
+    variables = {key: Template(text).safe_substitute(texts) for key, text in texts.items()}
+    variables |= {PIPELINE: settings.rotogbml} if settings.rotogbml else {}
+    steps = _training_steps(keys, settings.overrides)
+    groups: dict[tuple[str, str], dict[str, PlannedRow]] = {}  # by pipeline: equal rows are computed once
+    for row, planned in _rows(experiment, name, settings, learners):
+        learner, pipeline = filled([planned.learner, planned.homogenizers], variables, steps)
+        rows = groups.setdefault((learner, row.group), {})
+        rows.setdefault(pipeline, replace(planned, learner=learner, homogenizers=pipeline))
+    title = f"{column} {shots}-shot" if shots else column
+    found = []
+    for (learner, group), rows in groups.items():
+        content = filled(merged(keys, protocol.groups.get(group, {})), variables, steps)
+        content |= {**domains, "homogenizers": list(rows)} | ({"learner": learner} if learner else {})
+        config = load(None, settings.overrides, content)
+        if config.problem is None and config.episodes.ways != Episodes.ways:  # that of the papers
+            rows = {text: replace(row, published=None) for text, row in rows.items()}
+        folder = "-".join(filter(None, [*title.split(), learner and _folder_name(learner), group]))
+        found.append(Part(folder, title, name, config, tuple(rows.values()), used))
     return found
+
+
+def _rows(
+    experiment: Experiment, protocol: str, settings: Settings, learners: Mapping[str, str]
+) -> Iterator[tuple[Row, PlannedRow]]:
+    """The rows of a column in order: those of comparison methods, then those of each learner."""
+    pairs = [(row, "", row.learner) for row in experiment.rows if row.learner and settings.others]
+    pairs += [(row, *learner) for learner in (learners or {"": ""}).items() for row in experiment.rows
+              if not row.learner]  # fmt: skip
+    chosen = [name.lower() for name in settings.methods]
+    for row, learner_title, learner in pairs:
+        title = published = Template(row.title).safe_substitute(learner=learner_title)
+        if len(learners) > 1 and learner_title and "$learner" not in row.title:
+            title = f"{learner_title}, {title}"
+        replaced = settings.rotogbml and row.homogenizers == f"${PIPELINE}"
+        if protocol in (row.protocols or [protocol]) and (not chosen or title.lower() in chosen):
+            yield row, PlannedRow(title, learner, row.homogenizers, None if replaced else published)
 
 
 def filled(value: Any, variables: Mapping[str, str], steps: int) -> Any:
@@ -381,10 +368,10 @@ def filled(value: Any, variables: Mapping[str, str], steps: int) -> Any:
 
 def _training_steps(keys: Mapping[str, Any], overrides: Sequence[str]) -> int:
     """The value of `train.steps` after overrides; 1 if it is invalid, and `load` will raise."""
-    content: dict[str, Any] = {"train": {"steps": keys.get("train", {}).get("steps", 1)}}
+    content = merged(keys)
     for override in overrides:
         apply_override(content, override)
-    steps = content["train"].get("steps") if isinstance(content["train"], Mapping) else None
+    steps = flatten(content).get("train.steps")
     return steps if isinstance(steps, int) else 1
 
 
@@ -409,7 +396,7 @@ def _check(name: str, paper: Paper, experiment: Experiment, settings: Settings) 
     without_effect = {
         "--learner": settings.learners and not experiment.learners,
         "--shots": settings.shots and not experiment.shots,
-        "--rotogbml": settings.rotogbml and not experiment.uses(PIPELINE),
+        "--rotogbml": settings.rotogbml and f"${PIPELINE}" not in [row.homogenizers for row in experiment.rows],
         "--without-others": not settings.others and not experiment.learners,
         "--data or --domain": settings.domains and not paper.benchmarks,
     }

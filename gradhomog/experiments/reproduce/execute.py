@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from gradhomog.experiments.reproduce.comparisons import Part, Settings, find_dif
 from gradhomog.experiments.reproduce.paper_schema import Paper, read_experiment
 from gradhomog.experiments.reproduce.report import REPORT, write_page
 from gradhomog.experiments.reproduce.results import Results, collect
-from gradhomog.experiments.results.comparison_dir import PLAN, Plan, run_dir
+from gradhomog.experiments.results.comparison_dir import PLAN, Plan, check_writable, run_dir
 from gradhomog.experiments.results.runs import decided_runs
 
 
@@ -67,7 +67,10 @@ def reproduce(
     # Before hours of training: learners, pipelines, networks and data of all parts.
     plans = {part.name: make_plan(part.config) for part in planned}
     description = describe(name, settings) | {"parts": {part.name: part.column for part in planned}}
-    _open_folder(out, resume)
+    check_writable(out)
+    if not resume and out.exists() and any(out.iterdir()):
+        raise ConfigError(f"{out} is not empty. Continue with --resume, or choose another --out.")
+    out.mkdir(parents=True, exist_ok=True)
     for part_name, new in plans.items():
         if (out / part_name / PLAN).exists():
             new.read_same(out / part_name)
@@ -120,31 +123,9 @@ def describe(name: str, settings: Settings) -> dict[str, Any]:
     return {
         "experiment": name,
         "contents": paper.experiments[key].summary,
-        "scale": settings.scale,
         "scale_summary": paper.scales[settings.scale].summary,
+        **asdict(settings),
         "data": {name: Path(text).name for name, text in settings.domains.items()},
         "differences": find_differences(settings.domains),
-        "learners": list(settings.learners),
-        "targets": list(settings.targets),
-        "shots": list(settings.shots),
-        "methods": list(settings.methods),
-        "rotogbml": settings.rotogbml,
-        "others": settings.others,
-        "overrides": list(settings.overrides),
         "version": gradhomog.__version__,
     }
-
-
-def _open_folder(out: Path, resume: bool) -> None:
-    """Create the output folder; the folders of the comparisons check that their settings and data are the same.
-
-    Raises:
-        ConfigError: the folder is in use, or cannot be written.
-    """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        in_use = any(out.iterdir()) and not resume
-    except OSError as cause:
-        raise ConfigError(f"{out}: cannot be used as output folder: {cause}. Choose another --out.") from cause
-    if in_use:
-        raise ConfigError(f"{out} is not empty. Continue with --resume, or choose another --out.")

@@ -24,7 +24,7 @@ STATISTICS = (
     "score", "episodes", "median", "difference", "seeds_needed", "published", "excess", "ratio", "milliseconds",
     "seeds",
 )  # fmt: skip
-"""Columns of a table after the column and the row; see `report.statistic`."""
+"""Columns of a table after the column and the row; see `report.statistics`."""
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,6 @@ class Experiment:
     variables: dict[str, str] = field(default_factory=dict)
     reserved: dict[str, str] = field(default_factory=dict)
     averages: dict[str, list[str]] = field(default_factory=dict)
-
-    def uses(self, variable: str) -> bool:
-        """True if a row has the variable as its pipeline."""
-        return any(row.homogenizers == f"${variable}" for row in self.rows)
 
 
 @dataclass(frozen=True)

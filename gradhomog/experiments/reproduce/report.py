@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import math
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradhomog.experiments.analysis.metrics import metric
-from gradhomog.experiments.report import figures
 from gradhomog.experiments.report.figures import style
+from gradhomog.experiments.report.figures.scores import draw_rows
 from gradhomog.experiments.report.page import environment, inline_svg
-from gradhomog.experiments.report.tables import interval_text, number_text, seeds_text
+from gradhomog.experiments.report.tables import interval_cell, number_cell, number_text, seeds_text
 from gradhomog.experiments.reproduce.paper_schema import Paper
 from gradhomog.experiments.reproduce.results import Result, Results
 from gradhomog.experiments.results.atomic_files import write_bytes
-from gradhomog.table import NOTHING, Column, Table
+from gradhomog.table import NOTHING, Cell, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,60 +47,35 @@ EXPLANATIONS = {
 def text_table(paper: Paper, results: Results, description: Mapping[str, Any]) -> Table:
     """The table of the results, with notes about its numbers."""
     compared = paper.scales[description["scale"]].compared
-    columns: list[Column[Result]] = [
-        Column("column", lambda result: result.column, lambda result: result.column),
-        Column("row", lambda result: result.row, lambda result: result.row),
-        *(statistic(name, title, paper.spread, compared) for name, title in paper.statistics.items()),
-    ]
-    return Table.of(columns, results.rows, notes(paper, results, description), sticky=1)
+    rows: list[list[Cell | str]] = []
+    for result in results.rows:
+        cells = statistics(result, paper.spread, compared)
+        rows.append([result.column, result.row, *(cells[name] for name in paper.statistics)])
+    header = ["column", "row", *paper.statistics.values()]
+    return Table(header, rows, notes(paper, results, description), sticky=1)
 
 
-def statistic(name: str, title: str, spread: str, compared: bool) -> Column[Result]:
-    """A column of the table, see `paper.STATISTICS`; numbers are not compared with the paper's if not `compared`."""
-
-    def known(value: float | None, text: Callable[[float], str]) -> str:
-        return NOTHING if value is None or math.isnan(value) else text(value)
-
-    def difference(result: Result) -> str:
-        if (to_plain := result.to_plain) is None:
-            return NOTHING
-        return interval_text(to_plain, result.metric, True) + " *" * (abs(to_plain.mean) > to_plain.half_width)
-
-    def published(result: Result) -> str:
-        if result.published is None:
-            return NOTHING
-        mean, *spreads = (f"{value:.2f}" if metric(result.metric).percent else f"{value:.4g}"
-                          for value in result.published)  # fmt: skip
-        return mean + "".join(f" ± {text}" if spread == "half_width" else f" ({text})" for text in spreads)
-
-    def excess(result: Result) -> str:
-        text = known(result.excess, lambda value: number_text(value, result.metric, True))
-        return text + " †" * (result.published is not None and result.excess is None)
-
-    def number(value: float | None, kind: str) -> str:
-        return known(value, lambda known_value: number_text(known_value, kind))
-
-    columns: dict[str, tuple[Callable[[Result], str], Callable[[Result], float | None]]] = {
-        "score": (lambda result: interval_text(result.ours, result.metric), lambda result: result.ours.mean),
-        "episodes": (
-            lambda result: number(result.half_width_episodes, result.metric), lambda result: result.half_width_episodes,
-        ),
-        "median": (lambda result: number(result.median, result.metric), lambda result: result.median),
-        "difference": (difference, lambda result: result.to_plain.mean if result.to_plain else None),
-        "seeds_needed": (lambda result: seeds_text(result.seeds_needed), lambda result: result.seeds_needed),
-        "published": (published, lambda result: result.published[0] if result.published else None),
-        "excess": (excess, lambda result: result.excess),
-        "ratio": (
-            lambda result: known(result.ratio if compared else None, "{:.3g}".format),
-            lambda result: result.ratio if compared else None,
-        ),
-        "milliseconds": (
-            lambda result: known(result.step_seconds, lambda value: f"{1000 * value:.2f}"),
-            lambda result: result.step_seconds,
-        ),
-        "seeds": (lambda result: str(len(result.seed_scores)), lambda result: len(result.seed_scores)),
-    }  # fmt: skip
-    return Column(title, *columns[name])
+def statistics(result: Result, spread: str, compared: bool) -> dict[str, Cell]:
+    """The cells of `paper_schema.STATISTICS`; the ratio to the paper's number is omitted if not `compared`."""
+    kind = result.metric
+    published = [f"{value:.2f}" if metric(kind).percent else f"{value:.4g}" for value in result.published or ()]
+    published[1:] = [f"± {text}" if spread == "half_width" else f"({text})" for text in published[1:]]
+    difference = result.to_plain
+    mark = " *" if difference and abs(difference.mean) > difference.half_width else ""
+    excess = number_cell(result.excess, partial(number_text, kind=kind, signed=True))
+    unknown = " †" if published and result.excess is None else ""
+    return {
+        "score": interval_cell(result.ours, kind),
+        "episodes": number_cell(result.half_width_episodes, partial(number_text, kind=kind)),
+        "median": number_cell(result.median, partial(number_text, kind=kind)),
+        "difference": interval_cell(difference, kind, signed=True, mark=mark),
+        "seeds_needed": number_cell(result.seeds_needed, seeds_text),
+        "published": Cell(" ".join(published) or NOTHING, result.published[0] if result.published else None),
+        "excess": Cell(excess.text + unknown, excess.value),
+        "ratio": number_cell(result.ratio if compared else None, "{:.3g}".format),
+        "milliseconds": number_cell(result.step_seconds, lambda seconds: f"{1000 * seconds:.2f}"),
+        "seeds": Cell(str(len(result.seed_scores)), len(result.seed_scores)),
+    }
 
 
 def notes(paper: Paper, results: Results, description: Mapping[str, Any]) -> list[str]:
@@ -149,20 +123,16 @@ def write_page(paper: Paper, results: Results, description: Mapping[str, Any], f
     """Write `report.html` and, if matplotlib is installed, `figures/table.svg` and `.png`; return the page's path."""
     caption = f"{CAPTION} {paper.caption}"
     shown: list[PageFigure] = []
-    try:
-        if (figure := draw(paper, results)) is not None:
-            saved, _ = figures.save(figure, folder / FIGURES / "table")
-            shown.append(("Scores", inline_svg(saved.read_text(encoding="utf-8"), "table", "Scores"), caption))
-    except figures.MissingMatplotlib as error:
-        print(f"{error}", file=sys.stderr)
+    for path in style.save_figures(lambda: {"table": draw(paper, results)}, folder / FIGURES).values():
+        shown.append(("Scores", inline_svg(path, "table", "Scores"), caption))
     protocols = paper.experiments[results.experiment].columns
     has_pictures = any(paper.protocols[name].domains == "transfer" for name in protocols)
     for name in description["parts"]:
         path = folder / name / FIGURES / "saliency.svg"
         if has_pictures and path.exists():
             title = f"Saliency, {name}"
-            shown.append((title, inline_svg(path.read_text(encoding="utf-8"), f"saliency-{name}", title), SALIENCY))
-    hidden = ("parts", "contents", "data", "differences")
+            shown.append((title, inline_svg(path, f"saliency-{name}", title), SALIENCY))
+    hidden = ("parts", "contents", "data", "differences", "domains")
     data, differences = description["data"], description["differences"]
     page = environment().get_template("reproduction.html").render(
         title=f"gradhomog: reproduction of `{description['experiment']}`",
@@ -170,7 +140,7 @@ def write_page(paper: Paper, results: Results, description: Mapping[str, Any], f
         table=text_table(paper, results, description),
         figures=shown,
         parts=description["parts"],
-        facts={key: ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        facts={key: ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
                for key, value in description.items() if key not in hidden},
         data={name: "; ".join(filter(None, [file, differences.get(name)])) for name, file in data.items()},
     )  # fmt: skip
@@ -187,29 +157,19 @@ def draw(paper: Paper, results: Results) -> Figure | None:
         figure, axes = style.make_panels(
             len(heights), 1, 0.5 + 0.24 * sum(heights) + 0.45 * len(heights), height_ratios=heights,
         )  # fmt: skip
+        colors = style.colors([row.row for row in results.rows])
         for (name, rows), (panel,) in zip(results.columns.items(), axes, strict=True):
-            _draw_panel(panel, rows, paper.spread)
+            titles = [row.row for row in rows]
+            seeds = [list(row.seed_scores.values()) for row in rows]
+            draw_rows(panel, titles, [row.ours for row in rows], rows[0].metric, colors, seeds)
+            for y, row in enumerate(rows):
+                if row.published is not None:
+                    mean, *spread = row.published
+                    width = spread if paper.spread == "half_width" and spread else None
+                    panel.errorbar([mean], [y], xerr=width, fmt="x", markersize=8, linewidth=1, color=style.PLAIN_COLOR)
+            if not metric(rows[0].metric).higher_is_better:
+                panel.set_xscale("log")
+                panel.xaxis.set_major_formatter("{x:g}")  # by default, powers in TeX, which figures do not typeset
             panel.set_title(name)
             panel.set_xlabel(paper.protocols[rows[0].protocol].score or f"test {metric(rows[0].metric).title}")
     return figure
-
-
-def _draw_panel(panel: Any, rows: Sequence[Result], spread: str) -> None:
-    kind = metric(rows[0].metric)
-    for y, row in enumerate(rows):
-        values = [kind.factor * value for value in row.seed_scores.values() if math.isfinite(value)]
-        panel.plot(values, [y] * len(values), "o", markersize=3, color=style.PALETTE[0])
-        _draw_mean(panel, y, style.scale_interval(row.ours, row.metric), "|", style.PALETTE[0])
-        if row.published is not None:
-            mean, width = (*row.published, math.nan)[:2]
-            _draw_mean(panel, y, (mean, width if spread == "half_width" else math.nan), "x", style.PLAIN_COLOR)
-    if not kind.higher_is_better:
-        panel.set_xscale("log")
-    panel.set_yticks(range(len(rows)), [row.row for row in rows])
-    panel.invert_yaxis()
-
-
-def _draw_mean(panel: Any, y: int, interval: tuple[float, float], marker: str, color: str) -> None:
-    mean, half_width = interval
-    width = 0.0 if math.isnan(half_width) else half_width
-    panel.errorbar([mean], [y], xerr=[width], fmt=marker, markersize=8, linewidth=1, color=color)

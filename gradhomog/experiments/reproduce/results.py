@@ -18,7 +18,7 @@ from gradhomog.experiments.analysis.statistics import (
     paired_test,
     seeds_needed,
 )
-from gradhomog.experiments.analysis.summary import MethodRow, summarize
+from gradhomog.experiments.analysis.summary import summarize
 from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.reproduce.comparisons import Part
 from gradhomog.experiments.reproduce.paper_schema import Paper
@@ -167,28 +167,21 @@ def collect(paper: Paper, key: str, parts: Sequence[Part], folder: Path, complet
         plain[place] = reference = runs.get(PLAIN) or plain.get(place, {})
         for method, row in zip(make_methods(part.config), part.rows, strict=True):
             label = method.label
-            if label in ours:
-                numbers_of_row = published.get(row.published or "", {}).get(part.column)
-                found = ours[label], runs[label], {} if label == PLAIN else reference
-                results.append(_result(part, row.title, *found, numbers_of_row, complete >= part.used))
-            else:
+            if label not in ours:
                 missing.append(f"{part.column}, {row.title}")
+                continue
+            comparison = compare_runs(runs[label], {} if label == PLAIN else reference)
+            half_widths = [mean_interval(numbers(run["scores"])).half_width for run in runs[label].values()]
+            results.append(Result(
+                part.column, row.title, part.protocol, next(iter(runs[label].values()))["metric"], ours[label].score,
+                dict(zip(ours[label].seeds, ours[label].seed_scores, strict=True)), mean_interval(half_widths).mean,
+                comparison.difference if comparison else None, comparison.seeds_needed if comparison else None,
+                ours[label].step_seconds, ours[label].chosen, published.get(row.published or "", {}).get(part.column),
+                complete >= part.used,
+            ))  # fmt: skip
     blocks = paper.experiments[key].averages
     averages = _averages({**blocks, "": []}, published, results, parts) if blocks else []
     return Results(key, (*results, *averages), episodes, tuple(missing))
-
-
-def _result(
-    part: Part, title: str, ours: MethodRow, runs: Runs, plain: Runs, published: Sequence[float] | None, complete: bool
-) -> Result:
-    comparison = compare_runs(runs, plain)
-    half_widths = [mean_interval(numbers(run["scores"])).half_width for run in runs.values()]
-    return Result(
-        part.column, title, part.protocol, next(iter(runs.values()))["metric"], ours.score,
-        dict(zip(ours.seeds, ours.seed_scores, strict=True)), mean_interval(half_widths).mean,
-        comparison.difference if comparison else None, comparison.seeds_needed if comparison else None,
-        ours.step_seconds, ours.chosen, published, complete,
-    )  # fmt: skip
 
 
 def _averages(

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from gradhomog.experiments.results.atomic_files import atomic_write
 from gradhomog.experiments.results.events import Record
-from gradhomog.experiments.results.records import row_order
 from gradhomog.files import NpzFile, open_npz
 
 
@@ -45,19 +44,17 @@ def collect(folder: Path, records: Iterable[Record], kind: type[Kind]) -> dict[t
 
     A file that cannot be read is reported on stderr and skipped: results do not depend on it.
     """
-    records = list(records)
-    results = [record for record in records if record["event"] == "result" and record["role"] == "compare"]
     artifacts: dict[tuple[str, str], Kind] = {}
-    for record in sorted(results, key=lambda record: record["seed"]):
+    for record in records:
+        if record["event"] != "result" or record["role"] != "compare":
+            continue
         run = folder / "runs" / record["run"]
         try:
-            artifact = kind.read(run)
+            if (artifact := kind.read(run)) is not None:
+                artifacts.setdefault((record["learner"], record["label"]), artifact)
         except Exception as error:  # a damaged archive raises various errors of zipfile, zlib and NumPy
             print(f"{run / kind.FILE}: skipped, it cannot be read: {error}", file=sys.stderr)
-            continue
-        if artifact is not None:
-            artifacts.setdefault((record["learner"], record["label"]), artifact)
-    return {pair: artifacts[pair] for pair in row_order(records) if pair in artifacts}
+    return artifacts
 
 
 Array = NDArray[np.float32]

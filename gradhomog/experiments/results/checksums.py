@@ -35,17 +35,18 @@ def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def open_checkpoint(path: Path, kind: Any) -> Iterator[dict[str, Any]]:
+def open_checkpoint(path: Path, kind: Any, content: bytes | None = None) -> Iterator[dict[str, Any]]:
     """Yield the state of a checkpoint, on the CPU, without executing code from the file.
 
     Args:
         kind: the `TypedDict` that describes the state.
+        content: the `checkpoint_content` of the file, if another process has read it.
 
     Raises:
         ConfigError: the file is damaged or not a checkpoint, takes much more memory than its size, has an entry of the
             wrong type or range, or an entry does not fit within the context, as a state of another network.
     """
-    content = checkpoint_content(path)
+    content = checkpoint_content(path) if content is None else content
     try:
         state = _load(content)
         events.validate(state, kind, str(path), _ADVICE)
@@ -186,28 +187,6 @@ def read_json(path: Path, advice: str) -> dict[str, Any]:
         raise ConfigError(f"{path} is damaged: its content does not match its `sha256`. {advice}")
     events.check_version(content, str(path))
     return dict(content)
-
-
-def read_result(path: Path) -> Any:
-    """Return the result of a run; None if there is no file.
-
-    Raises:
-        ConfigError: the file is damaged, not a result of this version, or the result of another run than its folder's.
-    """
-    advice = "Remove it to continue this run from its last checkpoint, or from the start."
-    try:
-        result = read_json(path, advice)
-    except FileNotFoundError:
-        return None
-    if result.get("event") != "result":
-        raise ConfigError(f"{path} is not the result of a run. {advice}")
-    events.validate(result, events.Result, str(path), advice)
-    if result["run"] != path.parent.name:
-        raise ConfigError(
-            f"{path} is the result of the run {result['run']}, not of {path.parent.name}: the folder was renamed or "
-            "overwritten by a copy. Restore it, or remove the folder to train this run again."
-        )
-    return result
 
 
 def content_digest(content: Mapping[str, Any]) -> str:

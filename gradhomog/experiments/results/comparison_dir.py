@@ -9,34 +9,20 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any
 
 from annotated_types import MinLen
 
 from gradhomog.errors import ConfigError
-from gradhomog.experiments.results import atomic_files, checksums, events
+from gradhomog.experiments.results import atomic_files, checksums
 from gradhomog.experiments.results.run_dir import RunDir
 from gradhomog.experiments.results.runs import Method, Run
 from gradhomog.experiments.run_file.schema import Config, load
+from gradhomog.experiments.run_file.toml import flatten
 from gradhomog.experiments.run_file.validation import build
 
 ROOT = Path("runs")
 RUN_FILE, PLAN, MANIFEST = "run.toml", "plan.json", "manifest.json"
-
-
-class _MethodContent(TypedDict):
-    learner: str
-    label: str
-    candidates: Annotated[list[str], MinLen(1)]
-
-
-class _PlanContent(TypedDict):
-    version: int
-    config: dict[str, Any]
-    digest: str
-    methods: list[_MethodContent]
-    seeds: Annotated[list[int], MinLen(1)]
-    metadata: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -55,8 +41,8 @@ class Plan:
 
     config: dict[str, Any]
     digest: str
-    methods: tuple[Method, ...]
-    seeds: tuple[int, ...]
+    methods: list[Method]
+    seeds: Annotated[list[int], MinLen(1)]
     metadata: dict[str, Any]
 
     @property
@@ -126,26 +112,38 @@ class Plan:
         path, advice = folder / PLAN, "Remove it, then run the command that wrote it with --resume."
         try:
             content = checksums.read_json(path, advice)
-            events.validate(content, _PlanContent, str(path), advice)
-            build(Config, content["config"], prebuilt=("problem",))
-            methods = tuple(
-                Method(row["learner"], row["label"], tuple(row["candidates"])) for row in content["methods"]
-            )
-            return cls(content["config"], content["digest"], methods, tuple(content["seeds"]), content["metadata"])
+            content.pop("version", None)
+            plan = build(cls, content)
+            build(Config, plan.config, prebuilt=("problem",))
+            return plan
         except OSError as cause:
             raise ConfigError(
                 f"{folder}: cannot read {PLAN}: {cause.strerror}. Pass an output folder of `gradhomog compare` or "
                 "`train`."
             ) from cause
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as cause:
-            if isinstance(cause, ConfigError) and str(path) in str(cause):
+        except ConfigError as cause:
+            if str(path) in str(cause):
                 raise
-            raise ConfigError(f"{path}: is damaged ({cause}). {advice}") from cause
+            raise ConfigError(f"{path} is damaged: {cause} {advice}") from cause
 
 
 def run_dir(folder: Path, run: Run) -> RunDir:
     """Return the folder of a run within the folder of its comparison."""
     return RunDir(folder / "runs" / run.id)
+
+
+def read_result(folder: Path, run: Run, plan: Plan, config: Config) -> Any:
+    """Return the result of a run of a comparison; None if the run is not finished.
+
+    Raises:
+        ConfigError: the file is damaged, or of another run, configuration or data than those of the plan.
+    """
+    run_folder = run_dir(folder, run)
+    if (result := run_folder.result()) is not None:
+        if result["digest"] != config.for_run(run).digest:
+            raise ConfigError(f"{folder} contains a result of another configuration: {run.id}. Choose another --out.")
+        plan.check_fingerprints(result["fingerprints"], str(run_folder.path))
+    return result
 
 
 def choose_folder(config: Config, out: Path | None, resume: bool, stem: str) -> Path:
@@ -155,8 +153,8 @@ def choose_folder(config: Config, out: Path | None, resume: bool, stem: str) -> 
     configuration.
 
     Raises:
-        ConfigError: the folder contains results and `resume` is False, or it has another configuration, or there is no
-            folder to resume.
+        ConfigError: the folder contains results and `resume` is False, or it has another configuration, or it cannot be
+            written, or there is no folder to resume.
     """
     if out is None:
         out = _latest_folder(config, stem) if resume else _new_folder(stem)
@@ -167,6 +165,7 @@ def choose_folder(config: Config, out: Path | None, resume: bool, stem: str) -> 
         _check_same_configuration(config, load(existing), out)
         if (out / PLAN).exists() and not resume:
             raise ConfigError(f"{out} already contains results. Add --resume to continue, or choose another --out.")
+    check_writable(out)
     return out
 
 
@@ -204,20 +203,12 @@ def with_pins(config: Config, folder: Path) -> Config:
     return dataclasses.replace(config, plugins=Plan.read(folder).config["plugins"])
 
 
-def create_folder(config: Config, out: Path) -> Path:
-    """Create the folder of a comparison and write the resolved configuration into it; return the folder.
-
-    Raises:
-        ConfigError: the folder cannot be written.
-    """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if not (out / RUN_FILE).exists():  # an existing file may be the user's, with comments
-            atomic_files.write_bytes(out / RUN_FILE, config.to_toml().encode())
-        atomic_files.remove_leftovers(out)
-    except OSError as cause:
-        raise ConfigError(f"{out}: the output folder cannot be written: {cause}. Choose another --out.") from cause
-    return out
+def create_folder(config: Config, out: Path) -> None:
+    """Create the folder of a comparison and write the resolved configuration into it."""
+    out.mkdir(parents=True, exist_ok=True)
+    if not (out / RUN_FILE).exists():  # an existing file may be the user's, with comments
+        atomic_files.write_bytes(out / RUN_FILE, config.to_toml().encode())
+    atomic_files.remove_leftovers(out)
 
 
 def _numbered_folders(stem: str) -> dict[int, Path]:
@@ -251,7 +242,7 @@ def _check_same_configuration(config: Config, other: Config, out: Path) -> None:
         other = other.with_baselines()  # a user's run file in the folder may omit the baselines
     if config.digest == other.digest:
         return
-    ours, theirs = events.flatten(config.result_settings()), events.flatten(other.result_settings())
+    ours, theirs = flatten(config.result_settings()), flatten(other.result_settings())
     differing = [key for key in ours if ours[key] != theirs.get(key)]
     first = differing[0]
     raise ConfigError(

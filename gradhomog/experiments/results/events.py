@@ -140,7 +140,6 @@ class Result(FinishedResult, total=False):
     """Additional scores of a problem."""
 
 
-Event = StartEvent | StepEvent | ProbeEvent | ValidationEvent | FailureEvent
 KINDS: dict[str, Any] = {
     "start": StartEvent, "step": StepEvent, "probe": ProbeEvent, "validation": ValidationEvent, "failed": FailureEvent,
 }  # fmt: skip
@@ -271,14 +270,6 @@ def validate(content: Mapping[str, Any], kind: Any, where: str, advice: str) -> 
 def numbers(values: Iterable[float | None] | None) -> list[float]:
     """Return the numbers of an event as floats, with NaN for None."""
     return [math.nan if value is None else float(value) for value in values or ()]
-
-
-def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the entries of nested mappings by their path, such as `train.steps`."""
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 def json_compatible(value: Any) -> Any:

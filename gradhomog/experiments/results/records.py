@@ -2,14 +2,15 @@
 
 A record is an event or a result of a run, with the entries of its method: `run`, `learner`, `label`, `homogenizers`,
 `seed` and `role`. The role is "candidate" for runs of a tuned method's candidates, else "compare". Results of tuned
-methods also have `tuned_from` (the candidates) and `chosen`. The first record is `start`: the `config` of the
-comparison, `rows` (learner and label of each method), `time`, `versions` and `machine` of the run that started last,
-the largest number of `jobs`, and `Plan.metadata`.
+methods also have `tuned_from` (the candidates) and `chosen`. Methods are in the order of the configuration, the plain
+learner first. The first record is `start`: the `config` of the comparison, the number of its `seeds` and of the `runs`
+of its table, `time`, `versions` and `machine` of the run that started last, the largest number of `jobs`, and
+`Plan.metadata`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,87 +30,49 @@ def records(folder: Path) -> list[Record]:
         ConfigError: a file is missing, damaged or of another version; names the file.
     """
     plan = Plan.read(folder)
-    return _Reader(folder, plan).all()
-
-
-class _Reader:
-    def __init__(self, folder: Path, plan: Plan) -> None:
-        self.folder, self.plan = folder, plan
-        self.results: dict[str, Any] = {}
-        self.events: dict[str, list[Any]] = {}
-        for run in plan.runs:
-            self._read(run)
-
-    def _read(self, run: Run) -> None:
-        run_folder = run_dir(self.folder, run)
+    results: dict[str, Any] = {}
+    logs: dict[str, list[Any]] = {}
+    for run in plan.runs:
+        run_folder = run_dir(folder, run)
         if (result := run_folder.result()) is not None:
-            self.plan.check_fingerprints(result["fingerprints"], str(run_folder.path))
+            plan.check_fingerprints(result["fingerprints"], str(run_folder.path))
             log = {EVENTS: result["files"].get(EVENTS, "")}
             if (error := next(checksums.check_files(run_folder.path, log))[1]) is not None:
                 raise ConfigError(f"{error} Restore it, or remove the folder to train this run again.")
-            self.results[run.id] = result
-        self.events[run.id] = events.read(run_folder.events)
+            results[run.id] = result
+        logs[run.id] = events.read(run_folder.events)
+    learners = [method.learner for method in plan.methods]
+    ordered = sorted(plan.methods, key=lambda method: (learners.index(method.learner), method.label != PLAIN))
+    return [
+        _start(plan, logs),
+        *(record for method in ordered for record in _method_records(method, plan.seeds, results, logs)),
+    ]
 
-    def all(self) -> list[Record]:
-        return [self._start(), *(record for method in self.plan.methods for record in self._method_records(method))]
 
-    def _start(self) -> Record:
-        plan = self.plan
-        starts = [event for run in self.events.values() for event in run if event["event"] == "start"]
-        default: Record = {"time": "", "versions": {}, "machine": {}, "jobs": 1}
-        last: Record = max(starts, key=lambda event: event["time"], default=default)
-        versions: Record = {**last["versions"], **pin_versions(plan.config.get("plugins", ()))}
-        return {
-            **plan.metadata, "event": "start", "config": plan.config, "digest": plan.digest,
-            "rows": [{"learner": method.learner, "label": method.label} for method in plan.methods],
-            "time": last["time"], "versions": versions, "machine": last["machine"],
-            "jobs": max((event["jobs"] for event in starts), default=1),
-        }  # fmt: skip
+def _start(plan: Plan, logs: Mapping[str, Sequence[Any]]) -> Record:
+    starts = [event for log in logs.values() for event in log if event["event"] == "start"]
+    default: Record = {"time": "", "versions": {}, "machine": {}}
+    last: Record = max(starts, key=lambda event: event["time"], default=default)
+    return {
+        **plan.metadata, "event": "start", "config": plan.config, "digest": plan.digest, "seeds": len(plan.seeds),
+        "runs": len(plan.methods) * len(plan.seeds), "time": last["time"], "machine": last["machine"],
+        "versions": {**last["versions"], **pin_versions(plan.config.get("plugins", ()))},
+        "jobs": max((event["jobs"] for event in starts), default=1),
+    }  # fmt: skip
 
-    def _method_records(self, method: Method) -> Iterator[Record]:
-        first = self.plan.seeds[0]
-        failed = {id for id, log in self.events.items() if log and log[-1]["event"] == "failed"}
-        chosen = chosen_candidate(method, first, self.results, failed)
-        if method.tuned:
-            for text in method.candidates:
-                run = Run(method.learner, text, first)
-                yield from self._run_records(method, run, "candidate", {}, with_events=text != chosen)
-        if chosen is None:
-            return
-        tuning = {"tuned_from": list(method.candidates), "chosen": chosen} if method.tuned else {}
-        for seed in self.plan.seeds:
-            yield from self._run_records(method, Run(method.learner, chosen, seed), "compare", tuning)
 
-    def _run_records(
-        self, method: Method, run: Run, role: str, extra: Record, with_events: bool = True
-    ) -> Iterator[Record]:
+def _method_records(
+    method: Method, seeds: Sequence[int], results: Mapping[str, Any], logs: Mapping[str, Sequence[Any]]
+) -> Iterator[Record]:
+    failed = {run for run, log in logs.items() if log and log[-1]["event"] == "failed"}
+    chosen = chosen_candidate(method, seeds[0], results, failed)
+    runs = [(Run(method.learner, text, seeds[0]), "candidate") for text in method.candidates if method.tuned]
+    if chosen is not None:
+        runs += [(Run(method.learner, chosen, seed), "compare") for seed in seeds]
+    tuning = {"tuned_from": method.candidates, "chosen": chosen} if method.tuned else {}
+    for run, role in runs:
         identity = {**run.identity, "label": method.label, "role": role}
-        if with_events:  # the events of the chosen candidate are listed once, with the role "compare"
-            for event in self.events.get(run.id, ()):
-                if event["event"] != "start":
-                    yield {**event, **identity}
-        if run.id in self.results:
-            yield {**self.results[run.id], **identity, **extra}
-
-
-def row_order(records: Iterable[Record]) -> list[tuple[str, str]]:
-    """Return learner and label of each method with a result, in the configuration's order, plain first per learner."""
-    configured: list[tuple[str, str]] = []
-    finished: list[tuple[str, str]] = []
-    for record in records:
-        if record["event"] == "start":
-            configured = [(row["learner"], row["label"]) for row in record.get("rows") or ()]
-        elif record["event"] == "result" and record["role"] == "compare":
-            finished.append((record["learner"], record["label"]))
-    pairs = [pair for pair in dict.fromkeys([*configured, *finished]) if pair in set(finished)]
-    learners = list(dict.fromkeys(learner for learner, _ in pairs))
-    return sorted(pairs, key=lambda pair: (learners.index(pair[0]), pair[1] != PLAIN))
-
-
-def by_run_and_label(records: Iterable[Record], event: str) -> dict[tuple[str, str], list[Record]]:
-    """Return the records of an event by run and label, sorted by step. Methods that share a run share its records."""
-    groups: dict[tuple[str, str], list[Record]] = {}
-    for record in records:
-        if record["event"] == event:
-            groups.setdefault((record["run"], record["label"]), []).append(record)
-    return {key: sorted(group, key=lambda record: record["step"]) for key, group in groups.items()}
+        if role == "compare" or run.homogenizers != chosen:  # the events of the chosen candidate are listed once
+            yield from ({**event, **identity} for event in logs[run.id] if event["event"] != "start")
+        if run.id in results:
+            yield {**results[run.id], **identity, **(tuning if role == "compare" else {})}

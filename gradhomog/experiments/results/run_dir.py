@@ -9,6 +9,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from gradhomog.errors import ConfigError
 from gradhomog.experiments.results import atomic_files, checksums, events
 from gradhomog.experiments.results.events import Record
 
@@ -57,9 +58,21 @@ class RunDir:
         """Return the `events.Result`; None if the run is not finished.
 
         Raises:
-            ConfigError: the file is damaged, or the result of another run.
+            ConfigError: the file is damaged, not a result of this version, or the result of another run than its
+                folder's.
         """
-        return checksums.read_result(self.path / RESULT)
+        path, advice = self.path / RESULT, "Remove it to continue this run from its last checkpoint, or from the start."
+        try:
+            result = checksums.read_json(path, advice)
+        except FileNotFoundError:
+            return None
+        events.validate(result, events.Result, str(path), advice)
+        if result["run"] != self.path.name:
+            raise ConfigError(
+                f"{path} is the result of the run {result['run']}, not of {self.path.name}: the folder was renamed or "
+                "overwritten by a copy. Restore it, or remove the folder to train this run again."
+            )
+        return result
 
     def finish(self, result: Record) -> None:
         """Write the result, with the digests of the run file, the events and the arrays; remove the checkpoint."""

@@ -7,7 +7,9 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import MinLen
 
 from gradhomog.experiments.analysis.metrics import metric
 
@@ -31,7 +33,7 @@ class Method:
 
     learner: str
     label: str
-    candidates: tuple[str, ...]
+    candidates: Annotated[list[str], MinLen(1)]
 
     @property
     def tuned(self) -> bool:

@@ -13,17 +13,19 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from annotated_types import Ge, Gt, Interval, Le, Lt
 
-from gradhomog.errors import ConfigError, ExpressionError, UnknownPluginError, join_errors
+from gradhomog.errors import ConfigError, UnknownPluginError, join_errors
 from gradhomog.experiments.content import find_problem, problem_table, unused_keys
-from gradhomog.experiments.results.runs import SINGLE
+from gradhomog.experiments.results.runs import SINGLE, Run
 from gradhomog.experiments.run_file import method_lists, toml
-from gradhomog.experiments.run_file.toml import apply_override
+from gradhomog.experiments.run_file.toml import apply_override, flatten, merged
 from gradhomog.experiments.run_file.validation import build
 from gradhomog.registry import installed
 from gradhomog.registry.specs import ProblemSpec
 
 Seed = Annotated[int, Interval(ge=0, lt=2**32)]
 """A seed of `EpisodeStream`."""
+
+TRAINED_GLYPHS = ("latin", "greek", "cyrillic", "mathematics", "arrows", "armenian")
 
 MAX_SEEDS = 1000
 """Maximum number of runs per method; a larger number is probably a seed given as the number of seeds."""
@@ -38,16 +40,7 @@ class Domains:
     or of the training domains if it is empty.
     """
 
-    train: list[str] = field(
-        default_factory=lambda: [
-            "glyphs:latin",
-            "glyphs:greek",
-            "glyphs:cyrillic",
-            "glyphs:mathematics",
-            "glyphs:arrows",
-            "glyphs:armenian",
-        ]
-    )
+    train: list[str] = field(default_factory=lambda: [f"glyphs:{name}" for name in TRAINED_GLYPHS])
     test: list[str] = field(default_factory=lambda: ["glyphs:georgian", "glyphs:dingbats", "glyphs:geometric"])
     validation: list[str] = field(default_factory=list)
     setting: Literal["weak", "strong"] = "strong"
@@ -190,20 +183,17 @@ class Config:
         """For a multi-task problem, the same comparison including the plain learner and tuned static weights.
 
         Raises:
-            ConfigError: a text of `homogenizers` does not parse.
+            ExpressionError: a text of `homogenizers` does not parse.
         """
         if self.problem is None:
             return self
-        try:
-            return dataclasses.replace(self, homogenizers=method_lists.with_baselines(self.homogenizers))
-        except ExpressionError as cause:
-            raise ConfigError(f"`homogenizers`: {cause}") from cause
+        return dataclasses.replace(self, homogenizers=method_lists.with_baselines(self.homogenizers))
 
-    def for_run(self, learner: str, homogenizers: str, seed: int) -> Config:
+    def for_run(self, run: Run) -> Config:
         """The configuration of a single run."""
-        changes: dict[str, Any] = {"homogenizers": [homogenizers], "seeds": [seed]}
+        changes: dict[str, Any] = {"homogenizers": [run.homogenizers], "seeds": [run.seed]}
         if self.problem is None:
-            changes["learner"] = learner
+            changes["learner"] = run.learner
         return dataclasses.replace(self, **changes)
 
     def to_toml(self) -> str:
@@ -244,7 +234,7 @@ def load(
     for override in overrides:
         apply_override(content, override)
     if defaults and "problem" in defaults:
-        content = _with_defaults(content, {"problem": defaults["problem"]})
+        content = merged({"problem": defaults["problem"]}, content)
     try:
         spec = _build_problem(content)
         other_defaults: Any = spec.defaults if spec else method_lists.first_comparison(content)
@@ -253,7 +243,7 @@ def load(
         if spec:
             methods = [text for text in method_lists.MULTI_TASK if spec.single_task or text != SINGLE]
             other_defaults = {"homogenizers": methods, **other_defaults}
-        content = _with_defaults(content, _with_defaults(defaults or {}, other_defaults))
+        content = merged(other_defaults, defaults or {}, content)
         config = build(Config, content, prebuilt=("problem",))
         _check(config, spec)
     except (ConfigError, UnknownPluginError) as error:
@@ -277,25 +267,10 @@ def _build_problem(content: dict[str, Any]) -> ProblemSpec | None:
         raise ConfigError(f'`problem` must be a table, such as problem.name = "{example}"; got {table!r}.')
     spec = find_problem(table.get("name"))
     for path in unused_keys(spec):
-        *names, last = path.split(".")
-        inner: Any = content
-        for name in names:
-            inner = inner.get(name, {}) if isinstance(inner, Mapping) else {}
-        if isinstance(inner, Mapping) and last in inner:
+        if any(f"{key}.".startswith(f"{path}.") for key in flatten(content)):
             raise ConfigError(f"`{path}` is not used with `problem.name` {table['name']!r}. Remove this key.")
     content["problem"] = problem_table(spec, table)
     return spec
-
-
-def _with_defaults(content: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The content with defaults for omitted keys, also within tables; the arguments are not changed."""
-    merged = dict(content)
-    for key, value in defaults.items():
-        if isinstance(value, Mapping) and isinstance(inner := content.get(key, {}), Mapping):
-            merged[key] = _with_defaults(inner, value)
-        else:
-            merged.setdefault(key, value)
-    return merged
 
 
 def _check(config: Config, problem: ProblemSpec | None) -> None:

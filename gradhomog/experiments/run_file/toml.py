@@ -89,6 +89,24 @@ def _children(value: object) -> list[Any]:
     return list(value) if isinstance(value, list) else []
 
 
+def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The entries of nested tables by their path, such as `train.steps`."""
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def merged(*tables: Mapping[str, Any]) -> dict[str, Any]:
+    """One nested table; of several values of a key, the last. The arguments are not changed."""
+    found: dict[str, Any] = {}
+    for table in tables:
+        for key, value in table.items():
+            inner = found.get(key)
+            found[key] = merged(inner if isinstance(inner, dict) else {}, value) if isinstance(value, dict) else value
+    return found
+
+
 def apply_override(content: dict[str, Any], text: str) -> None:
     """Set the value of one `key.path=value` in the content of a run file, in place.
 

@@ -96,7 +96,7 @@ def train(problem: SuiteProblem, method: str, seed: int, rate: float, factor: fl
     config = problem.config
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, outer_lr=rate))
     run = Run(config.learners[0], problem.pipeline(method, factor), seed)
-    config = config.for_run(run.learner, run.homogenizers, seed)
+    config = config.for_run(run)
     marks = {max(1, round(share * problem.steps)) for share in CHECKPOINTS}
     seconds, memory, failure = 0.0, 0, ""
     validation, errors = [math.inf], [math.inf]

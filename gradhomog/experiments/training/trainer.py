@@ -24,6 +24,7 @@ from gradhomog.experiments.run_file.schema import Config, Train
 from gradhomog.experiments.training.meta_learning import MetaLearning
 from gradhomog.experiments.training.multi_task import MultiTask
 from gradhomog.problems import MultiTaskData, Problem, ProblemRun
+from gradhomog.registry.specs import Observer
 
 Trainable = MetaLearning | Problem
 """The object of a run: a learner with its episodes, or a multi-task network. Both have the methods of
@@ -84,9 +85,6 @@ class BestStates:
         if rank < self.count:
             self.states.insert(rank, {"score": score, "step": step, "state": copy.deepcopy(dict(state))})
             del self.states[self.count :]
-
-
-Observe = Callable[[str, Mapping[str, Any]], None]
 
 
 def make_trainable(config: Config, run: Run) -> Trainable:
@@ -171,7 +169,7 @@ class Trainer:
         config: Config,
         run: Run,
         folder: RunDir,
-        observe: Observe = lambda event, record: None,
+        observe: Observer = lambda event, record: None,
         jobs: int = 1,
     ) -> None:
         self.config, self.run, self.folder, self.observe, self.jobs = config, run, folder, observe, jobs

@@ -116,9 +116,8 @@ def test_a_run_file_in_the_output_folder_may_omit_the_baselines(tmp_path):
     path.write_text('homogenizers = ["pcgrad"]\n[problem]\nname = "glyph_pairs"\n')
     before = path.read_text()
     own = load(path).with_baselines()
-    assert comparison_dir.choose_folder(own, tmp_path, resume=False, stem="compare") == comparison_dir.create_folder(
-        own, tmp_path
-    )
+    assert comparison_dir.choose_folder(own, tmp_path, resume=False, stem="compare") == tmp_path
+    comparison_dir.create_folder(own, tmp_path)
     assert path.read_text() == before
     with pytest.raises(ConfigError, match=r"has another configuration: `problem.classes` is 10 there and 7 here"):
         comparison_dir.choose_folder(
@@ -129,7 +128,7 @@ def test_a_run_file_in_the_output_folder_may_omit_the_baselines(tmp_path):
 def test_single_task_is_a_method_of_problems_with_networks_only():
     overrides = [f'homogenizers=["{SINGLE}"]']
     (row,) = make_methods(load(None, ["problem.name=glyph_pairs", *overrides]))
-    assert (row.label, row.candidates) == (SINGLE, (SINGLE,))
+    assert (row.label, row.candidates) == (SINGLE, [SINGLE])
     with pytest.raises(ConfigError, match=r"'single-task' does not apply to landscape"):
         make_methods(load(None, ["problem.name=landscape", *overrides]))
     with pytest.raises(ConfigError, match=r"unknown homogenizer 'single-task'"):

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from gradhomog import ConfigError
 from gradhomog.experiments.analysis.metrics import METRICS, metric
-from gradhomog.experiments.analysis.summary import improvement, improvement_baseline
+from gradhomog.experiments.analysis.summary import improvement, summarize
+from tests.experiments.synthetic_records import result, with_start
 
 scores = st.floats(0.01, 0.99)
 
@@ -71,11 +72,15 @@ def test_delta_m_is_nan_if_a_score_is_not_finite():
     assert math.isnan(improvement(runs((None, 0.5)), runs((0.5, 0.5))).mean)
 
 
-def test_the_baseline_of_delta_m_is_single_task_else_plain():
-    plain, single = {("pairs", "plain"): {}}, {("pairs", "single-task"): {}}
-    assert improvement_baseline({**plain, **single}, "pairs") == "single-task"
-    assert improvement_baseline(plain, "pairs") == "plain"
-    assert improvement_baseline({("pairs", "pcgrad"): {}}, "pairs") is None
+@pytest.mark.parametrize(
+    ("labels", "baseline"),
+    [(("plain", "single-task", "pcgrad"), "single-task"), (("plain", "pcgrad"), "plain"), (("pcgrad",), None)],
+)
+def test_the_baseline_of_delta_m_is_single_task_else_plain(labels, baseline):
+    records = [result(label, 0, [0.5, 0.6], learner="pairs", problem="pairs") for label in labels]
+    summary = summarize(with_start(records))
+    assert summary.improvement_baseline == baseline
+    assert [row.improvement is None for row in summary.rows] == [baseline in (None, label) for label in labels]
 
 
 def test_the_detectable_difference_is_one_point_for_percentages_and_5_percent_of_other_scores():

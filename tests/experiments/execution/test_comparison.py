@@ -81,13 +81,6 @@ def test_every_method_has_every_seed_and_the_tuned_one_uses_the_best_candidate(u
 
 
 @slow
-def test_static_weights_of_one_equal_the_plain_learner(uninterrupted):
-    found = results(uninterrupted.folder)
-    plain, static = found["plain", "none", 0, "compare"], found["static (tuned)", "static", 0, "candidate"]
-    assert static[0] == pytest.approx(plain[0], rel=1e-3)
-
-
-@slow
 def test_the_records_contain_configuration_versions_and_steps(uninterrupted):
     found = records(uninterrupted.folder)
     start = found[0]

@@ -39,7 +39,7 @@ def test_every_method_runs_with_every_seed_and_candidates_with_the_first():
     ],
 )
 def test_the_candidate_with_the_best_validation_score_is_chosen(scores, metric, chosen):
-    method = Method("maml", "tuned", ("static", "pcgrad"))
+    method = Method("maml", "tuned", ["static", "pcgrad"])
     results = {}
     for text, score in zip(method.candidates, scores, strict=True):
         assert chosen_candidate(method, 3, results) is None
@@ -48,7 +48,7 @@ def test_the_candidate_with_the_best_validation_score_is_chosen(scores, metric, 
 
 
 def test_a_failed_candidate_is_excluded_from_the_choice():
-    method = Method("maml", "tuned", ("static", "pcgrad"))
+    method = Method("maml", "tuned", ["static", "pcgrad"])
     one, two = (Run("maml", text, 0) for text in method.candidates)
     assert chosen_candidate(method, 0, {}, {one.id}) is None
     assert chosen_candidate(method, 0, finished(two, 9.0), {one.id}) == "pcgrad"

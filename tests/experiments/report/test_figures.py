@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gradhomog.errors import GradhomogError
 from gradhomog.experiments.analysis.summary import summarize
-from gradhomog.experiments.report import figures
-from gradhomog.experiments.report.figures import style
+from gradhomog.experiments.report.figures import saliency, scores, style, training
 from gradhomog.experiments.report.figures.saliency import MAX_METHODS, brightness, overlay, scaled_magnitude
 from gradhomog.experiments.report.figures.training import (
     average,
@@ -28,17 +26,17 @@ from gradhomog.experiments.results.runs import Run
 from tests.experiments.report.test_page import report
 from tests.experiments.results.test_artifacts import example_maps
 from tests.experiments.run_helpers import write_comparison
-from tests.experiments.synthetic_records import METHODS, comparison, result, stage, start
+from tests.experiments.synthetic_records import METHODS, comparison, result, stage, start, with_start
 
 
 def draw(records):
     summary = summarize(records)
     return {
-        "scores": figures.scores(summary),
-        "conflict": figures.conflict(records),
-        "stages": figures.stages(records),
-        "weights": figures.weights(records),
-        "validation": figures.validation(records, summary),
+        "scores": scores.scores(summary),
+        "conflict": training.conflict(records),
+        "stages": training.stages(records),
+        "weights": training.weights(records),
+        "validation": training.validation(records, summary),
     }
 
 
@@ -47,8 +45,8 @@ def test_every_figure_is_written_as_svg_and_png_with_the_same_bytes_twice(tmp_pa
     records = comparison(["plain", METHODS[-1]], seeds=2, steps=4)
     redrawn = draw(records)
     for name, figure in draw(records).items():
-        first = [path.read_bytes() for path in figures.save(figure, tmp_path / name)]
-        again = [path.read_bytes() for path in figures.save(redrawn[name], tmp_path / "again" / name)]
+        first = [path.read_bytes() for path in style.save(figure, tmp_path / name)]
+        again = [path.read_bytes() for path in style.save(redrawn[name], tmp_path / "again" / name)]
         assert first == again
         assert first[0].startswith(b"<?xml")
         assert b"<dc:date>" not in first[0]
@@ -72,14 +70,14 @@ def test_without_results_there_are_no_figures():
 
 
 def test_figures_without_enough_data_are_omitted():
-    records = [start(), result("plain", 0, [0.5, 0.7])]
+    records = with_start([result("plain", 0, [0.5, 0.7])])
     assert [name for name, figure in draw(records).items() if figure is not None] == ["scores"]
 
 
 def test_a_method_that_keeps_the_plain_mean_has_no_panel_of_weights():
-    figure = figures.weights(comparison(METHODS[:3], seeds=1, steps=3))
+    figure = training.weights(comparison(METHODS[:3], seeds=1, steps=3))
     assert [axes.get_title(loc="left") for axes in figure.axes if axes.get_visible()] == ["static (tuned)", "pcgrad"]
-    assert figures.weights(comparison(["plain"], seeds=1, steps=3)) is None
+    assert training.weights(comparison(["plain"], seeds=1, steps=3)) is None
 
 
 @pytest.mark.slow
@@ -92,7 +90,7 @@ def test_methods_that_replace_rows_have_no_weights_and_are_drawn_elsewhere(tmp_p
 
 def test_points_are_at_the_means_of_the_table():
     summary = summarize(comparison(METHODS[:3]))
-    left, right = figures.scores(summary).axes
+    left, right = scores.scores(summary).axes
     drawn = [container.lines[0].get_xdata()[0] for container in left.containers]
     assert drawn == pytest.approx([100 * row.score.mean for row in summary.rows])
     drawn = [container.lines[0].get_xdata()[0] for container in right.containers]
@@ -100,18 +98,18 @@ def test_points_are_at_the_means_of_the_table():
 
 
 def test_a_score_that_is_not_finite_is_named_in_the_figure(tmp_path):
-    records = [result("plain", 0, [0.5, 0.7]), result("m", 0, [None, 0.7])]
-    figure = figures.scores(summarize(records))
+    records = with_start([result("plain", 0, [0.5, 0.7]), result("m", 0, [None, 0.7])])
+    figure = scores.scores(summarize(records))
     assert [text.get_text() for axes in figure.axes for text in axes.texts] == ["not finite", "not finite"]
-    figures.save(figure, tmp_path / "scores")
+    style.save(figure, tmp_path / "scores")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("label", ["<script>", "a & b", "$x$ and $\\frac$", "Ünïcode 漢", "a" * 90])
 @pytest.mark.filterwarnings("ignore:Glyph .* missing from font")
 def test_any_label_can_be_drawn(tmp_path, label):
-    records = [result("plain", 0, [0.5, 0.7]), result(label, 0, [0.6, 0.7])]
-    figures.save(figures.scores(summarize(records)), tmp_path / "scores")
+    records = with_start([result("plain", 0, [0.5, 0.7]), result(label, 0, [0.6, 0.7])])
+    style.save(scores.scores(summarize(records)), tmp_path / "scores")
 
 
 @pytest.mark.slow
@@ -132,17 +130,10 @@ def test_drawing_does_not_change_the_users_matplotlib_settings(tmp_path):
 
     with matplotlib.rc_context({"font.size": 23.0, "svg.hashsalt": "theirs"}):
         before = dict(matplotlib.rcParams)
-        figure = figures.scores(summarize(comparison(METHODS[:2])))
-        figures.save(figure, tmp_path / "scores")
+        figure = scores.scores(summarize(comparison(METHODS[:2])))
+        style.save(figure, tmp_path / "scores")
         assert dict(matplotlib.rcParams) == before
     assert figure.axes[0].xaxis.label.get_fontsize() < 10
-
-
-def test_without_matplotlib_the_error_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    for function in (figures.require_matplotlib, lambda: figures.scores(summarize(comparison(METHODS[:2])))):
-        with pytest.raises(GradhomogError, match=r"pip install 'gradhomog\[plot\]'"):
-            function()
 
 
 def test_without_matplotlib_the_report_has_a_table_and_a_message_names_the_extra(tmp_path, monkeypatch, capsys):
@@ -186,7 +177,7 @@ def test_a_run_of_one_or_two_steps_has_markers(steps):
 
 def test_a_method_that_coincides_with_plain_is_drawn_over_it():
     records = comparison(["plain", "static"], seeds=1)
-    lines = {line.get_label(): line for line in figures.conflict(records).axes[0].lines}
+    lines = {line.get_label(): line for line in training.conflict(records).axes[0].lines}
     assert lines["static"].get_zorder() > lines["plain"].get_zorder()
     assert lines["static"].get_linewidth() < lines["plain"].get_linewidth()
 
@@ -233,7 +224,7 @@ def test_a_legend_of_many_methods_or_learners_fits_into_the_figure():
     many = comparison(labels, 1, ["maml"], steps=2)
     several = comparison(["plain", "pcgrad"], 1, [f"learner{index}(inner_lr=0.1)" for index in range(13)], steps=2)
     for records in (many, several):
-        for figure in (figures.validation(records, summarize(records)), figures.conflict(records)):
+        for figure in (training.validation(records, summarize(records)), training.conflict(records)):
             figure.draw_without_rendering()
             for legend in figure.legends:
                 assert legend.get_window_extent().y0 >= -1
@@ -250,28 +241,13 @@ def lines(axes, label):
     return next(line for line in axes.lines if line.get_label() == label)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("scale", [1e-18, 1.0, 1e18])
 def test_the_distance_is_that_of_the_vectors_over_their_mean_norm(seed, scale):
     rows = np.random.default_rng(seed).normal(size=(4, 9)) * scale
+    rows[0] *= seed > 0  # the distance of a row to a row of zeros is its norm
     expected = np.mean(distances(rows)) / np.mean(np.linalg.norm(rows, axis=1))
     assert relative_distance(stage("m", rows)) == pytest.approx(expected, rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        ([[1, 2], [1, 2]], 0),
-        ([[3, 0], [0, 3]], math.sqrt(2)),
-        ([[1, 0], [-1, 0]], 2),
-        ([[2, 0], [0, 0]], 2),  # the distance of a row to a zero row is its norm
-    ],
-)
-def test_distances_of_simple_rows(rows, expected):
-    norms = np.linalg.norm(rows, axis=1)
-    cosines = [[float(np.dot(a, b) / np.linalg.norm(a) / np.linalg.norm(b)) if any(a) and any(b) else None
-                for b in rows] for a in rows]  # fmt: skip
-    assert relative_distance({"norms": norms.tolist(), "cosines": cosines}) == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_single_task_or_rows_of_zeros_or_not_finite_have_no_distance():
@@ -296,7 +272,7 @@ def test_a_homogenizer_that_occurs_twice_has_a_numbered_name():
 
 def test_the_panels_have_the_numbers_of_the_records():
     records = comparison(["plain", "mgda"], seeds=1, steps=3)
-    left, middle, right = figures.stages(records).axes
+    left, middle, right = training.stages(records).axes
     steps = [record for record in records if record["event"] == "step" and "mgda" in record["run"]]
     assert lines(left, "before").get_xdata().tolist() == [1, 5, 10]
     for record, ratio, distance in zip(
@@ -311,19 +287,8 @@ def test_the_panels_have_the_numbers_of_the_records():
 @pytest.mark.slow
 def test_there_is_one_row_of_panels_for_each_of_ten_methods():
     methods = ["plain", *METHODS[2:], *(f"m{number} + static" for number in range(6))]
-    figure = figures.stages(comparison(methods, seeds=1, steps=2))
+    figure = training.stages(comparison(methods, seeds=1, steps=2))
     assert len(figure.axes) == 3 * 10
-
-
-def test_logs_of_older_versions_have_no_stages():
-    records = comparison(["plain", "pcgrad", PIPELINE], seeds=1, steps=3)
-    old = [
-        {key: value for key, value in record.items() if key not in ("stages", "measured")}
-        for record in records
-        if record["event"] != "probe"
-    ]
-    assert figures.stages(old) is None
-    assert figures.conflict(old) is not None
 
 
 def labels(figure):
@@ -337,7 +302,7 @@ def of_methods(count, **more):
 
 def test_all_methods_are_drawn_up_to_the_maximum():
     found = {("maml", "plain"): example_maps(), ("maml", "x"): example_maps(saliency=None), **of_methods(MAX_METHODS)}
-    shown = labels(figures.saliency(found))
+    shown = labels(saliency.saliency(found))
     assert shown == ["image", "saliency: plain", *(f"saliency: m{number}" for number in range(MAX_METHODS - 1))]
 
 
@@ -346,14 +311,14 @@ def test_only_some_maps_of_the_first_and_the_last_method_are_drawn():
     found = {
         ("maml", name): example_maps(1, maps=names, saliency=None) for name in ("isi", "isi + rotate", "isi + reweight")
     }
-    shown = [text.split(" 0 to ")[0] for text in labels(figures.saliency(found))[1:]]
+    shown = [text.split(" 0 to ")[0] for text in labels(saliency.saliency(found))[1:]]
     layers = (0, 4, 8)
     assert shown == [f"map of isi: {layer} in {name}" for name in ("isi", "isi + reweight") for layer in layers]
 
 
 def test_without_saliency_and_maps_or_without_runs_there_is_no_figure():
-    assert figures.saliency({}) is None
-    assert figures.saliency({("maml", "plain"): example_maps(saliency=None)}) is None
+    assert saliency.saliency({}) is None
+    assert saliency.saliency({("maml", "plain"): example_maps(saliency=None)}) is None
 
 
 @pytest.mark.slow
@@ -363,9 +328,9 @@ def test_zero_and_non_finite_saliency_can_be_drawn(tmp_path, channels):
     maps = {"zero": np.zeros((3, 1, 1), np.float32), "nan": np.full((3, 2, 2), np.nan, np.float32)}
     own = {("maml", "plain"): example_maps(channels=channels, saliency=nothing, maps=maps)}
     own["fomaml", "b"] = example_maps(channels=channels, saliency=np.full_like(nothing, np.nan))
-    figure = figures.saliency(own)
-    first = [path.read_bytes() for path in figures.save(figure, tmp_path / "saliency")]
-    assert first == [path.read_bytes() for path in figures.save(figures.saliency(own), tmp_path / "saliency")]
+    figure = saliency.saliency(own)
+    first = [path.read_bytes() for path in style.save(figure, tmp_path / "saliency")]
+    assert first == [path.read_bytes() for path in style.save(saliency.saliency(own), tmp_path / "saliency")]
 
 
 def test_scaled_magnitude_is_the_largest_magnitude_of_the_channels_over_its_99th_percentile():

@@ -3,7 +3,7 @@
 import numpy as np
 
 from gradhomog.experiments.results.artifacts import SaliencyMaps, collect
-from tests.experiments.synthetic_records import comparison, result, start
+from tests.experiments.synthetic_records import comparison, result, with_start
 
 
 def example_maps(seed=0, channels=1, maps=(), **more):
@@ -43,15 +43,13 @@ def write_maps(seed, folder):
 
 
 def test_each_method_has_the_maps_of_its_first_seed_with_maps_in_the_tables_order(tmp_path, capsys):
-    rows = [{"learner": "maml", "label": label} for label in ("plain", "b", "a")]
-    records = [{**start(["plain", "b", "a"]), "rows": rows}]
-    records += [result(label, seed, [0.5, 0.7]) for label in ("a", "b", "plain") for seed in (2, 1, 0)]
-    records += [result("b", 0, [0.5], run="candidate", role="candidate")]
+    records = [result("b", 0, [0.5], run="candidate", role="candidate")]
+    records += [result(label, seed, [0.5, 0.7]) for label in ("plain", "b", "a") for seed in range(3)]
     for run, seed in (("plain-s0", 1), ("b-s1", 2), ("b-s2", 3), ("a-s0", 4), ("a-s1", 5)):
         write_maps(seed, tmp_path / "runs" / f"maml-{run}")
     (tmp_path / "runs" / "maml-a-s0" / SaliencyMaps.FILE).write_bytes(b"PK half a file")
     write_maps(6, tmp_path / "runs" / "candidate")
-    found = collect(tmp_path, records, SaliencyMaps)
+    found = collect(tmp_path, with_start(records), SaliencyMaps)
     assert list(found) == [("maml", "plain"), ("maml", "b"), ("maml", "a")]
     for maps, seed in zip(found.values(), (1, 2, 5), strict=True):
         assert (maps.probabilities == example_maps(seed).probabilities).all()

@@ -1,7 +1,7 @@
 """The output folder: new folders are numbered, those of other configurations rejected, the latest one resumed."""
 
 import json
-import os
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +14,9 @@ from gradhomog.experiments.run_file.schema import load
 
 def start(config, out=None, resume=False, stem="compare"):
     """Create the output folder of a comparison and return it."""
-    return create_folder(config, choose_folder(config, out, resume, stem))
+    folder = choose_folder(config, out, resume, stem)
+    create_folder(config, folder)
+    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -41,21 +43,16 @@ def test_results_are_not_mixed_with_those_of_another_configuration(tmp_path):
 def test_existing_results_need_resume(tmp_path):
     config = load()
     out = start(config, tmp_path / "out")
-    Plan(config.to_dict(), config.digest, (), (0,), {}).write(out)
+    Plan(config.to_dict(), config.digest, [], [0], {}).write(out)
     with pytest.raises(ConfigError, match=r"already contains results\. Add --resume"):
         start(config, out)
     assert start(config, out, resume=True) == out
 
 
-@pytest.mark.skipif(os.name != "posix", reason="permissions of /proc are those of Linux")
-def test_a_folder_that_cannot_be_written_is_reported():
-    from pathlib import Path
-
-    with pytest.raises(ConfigError, match=r"cannot be written: .* Choose another --out"):
-        start(load(), Path("/proc/nowhere/out"))
-    Path("file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be written"):
-        start(load(), Path("file/out"))
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"cannot be written: .*file is a file\. Choose another --out"):
+        start(load(), tmp_path / "file" / "out")
 
 
 def test_the_users_run_file_is_not_overwritten(tmp_path):
@@ -82,14 +79,13 @@ def test_missing_and_unreadable_folders_are_skipped_when_resuming():
 
 
 def test_a_plan_round_trips_and_rejects_other_data(tmp_path):
-    methods = (Method("maml", "plain", ("none",)), Method("maml", "static (tuned)", ("static", "static(seed=1)")))
-    plan = Plan({"seeds": 2, "plugins": []}, "abc", methods, (0, 1), {"fingerprints": {"/data/birds": "one"}})
+    methods = [Method("maml", "plain", ["none"]), Method("maml", "static (tuned)", ["static", "static(seed=1)"])]
+    plan = Plan({"seeds": 2, "plugins": []}, "abc", methods, [0, 1], {"fingerprints": {"/data/birds": "one"}})
     plan.write(tmp_path)
     assert Plan.read(tmp_path) == plan
-    moved = Plan({"seeds": 2, "plugins": []}, "abc", methods, (0, 1), {"fingerprints": {"/other/birds": "one"}})
-    moved.write(tmp_path)
+    replace(plan, metadata={"fingerprints": {"/other/birds": "one"}}).write(tmp_path)
     with pytest.raises(ConfigError, match=r"has results of other data: the content of /data/birds differs"):
-        Plan({"seeds": 2}, "abc", methods, (0, 1), {"fingerprints": {"/data/birds": "two"}}).write(tmp_path)
+        replace(plan, metadata={"fingerprints": {"/data/birds": "two"}}).write(tmp_path)
     assert Plan.read(tmp_path) == plan
 
 
@@ -113,19 +109,10 @@ def test_the_error_of_a_damaged_plan_names_the_file(tmp_path, content):
 )  # fmt: skip
 def test_a_plan_with_entries_of_a_wrong_type_raises_with_its_name(tmp_path, change):
     config = load()
-    Plan(config.to_dict(), config.digest, (Method("maml", "plain", ("none",)),), (0,), {}).write(tmp_path)
+    Plan(config.to_dict(), config.digest, [Method("maml", "plain", ["none"])], [0], {}).write(tmp_path)
     content = {**json.loads((tmp_path / "plan.json").read_text()), **change}
     del content["sha256"]
     content["sha256"] = checksums.content_digest(content)
     (tmp_path / "plan.json").write_text(json.dumps(content))
     with pytest.raises(ConfigError, match=r"plan\.json.*Remove it"):
-        Plan.read(tmp_path)
-
-
-def test_a_plan_with_edited_seeds_is_rejected(tmp_path):
-    config = load()
-    Plan(config.to_dict(), config.digest, (), (0, 1, 2), {}).write(tmp_path)
-    path = tmp_path / "plan.json"
-    path.write_text(path.read_text().replace("  2\n ]", "  3\n ]"))
-    with pytest.raises(ConfigError, match=r"is damaged.*Remove it, then run .* with --resume"):
         Plan.read(tmp_path)

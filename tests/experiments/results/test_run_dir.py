@@ -54,14 +54,15 @@ def test_temporary_files_of_a_killed_process_are_removed_and_its_run_file_is_kep
     assert folder.config.read_text() == "seeds = 1\n"
 
 
-def test_a_failure_is_the_last_event(tmp_path):
+def test_a_failure_is_the_last_event_and_recorded_once(tmp_path):
     folder = RunDir(tmp_path)
-    assert folder.failure() is None
     log = events.EventLog(folder.events)
     log.append({"event": "validation", "step": 1, "score": 0.5, "half_width": None})
     assert folder.failure() is None
-    log.append({"event": "failed", "step": 1, "error": "out of ideas"})
+    folder.record_failure("out of ideas")
+    folder.record_failure("second")
     assert folder.failure() == "out of ideas"
+    assert len(events.read(folder.events)) == 2
 
 
 def test_a_failure_replaces_the_unfinished_line_of_a_killed_process(tmp_path):
@@ -72,14 +73,6 @@ def test_a_failure_replaces_the_unfinished_line_of_a_killed_process(tmp_path):
     assert folder.events.read_bytes().startswith(validation)
     assert [event["event"] for event in events.read(folder.events)] == ["validation", "failed"]
     assert folder.failure() == "the process ended: SIGKILL(-9)"
-
-
-def test_a_failure_is_recorded_once(tmp_path):
-    folder = RunDir(tmp_path)
-    folder.record_failure("first")
-    folder.record_failure("second")
-    assert folder.failure() == "first"
-    assert len(events.read(folder.events)) == 1
 
 
 def test_a_file_is_unchanged_until_the_new_one_is_complete(tmp_path):

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import gradhomog
-from gradhomog import ConfigError
 from gradhomog.experiments.episodes.splits import streams
 from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.results.runs import SINGLE, Run
@@ -27,12 +26,6 @@ def test_a_problem_whose_plugin_lists_no_methods_has_those_of_multi_task_problem
     assert config.homogenizers == list(method_lists.MULTI_TASK)
     assert len(make_methods(config)) == len(method_lists.MULTI_TASK)
     assert load(None, ["problem.name=landscape"]).homogenizers[0] == "none"
-
-
-@pytest.mark.parametrize("text", ["pcgrad", "ablation"])
-def test_a_text_in_place_of_a_list_is_an_error(text):
-    with pytest.raises(ConfigError, match=rf"`homogenizers` must be a list.*got '{text}'"):
-        load(None, [f"homogenizers={text}"])
 
 
 def test_the_first_methods_are_plain_and_tuned_static_weights():

@@ -144,7 +144,7 @@ def test_rows_of_a_problem_with_other_settings_are_left_out(tmp_path, monkeypatc
 def test_the_scaled_task_of_a_problem_exists(problem):
     config = problem.config
     run = Run(config.learners[0], "none", 0)
-    trainable = make_trainable(config.for_run(run.learner, "none", 0), run)
+    trainable = make_trainable(config.for_run(run), run)
     names = trainable.tasks if config.problem else [domain.name for domain in trainable.source.train.domains]
     assert problem.scaled_task in names
     assert len(problem.rates) == 3

@@ -79,7 +79,8 @@ def test_an_error_of_all_methods_is_reported_once(tmp_path):
 
 @pytest.mark.slow
 def test_a_resumed_comparison_has_no_dry_run(small, tmp_path, monkeypatch):
-    out = comparison_dir.create_folder(small, tmp_path / "out")
+    out = tmp_path / "out"
+    comparison_dir.create_folder(small, out)
     dry_runs = []
     monkeypatch.setattr("gradhomog.experiments.report.page._save_figures", lambda *args: {})
     monkeypatch.setattr("gradhomog.experiments.execution.comparison.dry_run", lambda *args: dry_runs.append(args))

@@ -102,8 +102,3 @@ def test_a_run_tests_the_mean_of_its_best_states_after_any_interruption(config, 
         mean = sum(m.predict(task.support_x, task.support_y, task.query_x) for m in members) / 2
         error = float((mean - task.query_y).square().mean())
         assert score == pytest.approx(error / variances[task.domain], rel=1e-5)
-
-
-def test_an_ensemble_of_zero_states_is_rejected():
-    with pytest.raises(ConfigError, match=r"`train.ensemble` must be an integer ≥ 1; got 0"):
-        load(None, ["train.ensemble=0"])

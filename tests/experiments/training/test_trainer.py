@@ -115,12 +115,6 @@ def test_a_checkpoint_of_another_configuration_is_rejected(small, tmp_path):
         trainer(other, Run("maml", "none", 0), tmp_path)
 
 
-def test_the_error_of_a_broken_checkpoint_names_the_file(small, tmp_path):
-    (tmp_path / "checkpoint.pt").write_bytes(b"half a file")
-    with pytest.raises(ConfigError, match=r"checkpoint.pt is damaged or not a checkpoint: .* Remove it"):
-        trainer(small, Run("maml", "none", 0), tmp_path)
-
-
 @pytest.mark.parametrize(
     "change",
     [

@@ -121,19 +121,13 @@ class Slurm(Executor):
                     submitted.cancel()
                     yield Outcome(job.run, "stopped")
                 elif submitted.done():
-                    yield _outcome(job, submitted)
+                    error = submitted.exception()
+                    failed = f"the job {submitted.job_id} of run {job.run.id} ended: {error}"
+                    yield submitted.result() if error is None else Outcome(job.run, "failed", failed)
                 else:
                     remaining.append((job, submitted))
             pending = remaining
             time.sleep(0.2)
-
-
-def _outcome(job: Job, submitted: Any) -> Outcome:
-    error = submitted.exception()
-    if error is None:
-        outcome: Outcome = submitted.result()
-        return outcome
-    return Outcome(job.run, "failed", f"the job {submitted.job_id} of run {job.run.id} ended: {error}")
 
 
 def _run_job(job: Job) -> Outcome:

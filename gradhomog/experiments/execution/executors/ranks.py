@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,7 +58,7 @@ class TorchrunRanks(Executor):
 
     def _compute(self, job: Job) -> Outcome:
         checkpoint = run_dir(job.folder, job.run).checkpoint
-        content = checkpoint.read_bytes() if checkpoint.exists() else None
+        content = checksums.checkpoint_content(checkpoint) if checkpoint.exists() else None
         with _process_group(job.config.device):
             dist.broadcast_object_list([job, content], src=0)
             return job()
@@ -76,7 +75,7 @@ def follow(device: str) -> None:
         received: list[Any] = [None, None]
         dist.broadcast_object_list(received, src=0)
         job, content = received
-        with threads(job.config.threads), pins.use_pinned_plugins(job.run_config) as config:
+        with threads(job.config.threads), pins.use_pinned_plugins(job.config.for_run(job.run)) as config:
             _train(config, job, content)
 
 
@@ -84,11 +83,8 @@ def _train(config: Config, job: Job, checkpoint: bytes | None) -> None:
     trainable = make_trainable(config, job.run)
     optimizer, done = make_optimizer(config, trainable), 0
     if checkpoint is not None:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "checkpoint.pt"
-            path.write_bytes(checkpoint)
-            with checksums.open_checkpoint(path, Snapshot) as state:
-                done = restore_snapshot(state, trainable, optimizer)
+        with checksums.open_checkpoint(run_dir(job.folder, job.run).checkpoint, Snapshot, checkpoint) as state:
+            done = restore_snapshot(state, trainable, optimizer)
     for index in range(done, config.train.steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(config.train, index)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gradhomog.experiments.analysis.metrics import metric
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from gradhomog.experiments.analysis.summary import MethodRow, Summary
+    from gradhomog.experiments.analysis.summary import Summary
 
 
 def scores(summary: Summary) -> Figure | None:
@@ -37,17 +37,13 @@ def scores(summary: Summary) -> Figure | None:
         colors = style.colors([row.label for row in summary.rows])
         for learner, panels in zip(summary.learners, axes, strict=True):
             rows = summary.rows_of(learner)
-            _draw_seeds(panels[0], rows, metric(summary.metric).factor, colors)
-            _draw_intervals(panels[0], rows, [row.score for row in rows], summary.metric, colors)
+            labels = [row.label for row in rows]
+            seeds = [row.seed_scores for row in rows]
+            draw_rows(panels[0], labels, [row.score for row in rows], summary.metric, colors, seeds)
             if paired:
                 panels[1].axvline(0, **style.GUIDE_LINE)
-                _draw_intervals(
-                    panels[1],
-                    rows,
-                    [row.to_plain.difference if row.to_plain else None for row in rows],
-                    summary.metric,
-                    colors,
-                )
+                differences = [row.to_plain.difference if row.to_plain else None for row in rows]
+                draw_rows(panels[1], labels, differences, summary.metric, colors)
             if len(counts) > 1:
                 panels[0].set_title(learner)
         axes[-1][0].set_xlabel(style.score_axis_label(summary, "test"))
@@ -57,15 +53,24 @@ def scores(summary: Summary) -> Figure | None:
     return figure
 
 
-def _draw_intervals(
+def draw_rows(
     panel: Axes,
-    rows: Sequence[MethodRow],
+    labels: Sequence[str],
     intervals: Sequence[Interval | None],
     kind: str,
-    colors: dict[str, tuple[str, str]],
+    colors: Mapping[str, tuple[str, str]],
+    seed_scores: Sequence[Sequence[float]] = (),
 ) -> None:
-    """Draw one interval per method, from top to bottom in the order of the table."""
-    for height, (row, interval) in enumerate(zip(rows, intervals, strict=True)):
+    """Draw one interval per row, from top to bottom in the order of the table, and the scores of its seeds as dots."""
+    for height, scores_of_row in enumerate(seed_scores):
+        if len(scores_of_row) > 1:
+            dots = [metric(kind).factor * score for score in scores_of_row]
+            color = colors[labels[height]][0]
+            # Below the intervals, so that seeds near the mean are visible.
+            panel.plot(
+                dots, [height + 0.24] * len(dots), "o", color=color, markersize=3.2, alpha=0.6, markeredgewidth=0
+            )
+    for height, (label, interval) in enumerate(zip(labels, intervals, strict=True)):
         if interval is None:
             continue
         mean, half = style.scale_interval(interval, kind)
@@ -74,23 +79,12 @@ def _draw_intervals(
                 "not finite", (0.02, height), xycoords=("axes fraction", "data"), va="center", color=style.GUIDE_COLOR
             )
             continue
-        if row.label == PLAIN:
+        if label == PLAIN:
             panel.axvline(mean, **style.GUIDE_LINE)
         error = None if math.isnan(half) else [[half], [half]]
-        color = colors[row.label][0]
+        color = colors[label][0]
         panel.errorbar([mean], [height], xerr=error, fmt="o", color=color, markersize=4.5, capsize=2.5, elinewidth=1.3)
-    panel.set_yticks(range(len(rows)), [style.wrap_label(row.label) for row in rows])
-    panel.set_ylim(len(rows) - 0.45, -0.55)
+    panel.set_yticks(range(len(labels)), [style.wrap_label(label) for label in labels])
+    panel.set_ylim(len(labels) - 0.45, -0.55)
     panel.grid(False, axis="y")
     panel.tick_params(axis="y", length=0)
-
-
-def _draw_seeds(panel: Axes, rows: Sequence[MethodRow], factor: float, colors: dict[str, tuple[str, str]]) -> None:
-    """Draw the scores of seeds below the intervals, so that seeds near the mean are visible."""
-    for height, row in enumerate(rows):
-        if len(row.seed_scores) > 1:
-            dots = [factor * score for score in row.seed_scores]
-            color = colors[row.label][0]
-            panel.plot(
-                dots, [height + 0.24] * len(dots), "o", color=color, markersize=3.2, alpha=0.6, markeredgewidth=0
-            )

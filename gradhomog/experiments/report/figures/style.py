@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -63,22 +64,15 @@ class MissingMatplotlib(GradhomogError):
     """Figures cannot be drawn because matplotlib is not installed."""
 
 
-def require_matplotlib() -> None:
-    """Raise `MissingMatplotlib` if matplotlib is not installed; call this before hours of training."""
+@contextmanager
+def figure_style() -> Iterator[None]:
+    """Context with the style of this module instead of the user's matplotlibrc, which is restored on exit."""
     try:
-        import matplotlib.figure  # noqa: F401
+        import matplotlib.figure
     except ImportError as cause:
         raise MissingMatplotlib(
             "cannot draw figures: matplotlib is not installed. Run: pip install 'gradhomog[plot]'"
         ) from cause
-
-
-@contextmanager
-def figure_style() -> Iterator[None]:
-    """Context with the style of this module instead of the user's matplotlibrc, which is restored on exit."""
-    require_matplotlib()
-    import matplotlib
-
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
@@ -175,3 +169,12 @@ def save(figure: Figure, stem: str | Path) -> tuple[Path, Path]:
         new_svg.write_text(svg_text(figure), encoding="utf-8")
         figure.savefig(new_png, format="png", dpi=200, metadata={"Software": None})
     return svg, png
+
+
+def save_figures(draw: Callable[[], Mapping[str, Figure | None]], folder: Path) -> dict[str, Path]:
+    """Save the figures with data, and return the SVG files by name; without matplotlib, print a message instead."""
+    try:
+        return {name: save(figure, folder / name)[0] for name, figure in draw().items() if figure}
+    except MissingMatplotlib as error:
+        print(error, file=sys.stderr)
+        return {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from gradhomog.experiments.analysis import metrics
 from gradhomog.experiments.analysis.statistics import mean_interval
 from gradhomog.experiments.report.figures import style
 from gradhomog.experiments.results.events import Record, numbers
-from gradhomog.experiments.results.records import by_run_and_label, row_order
 from gradhomog.experiments.results.runs import PLAIN
 
 if TYPE_CHECKING:
@@ -74,16 +74,15 @@ Runs = dict[tuple[str, str], list[list[Record]]]
 
 def runs_of(records: Iterable[Record], event: str) -> Runs:
     """Records of an event for the runs of the table; runs without a result are omitted."""
-    records = list(records)
-    results = [record for record in records if record["event"] == "result" and record["role"] == "compare"]
-    order = row_order(records)  # the order of the table, which determines the colours in figures
-    results.sort(key=lambda record: order.index((record["learner"], record["label"])))
-    by_run = by_run_and_label(records, event)
-    runs: Runs = {}
-    for result in results:
-        if run := by_run.get((result["run"], result["label"])):
-            runs.setdefault((result["learner"], result["label"]), []).append(run)
-    return runs
+    _, *logged = records
+    compared = [record for record in logged if record["role"] == "compare"]
+    finished = {record["run"] for record in compared if record["event"] == "result"}
+    groups: dict[tuple[str, str], dict[str, list[Record]]] = {}
+    for record in compared:
+        if record["event"] == event and record["run"] in finished:
+            runs = groups.setdefault((record["learner"], record["label"]), {})
+            runs.setdefault(record["run"], []).append(record)
+    return {method: list(runs.values()) for method, runs in groups.items()}
 
 
 def curve(run: Sequence[Record], value: Callable[[Record], float], smooth: bool = True) -> dict[int, float]:
@@ -143,32 +142,36 @@ REFERENCE_WIDTH = 2.6
 
 def draw_curve(
     panel: Axes,
-    curve: Curve,
+    runs: Sequence[Sequence[Record]],
+    value: Callable[[Record], float],
     color: str,
     dashes: str,
     label: str,
     *,
+    smooth: bool = True,
     width: float = 1.3,
     band: bool = False,
-    dots: bool = False,
     transform: Callable[[float], float] = float,
 ) -> None:
-    """Draw a line with an optional band. Points have markers if `dots` is True or the line has few points.
+    """Draw the mean over runs of a value of their records, with an optional band.
 
-    Wide lines are drawn below narrow lines, so that both lines are visible if they coincide. `transform` maps averages
-    to values of the axis.
+    If `smooth`, values are running means over a tenth of a run, and the band is the range over runs. Otherwise points
+    have markers, and the band is the 95 % confidence interval. Wide lines are drawn below narrow lines, so that both
+    lines are visible if they coincide. `transform` maps averages to values of the axis.
     """
-    middle, low, high = ([transform(number) for number in line] for line in (curve.middle, curve.low, curve.high))
+    averaged = average([curve(run, value, smooth) for run in runs], interval=not smooth)
+    steps = averaged.steps
+    middle, low, high = (list(map(transform, line)) for line in (averaged.middle, averaged.low, averaged.high))
     # A line of one point is invisible, and the points of a line of few points are not recognizable.
-    marker = "o" if dots or len(curve.steps) < _FEW_POINTS else None
+    marker = "o" if not smooth or len(steps) < _FEW_POINTS else None
     panel.plot(
-        curve.steps, middle, color=color, linestyle=dashes, label=label, linewidth=width,
+        steps, middle, color=color, linestyle=dashes, label=label, linewidth=width,
         marker=marker, markersize=1.3 + width, zorder=3 - 0.1 * width,
     )  # fmt: skip
     if band:
-        panel.fill_between(curve.steps, low, high, color=color, alpha=0.1, linewidth=0)
-        if len(curve.steps) == 1:  # an area of zero width is invisible
-            panel.vlines(curve.steps, low, high, color=color, alpha=0.4, linewidth=width)
+        panel.fill_between(steps, low, high, color=color, alpha=0.1, linewidth=0)
+        if len(steps) == 1:  # an area of zero width is invisible
+            panel.vlines(steps, low, high, color=color, alpha=0.4, linewidth=width)
 
 
 def step_axis(panel: Axes) -> None:
@@ -186,11 +189,11 @@ def step_axis(panel: Axes) -> None:
 
 def ratio_axis(panel: Axes) -> None:
     """Format a logarithmic axis of ratios with ticks at 1, 2, 3, 5, because ratios rarely span a decade."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+    from matplotlib.ticker import LogLocator, NullLocator
 
     panel.set_yscale("log")
     panel.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 3, 5)))
-    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    panel.yaxis.set_major_formatter("{x:g}")
     panel.yaxis.set_minor_locator(NullLocator())
 
 
@@ -234,14 +237,14 @@ def weights(records: Iterable[Record]) -> Figure | None:
     domains = sorted({name for group in runs.values() for run in group for record in run for name in record["names"]})
     if len(domains) < 2:
         return None
-    weight_lines = _lines_by_domain(domains)
+    colors = style.colors(domains)
     several = len({learner for learner, _ in runs}) > 1
     with style.figure_style():
         figure, panels, lowest, leftmost = style.make_panel_list(len(runs), 3, 1.75, 1.95, sharex=True, sharey=True)
         for panel, ((learner, label), group) in zip(panels, runs.items(), strict=True):
             panel.axhline(1, **style.GUIDE_LINE)
-            for name, color, dashes, value in weight_lines:
-                draw_curve(panel, average([curve(run, value) for run in group]), color, dashes, name)
+            for domain in domains:
+                draw_curve(panel, group, partial(_mean_weight, domain), *colors[domain], style.wrap_label(domain))
             panel.set_title(style.wrap_label(f"{label} ({learner})" if several else label, 30))
         for panel in lowest:
             step_axis(panel)
@@ -279,17 +282,12 @@ def _draw_lines(
     smooth: bool = True,
     transform: Callable[[float], float] = float,
 ) -> None:
-    """Draw one line per method of a learner, with a band over seeds; `transform` maps averages to values of the axis.
-
-    The band is the range over seeds for smoothed values, and the confidence interval otherwise.
-    """
+    """Draw one line per method of a learner, with a band over seeds."""
     colors = style.colors([label for _, label in runs])
     for (owner, label), group in runs.items():
         if owner == learner:
-            curves = [curve(run, value, smooth) for run in group]
-            averaged = average(curves, interval=not smooth)
             draw_curve(
-                panel, averaged, *colors[label], style.wrap_label(label), band=len(group) > 1, dots=not smooth,
+                panel, group, value, *colors[label], style.wrap_label(label), smooth=smooth, band=len(group) > 1,
                 width=REFERENCE_WIDTH if label == PLAIN else 1.3, transform=transform,
             )  # fmt: skip
 
@@ -299,27 +297,10 @@ def _changes_weights(group: Sequence[Sequence[Record]]) -> bool:
     return any(abs(weight - 1) > 1e-6 for run in group for record in run for weight in numbers(record["weights"]))
 
 
-def _lines_by_domain(domains: Sequence[str]) -> list[tuple[str, str, str, Callable[[Record], float]]]:
-    """Name, colour, dashes and value of the line of each domain."""
-    size = len(style.PALETTE)
-
-    def mean_weight(domain: str) -> Callable[[Record], float]:
-        def value(record: Record) -> float:
-            pairs = zip(record["names"], numbers(record["weights"]), strict=False)
-            values = [weight for name, weight in pairs if name == domain]
-            return sum(values) / len(values) if values else math.nan
-
-        return value
-
-    return [
-        (
-            style.wrap_label(domain),
-            style.PALETTE[i % size],
-            style.DASHES[i // size % 4],
-            mean_weight(domain),
-        )
-        for i, domain in enumerate(domains)
-    ]
+def _mean_weight(domain: str, record: Record) -> float:
+    """The mean weight of the tasks of a domain; NaN without such tasks."""
+    pairs = zip(record["names"], numbers(record["weights"]), strict=False)
+    return finite_mean([weight for name, weight in pairs if name == domain])
 
 
 @dataclass(frozen=True)
@@ -379,7 +360,7 @@ def stages(records: Iterable[Record]) -> Figure | None:
 
 
 def method_stages(records: Iterable[Record]) -> list[MethodStages]:
-    """The stages of each method with homogenizers; empty for an event log of an older version."""
+    """The stages of each method with homogenizers."""
     records = list(records)
     probes, steps = runs_of(records, "probe"), runs_of(records, "step")
     methods = []
@@ -399,7 +380,7 @@ def method_stages(records: Iterable[Record]) -> list[MethodStages]:
 def _with_plain_stage(step: Record) -> Record:
     """The record of a step in the form of a probe: the first stage has the rows before homogenization."""
     before = {"name": PLAIN, "norms": step["norms"], "cosines": step["cosines"]}
-    return {"step": step["step"], "stages": [before, *(step.get("stages") or ())]}
+    return {"step": step["step"], "stages": [before, *step["stages"]]}
 
 
 def _unique_names(names: Sequence[str]) -> list[str]:
@@ -420,7 +401,9 @@ def _draw_stage(
     def stage_value(record: Record) -> float:
         return value(record["stages"][index])
 
-    averaged = average([curve(run, stage_value, smooth=not method.probed) for run in method.runs])
     width = min(1.2 + 0.4 * (len(method.names) - 1 - index), 2.2) if index else REFERENCE_WIDTH
     name = style.wrap_label(f"after {method.names[index]}", 20) if index else "before"
-    draw_curve(panel, averaged, *color_and_dashes, name, width=width, dots=method.probed, transform=transform)
+    draw_curve(
+        panel, method.runs, stage_value, *color_and_dashes, name, smooth=not method.probed, width=width,
+        transform=transform,
+    )  # fmt: skip
