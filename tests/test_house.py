@@ -231,7 +231,7 @@ BUDGETS = {
     "plugins": 4523,
     "plugins/gradhomog_data": 3313,
     "adapters": 3798,
-    "tests": 32141,
+    "tests": 31957,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

@@ -5,10 +5,9 @@ import itertools
 
 import pytest
 import torch
-from torch.nn import functional
 
 import gradhomog
-from tests.benchmarks import backward, combine, maml, overhead, rotation, self_information
+from tests.benchmarks import backward, combine, maml, overhead
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 VECTORS, HEADS_OF_IMAGES = backward.mlp(3, 4, 6), backward.conv4(2, 3, 16, 4)
@@ -26,7 +25,7 @@ def tensors(batch):
 
 @pytest.mark.parametrize(
     "source",
-    [*SETTINGS, rotation.Features(2, 3, 4), combine.Gradients(4, 100)],
+    [*SETTINGS, combine.Gradients(4, 100)],
     ids=lambda one: getattr(one, "title", None),
 )
 def test_inputs_of_a_round_are_the_same_every_time_and_those_of_two_rounds_differ(source):
@@ -121,38 +120,3 @@ def test_meta_steps_of_the_same_order_compute_the_same_gradient_and_keep_the_par
     torch.testing.assert_close(*first_order.values(), **CLOSE)
     assert not torch.allclose(first_order[maml.FIRST_ORDER], found[maml.BY_HAND], rtol=1e-3)
     assert notes == []
-
-
-@pytest.mark.parametrize("name", rotation.MAPS)
-def test_rotations_of_a_peer_start_at_the_identity_stay_orthogonal_and_decrease_the_objective(name):
-    torch.manual_seed(0)
-    batch, peer, identity = rotation.Features(3, 5, 8).batch(0), rotation.OrthogonalLayers(3, 8, name), torch.eye(8)
-    before = peer.objective(batch.gradients).item()
-    for step in range(8):
-        matrices = [layer.weight.detach() for layer in peer.layers]
-        for matrix in matrices:
-            torch.testing.assert_close(matrix @ matrix.T if step else matrix, identity, rtol=0, atol=1e-5)
-        # z̃ = R z, so the gradient w.r.t. z is Rᵀ times that w.r.t. z̃; as rows, g̃ R.
-        expected = torch.stack([g @ matrix for g, matrix in zip(batch.gradients, matrices, strict=True)])
-        torch.testing.assert_close(peer(batch), expected, rtol=1e-5, atol=1e-6)
-    assert peer.objective(batch.gradients).item() < before
-
-
-@pytest.mark.parametrize(("radius", "kernel", "padding"), [(1, 3, 1), (2, 2, 0), (1, 1, 0)])
-def test_self_information_of_a_peer_equals_the_definition_at_each_position(radius, kernel, padding):
-    x = torch.randn(2, 2, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    border = radius + padding
-    padded = functional.pad(x, (border,) * 4)
-    rows, columns = 4 + 2 * padding - kernel + 1, 5 + 2 * padding - kernel + 1
-
-    def patch(row, column):
-        return padded[:, :, row + radius : row + radius + kernel, column + radius : column + radius + kernel]
-
-    shifts = [*itertools.product(range(-radius, radius + 1), repeat=2)]
-    distances = torch.zeros(2, len(shifts), rows, columns, dtype=torch.float64)
-    for (index, (i, j)), row, column in itertools.product(enumerate(shifts), range(rows), range(columns)):
-        gaps = patch(row, column) - patch(row + i, column + j)
-        distances[:, index, row, column] = gaps.square().sum(dim=(1, 2, 3))
-    expected = torch.exp(-distances / (2 * distances.mean())).sum(dim=1)
-    found = self_information.concatenated_differences(x, radius, kernel, padding)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from gradhomog import OptionError
-from tests.benchmarks import backward, combine, maml, overhead, ranks, rotation, self_information
+from tests.benchmarks import backward, combine, maml, overhead, ranks
 
 QUICK = ["--rounds", "3", "--seconds", "0.01"]
 
-MODULES = [backward, combine, maml, overhead, ranks, rotation, self_information]
+MODULES = [backward, combine, maml, overhead, ranks]
 every = pytest.mark.parametrize("benchmark", [module.BENCHMARK for module in MODULES], ids=lambda one: one.name)
 
 
@@ -30,9 +30,6 @@ TABLES = [
     (combine, "3x50", ["pcgrad", 'pcgrad(scale="paper")', "static"],
      [*FLOORS, "pcgrad", "torchjd PCGrad", 'pcgrad(scale="paper")', "static"]),
     (combine, "2x50", ["gradnorm"], [*FLOORS, "gradnorm", combine.NORMS, combine.NORMS_READ]),
-    (rotation, "2x3x4", [], [*rotation.EXPRESSIONS, *(f"torch orthogonal, {name}" for name in rotation.MAPS)]),
-    (rotation, "1x1x513", ["rotate"], ["rotate", "torch orthogonal, matrix_exp", "torch orthogonal, cayley"]),
-    (self_information, "2x3x8x8", [], ["convolution", *self_information.EXPRESSIONS, "published form"]),
     *((overhead, shape, ["none", "upgrad"], [backward.SUMMED, backward.BY_HAND, "none", "upgrad"])
       for shape in ("2x16", "2x1x8", "2x3x16x4")),
     pytest.param(ranks, "3x4x6", ["none"], [ranks.PLAIN, ranks.ALONE, "none, batch", "none, local"],
