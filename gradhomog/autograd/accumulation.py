@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from gradhomog.autograd.backward import differentiate, homogenize, scaler_factor
+from gradhomog.autograd.backward import homogenize, make_derivatives, scaler_factor
 from gradhomog.autograd.derivatives import SummedDerivatives
 from gradhomog.autograd.inputs import (
     Features,
@@ -103,11 +103,11 @@ class Accumulation:
         if not slots:
             return
         graph = replace(graph, tasks=replace(graph.tasks, slots=tuple(slots)))
-        derivatives = differentiate(graph, options, self._factor or 1.0)
+        derivatives = make_derivatives(graph, options, self._factor or 1.0)
         if isinstance(options.communicator, GroupCommunicator) and graph.sharded:
             weigh_ranks(derivatives, options.communicator, {})
         features, grads = derivatives.at_stages()
-        for index, (slot, row) in enumerate(zip(slots, list(derivatives.iterate()), strict=True)):
+        for index, (slot, row) in enumerate(zip(slots, list(derivatives.iterate_scaled()), strict=True)):
             loss = graph.tasks.losses[index].detach().double()
             sums = self._sums.setdefault(slot, _Sums(torch.zeros_like(loss)))
             sums.loss = sums.loss + loss

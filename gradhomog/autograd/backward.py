@@ -205,10 +205,10 @@ def compute_step(
         scaled: True with a gradient scaler.
     """
     retain_graph |= step.kernel_traces is not None  # homogenizers may read traces after the rows
-    return homogenize(step, differentiate(step.graph, step.options, factor, scaled, retain_graph))
+    return homogenize(step, make_derivatives(step.graph, step.options, factor, scaled, retain_graph))
 
 
-def differentiate(
+def make_derivatives(
     graph: LossGraph, options: StepOptions, factor: float = 1.0, scaled: bool = False, retain_graph: bool = False
 ) -> Derivatives:
     """Return the derivatives of losses, whose gradients are computed on demand; arguments as in `compute_step`."""

@@ -238,13 +238,13 @@ class Derivatives(ABC):
     def differentiate(self) -> Iterator[Gradients]:
         """Yield the gradients of the shared parameters, one task after the other; computed when they are required."""
 
-    def iterate(self) -> Iterator[Gradients]:
+    def iterate_scaled(self) -> Iterator[Gradients]:
         """Yield the gradients of `differentiate`, scaled by the metric."""
         return self.differentiate() if self.metric is None else map(self.metric.scale_row, self.differentiate())
 
     def rows(self) -> TaskGradients:
         """Return one gradient per task and shared parameter."""
-        rows = list(self.iterate())
+        rows = list(self.iterate_scaled())
         return {name: [row[index] for row in rows] for index, name in enumerate(self.graph.shared)}
 
     def head_gradients(self) -> list[tuple[int, Tensor, Tensor | None]]:

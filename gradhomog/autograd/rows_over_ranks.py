@@ -236,7 +236,7 @@ class ExchangedLossRows(LazyRows):
         `used`, `failure`: receive the names of the parameters that a loss depends on, and the error.
         """
         tasks, derivatives = self._derivatives.graph.tasks, self._derivatives
-        computed = derivatives.iterate()
+        computed = derivatives.iterate_scaled()
         for slot in range(tasks.tasks):
             row: dict[str, Tensor | None] = {}
             if slot in tasks.slots and not failure:

@@ -169,7 +169,7 @@ class ProblemSpec(Spec):
         deterministic: True if nothing is random, so that all seeds give the same result.
         suite: how `gradhomog suite --problem NAME` uses the problem: `question`, a sentence; `scaled_task`, the task
             whose loss is multiplied; `steps`; `rates`, the learning rates to choose from; and optionally `best` and
-            `tolerance`, see `gradhomog.experiments.suite.problems.SuiteProblem`. Empty: it is no problem of the suite.
+            `tolerance`, see `gradhomog.experiments.suite.problems.SuiteProblem`. Empty: `--problem` rejects it.
     """
 
     # Not hashed: options are cached by spec, and nested tables have no hash.

@@ -277,7 +277,7 @@ def make_step(
     slots: Sequence[int] | None = None, features: Sequence[Tensor] = (), feature_grads: Sequence[Tensor] = (),
     targets: Tensor | None = None, kernel_traces: Tensor | Sequence[float] | KernelTraces | None = None,
 ) -> Step:  # fmt: skip
-    """Return the record of a step.
+    """Return the record of a step of given rows, for `Pipeline.combine`; a `RowSource` makes that of losses.
 
     Args:
         domains, targets, kernel_traces: as in `Pipeline.combine`.

@@ -75,7 +75,9 @@ def test_zero_rows_change_the_number_of_rows_only(method, scale):
 def test_opposite_rows_give_zero(method, dtype):
     row = normal(1, 1000, seed=1)[0]
     rows = torch.stack([row, -2 * row]).to(dtype)
-    assert float(gradhomog.pipeline(method).combine(rows).double().norm()) <= 1e-12 * float(row.norm())
+    # Fused multiply-add leaves the rounding error of one product; without it, the direction is exactly zero.
+    relative = float(gradhomog.pipeline(method).combine(rows).double().norm() / row.norm())
+    assert relative <= max(torch.finfo(dtype).eps, 1e-12)
 
 
 def one_step(pipe, rows, losses):

@@ -1,4 +1,4 @@
-"""The tables of a comparison and the notes below them: scores, differences to the best baseline, candidates, runs."""
+"""Format the tables of a comparison, whose numbers `analysis.summary` computes, and the notes below them."""
 
 from __future__ import annotations
 
