@@ -217,9 +217,9 @@ def test_a_step_calls_few_functions(text: str, calls: int, files: int) -> None:
 BUDGETS = {
     "gradhomog": 655,
     "gradhomog/autograd": 2321,
-    "gradhomog/cli": 1055,
+    "gradhomog/cli": 1068,
     "gradhomog/diagnosis": 1133,
-    "gradhomog/experiments": 6053,
+    "gradhomog/experiments": 6066,
     "gradhomog/learners": 732,
     "gradhomog/ranks": 492,
     "gradhomog/registry": 783,
@@ -229,9 +229,9 @@ BUDGETS = {
     "gradhomog/step": 1153,
     "gradhomog/testing": 2653,
     "plugins": 4514,
-    "plugins/gradhomog_data": 3313,
+    "plugins/gradhomog_data": 3312,
     "adapters": 3798,
-    "tests": 31957,
+    "tests": 31958,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

@@ -9,12 +9,13 @@ import argparse
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradhomog.cli._output import add_json, print_json
 from gradhomog.cli.completion import complete_plugin_names
-from gradhomog.errors import OptionError
+from gradhomog.errors import GradhomogError, OptionError, join_errors
 
 if TYPE_CHECKING:
     from gradhomog.registry import Kind
@@ -58,12 +59,12 @@ def run(args: argparse.Namespace) -> int:
         "domains": testing.check_domain,
     }
     expected = dict(_parse_expectation(text) for text in args.expect)
+    kinds = _resolve_kinds(args.names, args.kind)
     reports = []
-    for name in args.names:
+    for name, kind in zip(args.names, kinds, strict=True):
         if sys.stderr.isatty():
             print(f"checking {name} …", file=sys.stderr)
-        kit = kits[args.kind or _find_kind(name)]
-        reports.append(kit(name, expected_failures=expected, only=args.only, fast=args.fast))
+        reports.append(kits[kind](name, expected_failures=expected, only=args.only, fast=args.fast))
         if not args.json:
             print(reports[-1], end="\n\n" if name is not args.names[-1] else "\n")
     if args.json:
@@ -78,6 +79,26 @@ def _parse_expectation(text: str) -> tuple[str, str]:
             f'`--expect` must be CHECK=REASON, with a reason; got {text!r}. For example: --expect "cost=slow".'
         )
     return check.strip(), reason.strip()
+
+
+def _resolve_kinds(names: Sequence[str], kind: Kind | None) -> list[Kind]:
+    """The kind of each plugin. Each plugin is created once, so that errors are raised before the first check runs.
+
+    Raises:
+        OptionError: plugins cannot be created; the message lists them all.
+    """
+    from gradhomog.testing.kits import SUBJECTS
+
+    kinds = [kind or _find_kind(name) for name in names]
+    errors: list[GradhomogError] = []
+    for name, plugin_kind in zip(names, kinds, strict=True):
+        try:
+            SUBJECTS[plugin_kind](name)
+        except GradhomogError as error:
+            errors.append(error)
+    if errors:
+        raise OptionError(join_errors(errors))
+    return kinds
 
 
 def _find_kind(text: str) -> Kind:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -37,7 +38,7 @@ def make_methods(config: Config) -> list[Method]:
                 alternatives = expression.parse_alternatives(text)
                 candidates = [str(pipeline(expression.render(members))) for members in alternatives]
             except GradhomogError as cause:
-                errors.append(str(cause))
+                errors += _member_errors(text) or [str(cause)]
                 continue
             names = dict.fromkeys(" + ".join(name for name, _ in members) or "none" for members in alternatives)
             label = f"{' | '.join(names)} (tuned)" if len(candidates) > 1 else candidates[0]
@@ -50,6 +51,21 @@ def make_methods(config: Config) -> list[Method]:
     if errors:
         raise ConfigError(f"`homogenizers`: {join_errors(errors)}")
     return rows
+
+
+def _member_errors(text: str) -> list[str]:
+    """Return the errors of all homogenizers in a text; the error of the whole pipeline names only the first."""
+    try:
+        alternatives = expression.parse_alternatives(text)
+    except GradhomogError as cause:
+        return [str(cause)]
+    errors = []
+    for member in itertools.chain.from_iterable(alternatives):
+        try:
+            pipeline(expression.render([member]))
+        except GradhomogError as cause:
+            errors.append(str(cause))
+    return errors
 
 
 FACTORS = (0.01, 100.0)

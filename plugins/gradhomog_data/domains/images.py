@@ -49,11 +49,10 @@ def images(
         path = Path(variant).expanduser()
     except RuntimeError as error:  # ~name/pictures, and no user has this name
         raise OptionError(f"`images`: {variant}: {error}") from error
-    arrays = path.suffix.lower() == ".npz" and not path.is_dir()
-    if arrays and per_class is not None:
-        raise OptionError(f"`per_class` must be omitted for .npz files; got {per_class} with {path}.")
     try:
-        if arrays:
+        if path.suffix.lower() == ".npz" and not path.is_dir():
+            if per_class is not None:
+                raise OptionError(f"`per_class` must be omitted for .npz files; got {per_class} with {path}.")
             read = read_npz(path, size, max_bytes)
         else:
             read = list_pictures(path, per_class, max_bytes).open(size, max_bytes)
