@@ -227,11 +227,11 @@ BUDGETS = {
     "gradhomog/scaffold": 156,
     "gradhomog/solvers": 417,
     "gradhomog/step": 1153,
-    "gradhomog/testing": 2653,
+    "gradhomog/testing": 2761,
     "plugins": 4514,
     "plugins/gradhomog_data": 3312,
     "adapters": 3798,
-    "tests": 31958,
+    "tests": 31965,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

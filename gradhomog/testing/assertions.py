@@ -15,11 +15,12 @@ STEP, RTOL, ATOL = 1e-5, 1e-4, 1e-7  # of central differences in float64
 
 
 def require_close(
-    found: Any, expected: Tensor, what: str, *, rtol: float, atol: float, cause: str = "", **example: Any
-) -> None:
+    found: Any, expected: Tensor, what: str, *, rtol: float, atol: float,
+    cause: Callable[[], str] = lambda: "", **example: Any,
+) -> None:  # fmt: skip
     """Raise unless `|found − expected| ≤ atol + rtol · |expected|` elementwise and shape and dtype are equal.
 
-    `cause`: the likely cause of a failure, empty if it is unknown.
+    `cause`: called after a failure; returns the likely cause, empty if it is unknown.
     """
     if not isinstance(found, Tensor):
         raise CheckFailure(f"{what}: expected a tensor, got {type(found).__name__}", **example)
@@ -64,8 +65,8 @@ def require_all_equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor
         require_equal(found[name], value, what.replace("{}", name))
 
 
-def _likely(cause: str) -> str:
-    return cause and f". Likely cause: {cause}"
+def _likely(cause: Callable[[], str]) -> str:
+    return f". Likely cause: {text}" if (text := cause()) else ""
 
 
 def _largest_difference(found: Tensor, expected: Tensor) -> float:
@@ -85,7 +86,9 @@ def derivatives_close(found: float, expected: float, scale: float = 0.0) -> bool
     return abs(found - expected) <= RTOL * max(abs(expected), 1e-3 * scale) + ATOL
 
 
-def require_derivative(found: float, expected: float, what: str, scale: float = 0.0, cause: str = "") -> None:
+def require_derivative(
+    found: float, expected: float, what: str, scale: float = 0.0, cause: Callable[[], str] = lambda: ""
+) -> None:
     """Raise unless `derivatives_close`; `what` ends where the number follows, and `cause` is as in `require_close`."""
     if not derivatives_close(found, expected, scale):
         raise CheckFailure(f"{what} {found:.6g}; finite differences give {expected:.6g}{_likely(cause)}")

@@ -96,7 +96,7 @@ class CheckResult:
 
     def record(self) -> dict[str, Any]:
         """Return the fields as a dict for JSON; NaN and infinity in the example become None: JSON has neither."""
-        example = to_plain_data(self.example, lambda number: number if math.isfinite(number) else None)
+        example = _map_floats(dict(self.example), lambda number: number if math.isfinite(number) else None)
         return {**vars(self), "example": example, "seconds": round(self.seconds, 3)}
 
 
@@ -141,7 +141,7 @@ class CheckReport:
         for result in self.results:
             lines.append(f"  {MARKS.get(result.outcome, '-')} {result.check:<{width}}  {result.outcome}".rstrip())
             lines += wrapper.wrap(result.message)
-            rounded = to_plain_data(result.example, lambda number: float(f"{number:.4g}"))
+            rounded = _map_floats(dict(result.example), lambda number: float(f"{number:.4g}"))
             lines += [f"      {name} = {json.dumps(value)}" for name, value in rounded.items()]
         counts = Counter(result.outcome for result in self.results)
         summary = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
@@ -214,19 +214,23 @@ def describe_failure(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}"
 
 
-def to_plain_data(value: Any, convert: Callable[[float], float | None] = float) -> Any:
-    """Convert to JSON values: tensors to nested lists, other objects to their repr without the memory address.
-
-    `convert` is applied to every float.
-    """
-    if hasattr(value, "tolist"):
-        value = value.tolist()
+def _map_floats(value: Any, convert: Callable[[float], float | None]) -> Any:
+    """Convert all floats in nested lists and dicts."""
     if isinstance(value, Mapping):
-        return {str(key): to_plain_data(item, convert) for key, item in value.items()}
+        return {key: _map_floats(item, convert) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_map_floats(item, convert) for item in value]
+    return convert(value) if isinstance(value, float) else value
+
+
+def to_plain_data(value: Any) -> Any:
+    """Convert to JSON values: tensors to nested lists, other objects to their repr without the memory address."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): to_plain_data(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [to_plain_data(item, convert) for item in value]
-    if isinstance(value, (str, int, bool, type(None))):
+        return [to_plain_data(item) for item in value]
+    if isinstance(value, (str, int, float, bool, type(None))):
         return value
-    if isinstance(value, float):
-        return convert(value)
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

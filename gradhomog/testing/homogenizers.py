@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -12,13 +13,15 @@ from unittest import mock
 import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from gradhomog.errors import NonfiniteError, OptionError
 from gradhomog.learners.learner import Learner
 from gradhomog.learners.tasks import TaskBatch
 from gradhomog.registry.options import option_parameters
+from gradhomog.rows import Jacobian
 from gradhomog.step.pipelines import Pipeline
-from gradhomog.step.step import TaskKey
+from gradhomog.step.step import StageResult, TaskKey
 from gradhomog.testing import small_network
 from gradhomog.testing.assertions import (
     central_difference,
@@ -168,10 +171,17 @@ def identical_rows(subject: HomogenizerSubject) -> None:
     def _(jacobian: Tensor, tasks: int) -> None:
         rows = jacobian.repeat(tasks, 1)
         direction, size = subject.combine(rows, steps=2), float(jacobian.abs().max())
-        require_close(
-            direction, jacobian[0], f"{tasks} identical rows", rtol=1e-9, atol=1e-12 * size,
-            cause=f"the weights do not sum to {tasks}, the number of tasks, or {EPSILON}",
-        )  # fmt: skip
+
+        def cause() -> str:
+            factor = float(torch.nan_to_num(direction / jacobian[0]).abs().max())
+            longer = 2.0**40 * rows
+            if torch.allclose(subject.combine(longer, steps=2), longer[0], rtol=1e-9):
+                return EPSILON
+            if torch.allclose(direction, factor * jacobian[0], rtol=1e-6, atol=1e-9 * size):
+                return f"the weights sum to {tasks * factor:.4g} instead of {tasks}, the number of tasks"
+            return ""
+
+        require_close(direction, jacobian[0], f"{tasks} identical rows", rtol=1e-9, atol=1e-12 * size, cause=cause)
 
 
 @check("homogenizers")
@@ -263,7 +273,7 @@ def scale_equivariant(subject: HomogenizerSubject) -> None:
         found = subject.combine(rows * factor, steps=3)
         require_close(
             found / factor, expected, f"rows times 2^{exponent}", rtol=1e-4, atol=1e-4 * largest_norm(jacobian),
-            cause=EPSILON if exponent < 0 else "",
+            cause=lambda: EPSILON if exponent < 0 else "",
         )  # fmt: skip
 
 
@@ -352,6 +362,21 @@ def _require_no_conflict(jacobian: Tensor, direction: Tensor, rounding: Tensor) 
         raise CheckFailure("the direction conflicts with a row", direction=direction, inner_products=inner)
 
 
+Compare = Callable[..., Any]
+"""Called with the homogenizer, the stage's name, the stage and its arguments; returns the stage's result."""
+
+STAGES = ("transform", "mix", "rows", "update", "measured", "paper_scale")
+
+
+def wrap_stages(pipe: Pipeline, compare: Compare) -> Pipeline:
+    """Call every stage of a pipeline's homogenizers through `compare` from now on; return the pipeline."""
+    for homogenizer in pipe:
+        for stage in filter(homogenizer.overrides, STAGES):
+            wrapped = functools.partial(compare, homogenizer, stage, getattr(homogenizer, stage))
+            setattr(homogenizer, stage, wrapped)
+    return pipe
+
+
 def _run_all_stages(subject: HomogenizerSubject, pipe: Pipeline) -> None:
     """Run steps on a matrix, on a dict and through the encoder, so that every stage is called twice."""
     rows = torch.randn(4, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -407,11 +432,7 @@ def no_stage_writes_to_self(subject: HomogenizerSubject) -> None:
             changes["`measured` returns other numbers in a second call"] = None
         return result
 
-    pipe = subject.pipeline()
-    for homogenizer in pipe:
-        for stage in filter(homogenizer.overrides, ("transform", "mix", "rows", "update", "measured", "paper_scale")):
-            setattr(homogenizer, stage, partial(compare, homogenizer, stage, getattr(homogenizer, stage)))
-    _run_all_stages(subject, pipe)
+    _run_all_stages(subject, wrap_stages(subject.pipeline(), compare))
     if changes:
         raise CheckFailure(
             f"{', '.join(changes)}: return new state from `update` under names listed in `state_names`; pass values "
@@ -625,14 +646,18 @@ def _require_rotation(pipe: Pipeline, keys: list[TaskKey], dtype: torch.dtype, r
             raise CheckFailure(f"{when}: the matrix of task {slot} has determinant −1: a reflection", matrix=matrix)
 
 
+def _require_attach(subject: HomogenizerSubject) -> None:
+    if not subject.attaches:
+        raise NotApplicable("it does not override `attach`")
+
+
 @check("homogenizers")
 def constant_between_begins(subject: HomogenizerSubject) -> None:
     """Between two calls of `begin`, the attached encoder gives equal outputs for equal inputs: draws are kept.
 
     Checked after two steps, because learned state may determine how much is drawn.
     """
-    if not subject.attaches:
-        raise NotApplicable("it does not override `attach`")
+    _require_attach(subject)
     pipe = subject.pipeline()
     subject.outputs(pipe, steps=2)
     encoder, _ = network()
@@ -645,9 +670,51 @@ def constant_between_begins(subject: HomogenizerSubject) -> None:
                 require_equal(encoder(inputs), first, f"the encoder's output in a second run on {part} inputs")
 
 
+@check("homogenizers")
+def detached_completely(subject: HomogenizerSubject) -> None:
+    """After training the encoder has its original hooks, parameters, buffers, `forward` and values.
+
+    This must also hold if `attach` raises while it registers its first, second, … hook.
+    """
+    _require_attach(subject)
+    encoder, _ = network()
+    before, values = module_structure(encoder), module_values(encoder)
+    with subject.pipeline().attached(encoder):
+        pass
+    _require_unchanged(encoder, before, values, "after the handles were removed")
+    for failing in range(1, 9):
+        encoder, _ = network()
+        before, values, pipe = module_structure(encoder), module_values(encoder), subject.pipeline()
+        with _registration_fails(failing) as calls, contextlib.suppress(Exception), pipe.attached(encoder):
+            pass
+        if calls[0] < failing:
+            return
+        _require_unchanged(encoder, before, values, f"after `attach` raised at hook {failing}")
+
+
+@contextlib.contextmanager
+def _registration_fails(at: int) -> Iterator[list[int]]:
+    """Make the `at`-th registration of a hook raise, before the hook is stored."""
+    calls, create = [0], RemovableHandle.__init__
+
+    def fail(handle: RemovableHandle, *arguments: Any, **options: Any) -> None:
+        calls[0] += 1
+        if calls[0] == at:
+            raise RuntimeError("deliberate error at the registration of a hook")
+        create(handle, *arguments, **options)
+
+    with mock.patch.object(RemovableHandle, "__init__", fail):
+        yield calls
+
+
 def _require_structure(encoder: nn.Module, before: list[object], when: str) -> None:
     if module_structure(encoder) != before:
         raise CheckFailure(f"{when}, the encoder has changed: hooks, parameters or `forward` are left")
+
+
+def _require_unchanged(encoder: nn.Module, before: list[object], values: dict[str, Tensor], when: str) -> None:
+    _require_structure(encoder, before, when)
+    require_all_equal(module_values(encoder), values, f"the encoder's `{{}}` {when}")
 
 
 @check("homogenizers")
@@ -678,9 +745,7 @@ def removed_at_meta_test(subject: HomogenizerSubject) -> None:
         with contextlib.suppress(Exception):
             learner.rows(small_network.batch())
         handle.remove()
-        when = f"after a task of {name} failed"
-        _require_structure(learner.encoder, before, when)
-        require_all_equal(module_values(learner.encoder), values, f"the encoder's `{{}}` {when}")
+        _require_unchanged(learner.encoder, before, values, f"after a task of {name} failed")
 
 
 @check("homogenizers")
@@ -710,67 +775,48 @@ Inputs = dict[str, Tensor]
 """Tensors by name: `rows` and `losses`."""
 
 CUSTOM_BACKWARD = "a custom backward, or torch.autograd.grad without create_graph=True, detaches the first derivative"
-DETACHED = (
-    "a part of the computation, or state of an earlier step, is detached (.detach(), .item(), .tolist(), "
-    "torch.tensor(...), no_grad), or a custom backward is wrong"
-)
-STATE_OF_THIS_STEP = (
-    "state is initialized from this step's losses without their graph, so the first step's result does not change with "
-    "the losses although the derivative by autograd is not zero; initialize the state by a constant, or set it only in "
-    "`update`"
-)
 
 
 @check("homogenizers", claim="differentiable")
 def differentiable(subject: HomogenizerSubject) -> None:
     """The direction is twice differentiable w.r.t. rows and losses, compared with central differences in float64.
 
-    The check compares derivatives in the first step of two tasks, and in the second step of four tasks with rows in a
-    dict of tensors, as those of a network: by the chain rule the direction is then differentiable through an inner
-    loop. Derivatives are taken along random directions in rows and losses, like `torch.autograd.gradcheck` and
-    `gradgradcheck` in their fast mode. If a row is zero, no derivative may be NaN.
+    The check compares derivatives in the first step of two tasks and in the second step of four, along random
+    directions in rows and losses, like `torch.autograd.gradcheck` and `gradgradcheck` in their fast mode. If a row is
+    zero, no derivative may be NaN.
     """
     for tasks, earlier in ((2, 0), (4, 1)):
         generator = torch.Generator().manual_seed(7 * tasks)
-        rows = torch.randn(tasks, 18, generator=generator, dtype=torch.float64)
+        rows = torch.randn(tasks, 6, generator=generator, dtype=torch.float64)
         rows[1] = 0.6 * rows[1] - 0.8 * rows[0]  # many methods change nothing, and detach nothing, without conflict
         inputs = {"rows": rows, "losses": torch.rand(tasks, generator=generator, dtype=torch.float64).add(0.5)}
-        probe = torch.randn(18, generator=generator, dtype=torch.float64)
+        probe = torch.randn(6, generator=generator, dtype=torch.float64)
         along = {
             name: torch.randn(value.shape, generator=generator, dtype=torch.float64) for name, value in inputs.items()
         }
 
         def value(at: Inputs, earlier: int = earlier, probe: Tensor = probe) -> Tensor:
             # A new pipeline for each call, because random numbers and state must be those of the same step.
-            pipe = subject.pipeline(assume="differentiable")
-            if not earlier:
-                direction: Tensor = subject.combine(at["rows"], losses=at["losses"], pipe=pipe, create_graph=True)
-                return direction @ probe
-            subject.combine(in_tensors(random_rows(len(at["rows"]), 18, seed=3)), pipe=pipe)
-            parts = subject.combine(in_tensors(at["rows"]), losses=at["losses"], pipe=pipe, create_graph=True)
-            return torch.stack([(parts[name] * part[0]).sum() for name, part in in_tensors(probe[None]).items()]).sum()
+            direction: Tensor = _differentiable(subject, at["rows"], at["losses"], earlier)
+            return direction @ probe
 
-        where = "in the second step, with 4 tasks and rows in a dict" if earlier else "in the first step, with 2 tasks"
         for name in inputs:
             found, expected = _derivatives(value, inputs, {name: along[name]})
-            own_state = derivatives_close(expected, 0.0) and name == "losses" and not earlier
             require_derivative(
                 found, expected,
-                f"the derivative of the direction w.r.t. the {name} is wrong {where}: along a random direction it is",
-                scale=1.0, cause=STATE_OF_THIS_STEP if own_state else DETACHED,
+                f"the derivative of the direction w.r.t. the {name} is wrong {_where(tasks, earlier)}: along a random "
+                "direction it is", scale=1.0,
+                cause=partial(_likely_cause, subject, inputs, name, expected, earlier),
             )  # fmt: skip
-        _require_second_order(value, inputs, along, where)
+        _require_second_order(value, inputs, along, tasks, earlier)
         _require_finite_derivatives_at_zero(value, inputs)
 
 
 def _derivatives(value: Callable[[Inputs], Tensor], inputs: Inputs, along: Inputs) -> tuple[float, float]:
     """Return the derivative along a direction in some of the inputs, by autograd and by central differences."""
     variables = {name: _leaf(inputs[name]) for name in along}
-    result = value({**inputs, **variables})
-    found = 0.0
-    if result.requires_grad:
-        gradients = torch.autograd.grad(result, list(variables.values()), allow_unused=True)
-        found = sum(float((g * a).sum()) for g, a in zip(gradients, along.values(), strict=True) if g is not None)
+    gradients = _gradients(value({**inputs, **variables}), list(variables.values()))
+    found = sum(float((g * a).sum()) for g, a in zip(gradients, along.values(), strict=True) if g is not None)
 
     def shifted(step: float) -> Tensor:
         return value({**inputs, **{name: _leaf(inputs[name] + step * a) for name, a in along.items()}})
@@ -778,11 +824,77 @@ def _derivatives(value: Callable[[Inputs], Tensor], inputs: Inputs, along: Input
     return found, float(central_difference(shifted))
 
 
+def _gradients(result: Tensor, variables: list[Tensor]) -> Sequence[Tensor | None]:
+    """Return gradients of the result; None for variables that its graph does not contain."""
+    if not result.requires_grad:
+        return [None] * len(variables)
+    return torch.autograd.grad(result, variables, allow_unused=True)
+
+
 def _leaf(tensor: Tensor) -> Tensor:
     return tensor.detach().clone().requires_grad_()
 
 
-def _require_second_order(value: Callable[[Inputs], Tensor], inputs: Inputs, along: Inputs, where: str) -> None:
+def _where(tasks: int, earlier: int) -> str:
+    return f"in the {'second' if earlier else 'first'} step, with {tasks} tasks"
+
+
+def _likely_cause(
+    subject: HomogenizerSubject, inputs: Inputs, name: str, expected: float, earlier: int
+) -> str:  # fmt: skip
+    if detached := _find_detached_stage(subject, inputs, earlier, name):
+        stage, quantity = detached
+        return f"`{stage}` detaches its {quantity} (.detach(), .item(), .tolist(), torch.tensor(...), no_grad)"
+    if derivatives_close(expected, 0.0) and name == "losses" and not earlier:
+        return (
+            "state is initialized from this step's losses without their graph, so the first step's result does not "
+            "change with the losses although the derivative by autograd is not zero; initialize the state by a "
+            "constant, or set it only in `update`"
+        )
+    if earlier:
+        return "a result computed from the state of an earlier step is detached, or uses this step's state instead"
+    return "a part of the computation is detached, or a custom backward is wrong"
+
+
+def _find_detached_stage(
+    subject: HomogenizerSubject, inputs: Inputs, earlier: int, name: str
+) -> tuple[str, str] | None:  # fmt: skip
+    """Return the stage whose result changes with the rows or losses but has no graph to them, and the quantity.
+
+    `name` is the input with the wrong derivative.
+    """
+    results: list[tuple[str, Tensor]] = []
+
+    def record(homogenizer: Any, stage: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        result = call(*arguments)
+        value = result.value if isinstance(result, StageResult) else result
+        if isinstance(value, Jacobian):
+            value = torch.cat([block.flatten() for block in value.materialize().values()])
+        if stage in ("mix", "rows") and isinstance(value, Tensor):
+            results.append((stage, value))
+        return result
+
+    def stages(at: Inputs) -> list[tuple[str, Tensor]]:
+        results.clear()
+        pipe = _after_steps(subject, at["rows"], earlier)
+        results.clear()
+        subject.combine(at["rows"], losses=at["losses"], pipe=wrap_stages(pipe, record), create_graph=True)
+        return list(results)
+
+    variables = {other: _leaf(tensor) for other, tensor in inputs.items()}
+    original = stages(variables)
+    scaled = inputs[name] * torch.linspace(0.7, 1.4, inputs[name].numel(), dtype=torch.float64).view_as(inputs[name])
+    changed = stages({**variables, name: _leaf(scaled)})
+    for (stage, before), (_, after) in zip(original, changed, strict=True):
+        [gradient] = _gradients(before.square().sum(), [variables[name]])
+        if gradient is None and not torch.allclose(before, after, rtol=1e-9, atol=1e-12):
+            return stage, "losses" if name == "losses" else "rows (or norms, or Gramian)"
+    return None
+
+
+def _require_second_order(
+    value: Callable[[Inputs], Tensor], inputs: Inputs, along: Inputs, tasks: int, earlier: int
+) -> None:
     def directional_derivative(at: Inputs) -> Tensor:
         """The derivative of the value along one direction in all inputs, with its graph."""
         variables = {name: tensor if tensor.requires_grad else _leaf(tensor) for name, tensor in at.items()}
@@ -796,8 +908,8 @@ def _require_second_order(value: Callable[[Inputs], Tensor], inputs: Inputs, alo
         found, expected = _derivatives(directional_derivative, inputs, {name: along[name].flip(0)})
         require_derivative(
             found, expected,
-            f"the second derivative w.r.t. the {name} is wrong {where}, although the first is correct: along random "
-            "directions it is", scale=1.0, cause=CUSTOM_BACKWARD,
+            f"the second derivative w.r.t. the {name} is wrong {_where(tasks, earlier)}, although the first is "
+            "correct: along random directions it is", scale=1.0, cause=lambda: CUSTOM_BACKWARD,
         )  # fmt: skip
 
 
@@ -812,3 +924,45 @@ def _require_finite_derivatives_at_zero(value: Callable[[Inputs], Tensor], input
             "replace the zero by torch.where before the root or the division",
             jacobian=rows.round(decimals=2),
         )
+
+
+@check("homogenizers", claim="differentiable")
+def meta_gradient(subject: HomogenizerSubject) -> None:
+    """The direction of rows in a dict of tensors, as those of a network, is differentiable w.r.t. rows and losses.
+
+    By the chain rule it is then differentiable through the inner loop that computes them. It is compared with central
+    differences in the homogenizer's second step, along three random directions.
+    """
+    generator = torch.Generator().manual_seed(1)
+    rows = random_rows(3, 18, seed=1)
+    rows[2] = 0.6 * rows[2] - 0.8 * rows[0]  # so that rows conflict
+    inputs = {"rows": rows, "losses": torch.linspace(0.5, 1.5, 3, dtype=torch.float64)}
+    probe = in_tensors(random_rows(1, 18, seed=2))
+
+    def value(at: Inputs) -> Tensor:
+        direction = _differentiable(subject, in_tensors(at["rows"]), at["losses"], 1)
+        return torch.stack([(direction[name] * probe[name][0]).sum() for name in probe]).sum()
+
+    for _ in range(3):
+        along = {name: torch.randn(x.shape, generator=generator, dtype=x.dtype) for name, x in inputs.items()}
+        found, expected = _derivatives(value, inputs, along)
+        require_derivative(
+            found, expected, "the derivative of the direction of rows in a dict is", scale=1.0,
+            cause=lambda: "rows in a dict are detached, while rows in one tensor are not",
+        )  # fmt: skip
+
+
+def _differentiable(subject: HomogenizerSubject, rows: Any, losses: Tensor, earlier: int) -> Any:
+    """Return the direction with its graph, after `earlier` steps on fixed other rows."""
+    return subject.combine(rows, pipe=_after_steps(subject, rows, earlier), losses=losses, create_graph=True)
+
+
+def _after_steps(subject: HomogenizerSubject, rows: Any, earlier: int) -> Pipeline:
+    pipe, generator = subject.pipeline(assume="differentiable"), torch.Generator().manual_seed(3)
+    for _ in range(earlier):
+        blocks = {"": rows} if isinstance(rows, Tensor) else rows
+        other = {
+            name: torch.randn(block.shape, generator=generator, dtype=block.dtype) for name, block in blocks.items()
+        }
+        subject.combine(other[""] if isinstance(rows, Tensor) else other, pipe=pipe)
+    return pipe

@@ -116,9 +116,9 @@ fault("SquaresInHalf", Clip, "half_precision", "returned NaN or infinity from `r
 fault("ClipsEachTensor", Clip, "dict_rows", "a dict of rows: off by", rows=each_tensor_clipped)
 fault("ClipsAllTensorsTogether", Clip, "per_tensor", "the direction in the tensor `weight`: off by",
       {"claims": "per_tensor"})
-fault("Sums", Balance, "identical_rows", "2 identical rows: off by 1 .* cause: the weights do not sum to 2",
+fault("Sums", Balance, "identical_rows", "2 identical rows: off by 1 .* cause: the weights sum to 4 instead of 2",
       weights=lambda self, good, norms: len(norms) * good(norms))
-fault("EpsilonInTheDenominator", Balance, "identical_rows", "Likely cause: .* or an absolute epsilon",
+fault("EpsilonInTheDenominator", Balance, "identical_rows", "Likely cause: an absolute epsilon",
       weights=lambda self, good, norms: len(norms) * norms / (norms.sum() + 1e-6))
 fault("RandomDirectionForZeroRows", Clip, "zero_rows_give_zero_direction",
       "zero rows give a direction that is not zero", scaled=random_for_zero)
@@ -305,6 +305,13 @@ class RestoredByLastTask(Drop):
         self.part = part
 
 
+def patched_before_its_hook(self, good, encoder):  # whose registration may raise
+    dropped = encoder[0]
+    encoder[0] = torch.nn.Sequential(dropped)
+    (handle,) = good(encoder)
+    return [handle, Handle(lambda: encoder.__setitem__(0, dropped))]
+
+
 LEFT = "hooks, parameters or `forward` are left"
 # −1 is a rotation in six dimensions, but not in five.
 fault("Negates", Rotate, "orthogonal", "matrix of task 0 has determinant −1",
@@ -313,21 +320,23 @@ fails("orthogonal", "after 2000 updates.*RᵀR of task 0 differs from the identi
 fault("Shifts", Rotate, "orthogonal", "`transform` is not linear in the features",
       transform=lambda self, good, features, keys: good(features - 1, keys) + 1)
 fails("constant_between_begins", "in a second run on query inputs: not exactly equal")(KeepsSupportMasksOnly)
-fault("LeavesHook", Drop, "removed_at_meta_test", "1 hook remained on the encoder after the handles were removed",
-      attach=leaves_a_hook)
-fault("LeavesForward", Drop, "removed_at_meta_test", LEFT, attach=leaves_forward)
-fault("ScalesWeights", Drop, "removed_at_meta_test", "`0.weight`.*not exactly equal", attach=scales_weights)
+for check in ("detached_completely", "removed_at_meta_test"):
+    fault("LeavesHook", Drop, check, "1 hook remained on the encoder after the handles were removed",
+          attach=leaves_a_hook)
+    fault("LeavesForward", Drop, check, LEFT, attach=leaves_forward)
+    fault("ScalesWeights", Drop, check, "`0.weight`.*not exactly equal", attach=scales_weights)
 fault("PatchesClass", Drop, "removed_at_meta_test", LEFT, attach=patches_the_class_of_a_layer)
 fault("LeavesHookOnParameter", Drop, "removed_at_meta_test", LEFT, attach=leaves_a_hook_on_a_parameter)
 fails("removed_at_meta_test", "after a task of .* failed, the encoder has changed")(RestoredByLastTask)
 fault("RotatesForwardOnly", Rotate, "rows_are_derivatives",
       "is not the derivative of the loss: along a random direction",
       transform=lambda self, good, features, keys: features + (good(features, keys) - features).detach())
+fault("PatchesBeforeHook", Drop, "detached_completely", "after `attach` raised at hook 1, the encoder has changed",
+      attach=patched_before_its_hook)
 
 # -- derivatives -----------------------------------------------------------------------------------------------------
 
-WRONG = r"derivative of the direction w.r.t. the {} is wrong in the {} step, .*: .* give .*\. Likely cause: "
-DETACHED = "a part of the computation, or state of an earlier step, is detached"
+WRONG = r"derivative of the direction w.r.t. the {} is wrong in the {} step, with \d tasks: .* give .*\. Likely cause: "
 
 
 class FirstOrderFunction(torch.autograd.Function):
@@ -350,26 +359,26 @@ def root_of_squares(self, good, jacobian):  # at a zero row its derivative is in
 
 
 fault("DetachesTheGramian", LossRatio, "differentiable",
-      WRONG.format("rows", "first") + DETACHED, {"needs": ("losses", "gramian")},
+      WRONG.format("rows", "first") + "`mix` detaches its rows .or norms, or Gramian", {"needs": ("losses", "gramian")},
       mix=lambda self, good, step: normalized(step.losses + step.gramian().detach().diagonal()))
-fault("DetachesLosses", LossRatio, "differentiable", WRONG.format("losses", "second") + DETACHED,
+fault("DetachesLosses", LossRatio, "differentiable", WRONG.format("losses", "second") + "`mix` detaches its losses",
       weights=lambda self, good, losses, average: good(losses.detach(), average))
 fault("InitializesFromThisStep", LossRatio, "differentiable",
       WRONG.format("losses", "first") + "state is initialized from this step's losses",
       weights=lambda self, good, losses, average: good(losses, torch.where(average > 0, average, losses.detach())))
-fault("DetachesRows", Clip, "differentiable", WRONG.format("rows", "first") + DETACHED,
+fault("DetachesRows", Clip, "differentiable", WRONG.format("rows", "first") + "`rows` detaches its rows",
       rows=lambda self, good, step: good(step).detach())
 fault("WeightsByItem", Balance, "differentiable",
-      WRONG.format("rows", "first") + DETACHED,
+      WRONG.format("rows", "first") + "a part of the computation is detached",
       weights=lambda self, good, norms: len(norms) * norms / norms.sum().item())
-fault("DetachesAfterFirstStep", Balance, "differentiable", WRONG.format("rows", "second") + DETACHED,
+fault("DetachesAfterFirstStep", Balance, "differentiable", WRONG.format("rows", "second") + "`mix` detaches its rows",
       norms=lambda self, good, step: good(step).detach() if self.average else good(step))
 fault("FirstOrderOnly", Balance, "differentiable",
       "the second derivative w.r.t. the rows is wrong .* Likely cause: a custom backward",
       weights=lambda self, good, norms: FirstOrderFunction.apply(norms))
 fault("RootAtZero", Clip, "differentiable", "with a zero row a derivative is NaN", lengths=root_of_squares)
-fault("DetachesDicts", Clip, "differentiable",
-      WRONG.format("rows", "second") + DETACHED,
+fault("DetachesDicts", Clip, "meta_gradient",
+      "the derivative of the direction of rows in a dict is .*; finite differences give",
       rows=lambda self, good, step: good(step) if step.jacobian.names == ("",) else good(step).detach())
 
 # -- state -----------------------------------------------------------------------------------------------------------
