@@ -216,7 +216,7 @@ def test_a_step_calls_few_functions(text: str, calls: int, files: int) -> None:
 
 BUDGETS = {
     "gradhomog": 655,
-    "gradhomog/autograd": 2321,
+    "gradhomog/autograd": 2322,
     "gradhomog/cli": 1068,
     "gradhomog/diagnosis": 1133,
     "gradhomog/experiments": 6066,

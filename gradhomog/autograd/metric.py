@@ -13,7 +13,6 @@ from torch import Tensor, optim
 from gradhomog.errors import OptionError
 from gradhomog.ranks.dtensors import any_dtensor, local_part
 from gradhomog.rows import Direction
-from gradhomog.rows.arithmetic import STACKED, STACKED_ON_GPU
 from gradhomog.step.pipelines import Pipeline
 
 SUPPORTED = (optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.RMSprop, optim.Adagrad, optim.SGD)
@@ -177,15 +176,17 @@ def _second_moment(state: Mapping[str, Any], group: Mapping[str, Any]) -> tuple[
 
 def _inverse_roots(moments: Sequence[Tensor], factors: Sequence[float], summands: Sequence[float]) -> list[Tensor]:
     """Return √(factor √v + summand) for each v; an element that is 0 counts as the mean of √v, or 1 if all are 0."""
-    flat = torch.cat([moment.reshape(-1) for moment in moments])  # one allocation
-    width = STACKED if flat.is_cpu else STACKED_ON_GPU  # of a chunk that the cache keeps
-    total = torch.stack([chunk.sqrt_().sum() for chunk in torch.split(flat, width)]).sum()
-    mean = (total / flat.count_nonzero()).nan_to_num(1.0)
+    flat = torch.cat([moment.reshape(-1) for moment in moments]).sqrt_()  # one allocation, and few operations
+    if not flat.amin() > 0:
+        mean = flat.sum() / flat.count_nonzero()
+        flat = torch.where(flat > 0, flat, mean.nan_to_num_(1.0))
     parts = torch.split(flat, [moment.numel() for moment in moments])
-    equal = len(set(factors)) == len(set(summands)) == 1
-    for part, factor, summand in zip([flat] if equal else parts, factors, summands, strict=False):
-        for chunk in torch.split(part, width):
-            chunk.masked_fill_(chunk == 0, mean).mul_(factor).add_(summand).sqrt_()
+    if len(set(factors)) == len(set(summands)) == 1:
+        flat.mul_(factors[0]).add_(summands[0])
+    else:
+        torch._foreach_mul_(parts, factors)
+        torch._foreach_add_(parts, summands)
+    flat.sqrt_()
     return [part.view_as(moment) for part, moment in zip(parts, moments, strict=True)]
 
 
