@@ -219,7 +219,7 @@ BUDGETS = {
     "gradhomog/autograd": 2322,
     "gradhomog/cli": 1068,
     "gradhomog/diagnosis": 1133,
-    "gradhomog/experiments": 6066,
+    "gradhomog/experiments": 6069,
     "gradhomog/learners": 732,
     "gradhomog/ranks": 492,
     "gradhomog/registry": 783,

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from annotated_types import Ge, Gt, Interval, Le, Lt
 
-from gradhomog.errors import ConfigError, UnknownPluginError, join_errors
+from gradhomog.errors import ConfigError, ExpressionError, UnknownPluginError, join_errors
 from gradhomog.experiments.content import find_problem, problem_table, unused_keys
 from gradhomog.experiments.results.runs import SINGLE, Run
 from gradhomog.experiments.run_file import method_lists, toml
@@ -183,11 +183,14 @@ class Config:
         """For a multi-task problem, the same comparison including the plain learner and tuned static weights.
 
         Raises:
-            ExpressionError: a text of `homogenizers` does not parse.
+            ConfigError: a text of `homogenizers` does not parse.
         """
         if self.problem is None:
             return self
-        return dataclasses.replace(self, homogenizers=method_lists.with_baselines(self.homogenizers))
+        try:
+            return dataclasses.replace(self, homogenizers=method_lists.with_baselines(self.homogenizers))
+        except ExpressionError as cause:
+            raise ConfigError(f"`homogenizers`: {cause}") from cause
 
     def for_run(self, run: Run) -> Config:
         """The configuration of a single run."""
