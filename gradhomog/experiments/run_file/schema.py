@@ -269,8 +269,9 @@ def _build_problem(content: dict[str, Any]) -> ProblemSpec | None:
         example = installed().names("problems")[0]
         raise ConfigError(f'`problem` must be a table, such as problem.name = "{example}"; got {table!r}.')
     spec = find_problem(table.get("name"))
+    keys = flatten(content)
     for path in unused_keys(spec):
-        if any(f"{key}.".startswith(f"{path}.") for key in flatten(content)):
+        if any(f"{key}.".startswith(f"{path}.") for key in keys):
             raise ConfigError(f"`{path}` is not used with `problem.name` {table['name']!r}. Remove this key.")
     content["problem"] = problem_table(spec, table)
     return spec

@@ -285,15 +285,14 @@ def _masks(glyph: Glyph, random: np.random.Generator, *, size: int, instances: i
     canvas = size * oversampling
     faces = np.resize(random.permutation(glyph.faces), instances)
     # A face may draw nothing although its character map has the character; the reference face has ink.
-    reference = ink(glyph.character, 0, round(_INK * canvas))
-    drawn = {face: ink(glyph.character, face, round(_INK * canvas)) or reference for face in set(faces.tolist())}
+    drawn = {face: ink(glyph.character, face, round(_INK * canvas)) for face in {0, *faces.tolist()}}
     turn = np.radians(random.uniform(-12, 12, instances))
     scale = random.uniform(0.85, 1.15, (instances, 2))  # independent axes: narrow and wide variants
     shear = random.uniform(-0.15, 0.15, instances)
     shift = random.uniform(-0.06, 0.06, (instances, 2)) * canvas
     masks = np.empty((instances, size, size), dtype=np.uint8)
     for index, face in enumerate(faces.tolist()):
-        source = drawn[face]
+        source = drawn[face] or drawn[0]
         assert source is not None, "`drop_look_alikes` omits characters that are blank in the reference face"
         cosine, sine = np.cos(turn[index]), np.sin(turn[index])
         rotation, slant = np.array([[cosine, -sine], [sine, cosine]]), np.array([[1.0, shear[index]], [0.0, 1.0]])
