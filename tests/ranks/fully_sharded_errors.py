@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pytorch_optimizer import SOAP
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 
@@ -56,6 +57,10 @@ def one_loss(task: int, loss: Any) -> Change:
     return lambda call: call["losses"].__setitem__(task, loss)
 
 
+def in_metric_of_soap(call: dict[str, Any]) -> None:
+    call["metric"] = SOAP(call["parameters"].parameters())
+
+
 REDUCED_IN_FLOAT32 = MixedPrecisionPolicy(reduce_dtype=torch.float32)  # gradients are stored in other places
 NO_EXAMPLES = options(group=Ranks("batch", examples=[1, 0, 1]))
 
@@ -85,6 +90,7 @@ CASES: dict[str, tuple[Callable[[], Any], Change | None, str, str]] = {
             ("local", sharded_model, options(group=Ranks(local=True)), "require Ranks.'batch'"),
             ("tasks", sharded_model, options(group=Ranks("tasks")), "require Ranks.'batch'"),
             ("features", sharded_model, options(features=torch.zeros(1, requires_grad=True)), "must be omitted"),
+            ("the metric of SOAP", sharded_model, in_metric_of_soap, "must not be SOAP for parameters split"),
             ("examples of no rank", sharded_model, NO_EXAMPLES, "`examples` must be positive for every task"),
             ("part of the model", part_of_the_model, None, "either all or none.*'2.weight' is not"),
             (

@@ -119,9 +119,9 @@ class Landscape(Problem):
         # Points are independent, so that one backward pass per loss gives the rows of all points.
         gradients = [torch.autograd.grad(loss.sum(), self.points, retain_graph=True)[0] for loss in losses.unbind(1)]
         rows = {"points": torch.stack(gradients)}
-        metric = OptimizerMetric(optimizer, {"points": self.points}) if self.in_optimizer_metric else None
-        if metric is not None:
-            rows = metric.scale(rows)
+        in_metric = optimizer, {"points": self.points}, self.pipelines[0], inspect
+        metric = OptimizerMetric.of_step(*in_metric) if self.in_optimizer_metric else None
+        rows = rows if metric is None else metric.scale(rows)
         steps = [
             pipe.homogenize(jacobian, values, domains=TASKS, inspect=inspect)
             for pipe, jacobian, values in zip(self.pipelines, rows["points"].unbind(1), losses.detach(), strict=True)
