@@ -226,7 +226,7 @@ def test_an_unknown_problem_and_an_invalid_method_are_named(capsys):
     assert "unknown problem 'functons'; known: functions" in capsys.readouterr().err
     assert main(["suite", "--problem", "burgers", "--quick"]) == 2
     assert "`--quick` has only the problems functions," in capsys.readouterr().err
-    assert main(["suite", "--problem", "klein_gordon"]) == 2
-    assert "no rows of klein_gordon are stored. Name a method" in capsys.readouterr().err
+    assert main(["suite", "--problem", "helmholtz"]) == 2
+    assert "no rows of helmholtz are stored. Name a method" in capsys.readouterr().err
     assert main(["suite", "pcgard"]) == 2
     assert "Did you mean 'pcgrad'?" in capsys.readouterr().err
