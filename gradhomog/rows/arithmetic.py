@@ -39,14 +39,14 @@ def products(blocks: Sequence[Vectors], product: Product) -> list[Tensor]:
     if found and not found[0].is_cpu:
         found = to_cpu(found)
     for index, (value, block) in enumerate(zip(found, blocks, strict=True)):
-        first = block if isinstance(block, Tensor) else block[0]
-        if first.dtype == torch.float64:
+        like = block if isinstance(block, Tensor) else block[0]
+        if like.dtype == torch.float64:
             continue
         squares = (value if value.dim() == 1 else value.diagonal()).tolist()
         # Below 1e-30 times the number of columns the mean square of a row is below 1e-30, and most squares may lose
         # digits in float32, whose smallest normal number is 1.2e-38. Above 1e34 sums of squares may overflow.
         nonzero = list(filter(None, squares))
-        if not (1e-30 * first.shape[-1] <= min(nonzero, default=1.0) and max(nonzero, default=1.0) < 1e34):
+        if not (1e-30 * like.shape[-1] <= min(nonzero, default=1.0) and max(nonzero, default=1.0) < 1e34):
             outside.append(index)
         elif len(nonzero) < len(squares):
             with_zeros[index] = len(nonzero)

@@ -119,8 +119,8 @@ class Landscape(Problem):
         # Points are independent, so that one backward pass per loss gives the rows of all points.
         gradients = [torch.autograd.grad(loss.sum(), self.points, retain_graph=True)[0] for loss in losses.unbind(1)]
         rows = {"points": torch.stack(gradients)}
-        in_metric = optimizer, {"points": self.points}, self.pipelines[0], inspect
-        metric = OptimizerMetric.of_step(*in_metric) if self.in_optimizer_metric else None
+        given, points = self.step_metric(optimizer), {"points": self.points}
+        metric = None if given is None else OptimizerMetric.of_step(given, points, self.pipelines[0], inspect)
         rows = rows if metric is None else metric.scale(rows)
         steps = [
             pipe.homogenize(jacobian, values, domains=TASKS, inspect=inspect)
