@@ -42,7 +42,7 @@ def test_they_are_used_by_name_in_a_comparison(environment: Environment, tmp_pat
         'domains.train=["gratings:stripes", "gratings:checks"]', 'domains.test=["gratings:waves(noise=0.2)"]', *TINY,
     ]  # fmt: skip
     arguments = [part for setting in settings for part in ("--set", setting)]
-    command = (*WITHOUT_FIGURES, "compare", *arguments, "--out", "out", "--json")
+    command = (*WITHOUT_FIGURES, "compare", "--jobs=1", *arguments, "--out", "out", "--json")
     data = json.loads(environment.run(*command, cwd=tmp_path))
     assert data["failures"] == {}
     rows = {(row["learner"], row["label"]): row["score"]["mean"] for row in data["rows"]}
