@@ -13,6 +13,7 @@ import zipfile
 import zlib
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -230,23 +231,13 @@ def write_list(path: Path, **change: Any) -> Path:
     return path
 
 
-def test_a_million_absent_files_are_counted_by_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    count, looked_up = 10**6, 0
-    path = write_list(
-        tmp_path / "list.json",
-        image_names=[f"gone/{index}.png" for index in range(count)],
-        image_labels=[index % 2 for index in range(count)],
-    )
-    isfile = os.path.isfile
-
-    def count_lookups(name: str) -> bool:
-        nonlocal looked_up
-        looked_up += 1
-        return isfile(name)
-
-    monkeypatch.setattr(os.path, "isfile", count_lookups)
-    assert_rejected(path, r"1000000 of the 1000000 listed images do not exist, the first is .*gone/0\.png")
-    assert looked_up == 1
+def test_a_hundred_thousand_absent_files_are_counted_by_folders(tmp_path: Path) -> None:
+    count = 10**5
+    names, labels = [f"gone/{index}.png" for index in range(count)], [index % 2 for index in range(count)]
+    path = write_list(tmp_path / "list.json", image_names=names, image_labels=labels)
+    with mock.patch.object(os.path, "isfile", wraps=os.path.isfile) as isfile:
+        assert_rejected(path, r"100000 of the 100000 listed images do not exist, the first is .*gone/0\.png")
+    assert isfile.call_count == 1
 
 
 def test_labels_are_checked_before_files_are_looked_up(tmp_path: Path) -> None:
