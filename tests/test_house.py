@@ -237,7 +237,7 @@ BUDGETS = {
     "plugins": 4514,
     "plugins/gradhomog_data": 3311,
     "adapters": 3798,
-    "tests": 31973,
+    "tests": 31981,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

@@ -194,7 +194,8 @@ class Forgetting(HeldOutProblem):
         random, (pixels, labels) = self.random(index), self.retained
         kept, lost = (self.batch(len(part), BATCH, random) for part in (pixels, self.forgotten))
         log_probabilities = self.network(torch.cat([pixels[kept], self.forgotten[lost]])).log_softmax(1)
-        divergence = -log_probabilities[BATCH:].mean() - math.log(CLASSES)
+        # Rounding leads to differences below zero, which a divergence is not, and which methods of losses refuse.
+        divergence = (-log_probabilities[BATCH:].mean() - math.log(CLASSES)).clamp_min(0)
         return {RETAIN: nll_loss(log_probabilities[:BATCH], labels[kept]), FORGET: divergence}
 
     def scores(self, *split: Tensor) -> Mapping[str, float]:

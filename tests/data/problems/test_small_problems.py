@@ -54,6 +54,16 @@ def test_losses_are_positive_and_differentiable(name):
         assert 0 < max(grad.norm().item() for grad in grads if grad is not None) < math.inf
 
 
+def test_the_loss_of_forgetting_is_not_negative_for_nearly_uniform_outputs():
+    trainable, _, _ = made("forgetting")
+    before = [parameter.detach().clone() for parameter in trainable.parameters()]
+    with torch.no_grad():
+        for scale in (0.0, *torch.logspace(-6, -2, 30)):
+            for parameter, value in zip(trainable.parameters(), before, strict=True):
+                parameter.copy_(scale * value)
+            assert trainable.losses(0)["forget"] >= 0
+
+
 @every_problem
 def test_plain_training_improves_the_score(name):
     trainable, optimizer, steps = made(name)
