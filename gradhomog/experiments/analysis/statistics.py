@@ -65,7 +65,7 @@ def mean_interval(values: Sequence[float]) -> Interval:
     n = len(values)
     if math.isnan(deviation):
         return Interval(mean, math.nan, n)
-    from scipy import special  # imported here, and not `scipy.stats`, which takes half a second
+    from scipy import special  # here: light commands do not need it; `scipy.stats` takes half a second more
 
     return Interval(mean, float(special.stdtrit(n - 1, (1 + LEVEL) / 2)) * deviation / math.sqrt(n), n)
 

@@ -197,12 +197,13 @@ class Scores:
         common = [method for method in methods if all((name, method) in self._runs for name in names)]
         if not common:
             return {}
+        from scipy.stats import rankdata
+
         errors = np.array([
             [np.mean([run.error for run in self.runs(problem, method)]) for method in common]
             for problem in self.problems
         ])  # fmt: skip
-        others = errors[:, None, :]
-        ranks = ((others < errors[..., None]).sum(2) + (others <= errors[..., None]).sum(2) + 1) / 2  # ties: the mean
+        ranks = rankdata(errors, axis=1)
         drawn = np.random.default_rng(0).integers(len(ranks), size=(RESAMPLES, len(ranks)))
         low, high = np.quantile(ranks[drawn].mean(axis=1), (0.025, 0.975), axis=0)
         return {
