@@ -57,7 +57,6 @@ OWN: dict[str, dict[str, int]] = {
     "reptile": {"reptile.row": 5},
     "sharp_maml": {"sharp_maml.rows": 1},
 }  # fmt: skip
-IN_THE_NETWORK = {"isi": {"isi.measured": 1}, "rotogbml": {"isi.measured": 1}}
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-from _site import docstrings, pictures, plugin_tables
+from _site import docstrings, pictures, plugin_tables, step_memory
 from _site.plugin_tables import FAMILIES, code, table_head, table_row
 from gradhomog.registry import PluginInfo
 from gradhomog.registry.specs import HomogenizerSpec
@@ -130,6 +130,7 @@ def _page(info: PluginInfo, spec: HomogenizerSpec, formula: Mapping[str, str], p
         table_row("backward passes", PASSES.get(info.name, _passes(spec))),
         table_row("stages", code(stages) if stages else "depend on its options"),
         table_row("reads", code(sorted(spec.needs))),
+        *([_memory(info.name)] if plugin_tables.family(spec) in {"norms", "gramian", "rows"} else []),
         *([table_row("place", "the last of its pipeline")] if spec.last else []),
         *([table_row("limit", f"{spec.max_tasks} tasks")] if spec.max_tasks else []),
         "",
@@ -178,6 +179,13 @@ def _comparison(name: str) -> str:
     methods = ["none", 'static | static(weights="random", seed=1)', method.replace("'", '"')]
     run_file = "docs/examples/glyphs.toml " if name in {"fwt", "isi", "rotogbml"} else ""
     return f"gradhomog compare {run_file}--set 'homogenizers={json.dumps(methods)}'"  # TOML's strings are those of JSON
+
+
+def _memory(name: str) -> str:
+    """The row of a table with the measured memory of a step."""
+    peak, state = step_memory.measure(pictures.OPTIONS.get(name, name))
+    kept = f"; {state:g} of them are kept for the next step" if state else ""
+    return table_row("memory", f"{peak:g} gradients in a step of {step_memory.TASKS} tasks, rows included{kept}")
 
 
 def _passes(spec: HomogenizerSpec) -> str:

@@ -325,7 +325,7 @@ class FullyShardedRows(RanksRows):
             PerTaskRows(rows, parts, 1 / self._derivatives.factor), graph.shared, replicas, communicator
         )
         gathers = ranks.gather and options.pipe.requirements.readers["jacobian"]
-        jacobian = Jacobian(DenseRows(sharded.materialize()) if gathers else sharded)
+        jacobian = Jacobian(DenseRows(dict(sharded.by_parameter())) if gathers else sharded)
         return Step(step.keys, jacobian, losses)
 
     def to_parameters(self, direction: Direction) -> tuple[Direction, Collection[str]]:

@@ -84,7 +84,7 @@ class ColumnSplit:
 
     def by_name(self, columns: StoredRows) -> StoredRows:
         """Return the columns of this rank, which have a block for some of `ranges`, with one for each parameter."""
-        matrices, found = columns.materialize(), dict[str, Tensor]()
+        matrices, found = dict(columns.by_parameter()), dict[str, Tensor]()
         for part in self.ranges:
             if part.names[0] in matrices:
                 offset = -self.rank * part.width
@@ -162,7 +162,7 @@ class SplitRows(StoredRows):
 def exchanged_rows(columns: Mapping[str, Tensor], split: ColumnSplit, communicator: GroupCommunicator) -> SplitRows:
     """Return rows that were exchanged: each of K ranks received one range of columns; directions are gathered.
 
-    `weighted_sum` exchanges one row, `materialize` all rows.
+    `weighted_sum` exchanges one row, `by_parameter` all rows.
 
     Args:
         columns: for each of `split.ranges`, by its first name, the columns of this rank, `[tasks, width]`.
@@ -179,7 +179,7 @@ def sharded_rows(
 ) -> SplitRows:
     """Return rows of DTensor parameters, of which the hooks of `fully_shard` (FSDP2) give each rank its part.
 
-    A direction is returned as DTensors, of which each rank keeps its part; `materialize` and `row` send all or one of
+    A direction is returned as DTensors, of which each rank keeps its part; `by_parameter` and `row` send all or one of
     the rows to every rank.
 
     Args:

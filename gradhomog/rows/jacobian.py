@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import final
 
 import torch
@@ -79,16 +79,23 @@ class Jacobian:
             return self.rows.stored().row(0)
         return self.rows.weighted_sum(self.weights(), self.tasks)
 
+    def by_parameter(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield each name with its rows `[tasks, *shape]`; do not modify them in place.
+
+        Rows in separate tensors are copied parameter by parameter, so that the memory of a copy is free for the next.
+        """
+        mixing = None if self.mixing is None else to_device(self.mixing, self.device)
+        for name, block in self.rows.stored().by_parameter():
+            if mixing is None:
+                yield name, block
+            elif mixing.dim() == 2:
+                yield name, DenseRows({name: block}).weighted_sum(mixing)[name]
+            else:  # row by row: NaN in one row does not spread to others
+                yield name, _scale_rows(block, mixing)
+
     def materialize(self) -> dict[str, Tensor]:
         """Return the rows as tensors `[tasks, *shape]` by name; do not modify them in place."""
-        blocks = self.rows.stored().materialize()
-        if self.mixing is None:
-            return blocks
-        mixing = to_device(self.mixing, self.device)
-        if mixing.dim() == 2:
-            return DenseRows(blocks).weighted_sum(mixing)
-        # Row by row: NaN in one row does not spread to others.
-        return {name: _scale_rows(block, mixing) for name, block in blocks.items()}
+        return dict(self.by_parameter())
 
     def row(self, task: int) -> Direction:
         """Return one row, without a copy if the rows are stored; do not modify it in place."""
@@ -137,7 +144,7 @@ class Jacobian:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Jacobian:
         """Apply a function to each block `[tasks, *shape]`; it must return a block of the same shape."""
-        return Jacobian(DenseRows({name: function(value) for name, value in self.materialize().items()}))
+        return Jacobian(DenseRows({name: function(value) for name, value in self.by_parameter()}))
 
     def replace(self, blocks: Mapping[str, Tensor]) -> Jacobian:
         """Return a Jacobian of the rows `blocks`, `[tasks, *shape]`, with the names and order of this one."""

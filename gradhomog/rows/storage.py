@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -98,10 +98,11 @@ class StoredRows(Rows):
     def detach(self) -> StoredRows:
         """Return the same rows, detached from the graph."""
 
-    def materialize(self) -> dict[str, Tensor]:
-        """Return the rows as tensors `[tasks, *shape]` by name; do not modify them in place."""
+    def by_parameter(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield each name with its rows `[tasks, *shape]`; do not modify them in place."""
         rows = [self.row(task) for task in range(self.tasks)]
-        return {name: torch.stack([row[name] for row in rows]) for name in self.like}
+        for name in self.like:
+            yield name, torch.stack([row[name] for row in rows])
 
 
 class LazyRows(Rows):
@@ -166,8 +167,8 @@ class DenseRows(StoredRows):
     def row(self, task: int) -> Direction:
         return {name: block[task] for name, block in self.blocks.items()}
 
-    def materialize(self) -> dict[str, Tensor]:
-        return dict(self.blocks)
+    def by_parameter(self) -> Iterator[tuple[str, Tensor]]:
+        return iter(self.blocks.items())
 
     def row_like(self) -> Mapping[str, Tensor]:
         return self.row(0)
@@ -248,7 +249,7 @@ class PerTaskRows(StoredRows):
         scale: common factor of all rows; applied to results, not to the rows.
 
     Small parameters are copied into matrices, and multiplied and summed together (`group_small`). Others are copied by
-    `stack_chunks`, unless the rows are materialized.
+    `stack_chunks`, unless `by_parameter` copies them.
     """
 
     def __init__(

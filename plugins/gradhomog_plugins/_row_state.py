@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gradhomog import keyed, to_device
+from gradhomog import Jacobian, keyed, to_device
 from gradhomog_plugins._columns import wide_dtype
 
 RowState = dict[str, dict[str, Tensor]]
@@ -30,14 +30,10 @@ def read(state: Mapping[str, Tensor], keys: Sequence[str], rows: Tensor, initial
     return keyed.read_tensors(state, keys, torch.full_like(rows[0], initial, dtype=wide_dtype(rows)))
 
 
-def moved(state: RowState, keys: Sequence[str], rows: dict[str, Tensor], shares: Tensor) -> dict[str, Tensor]:
-    """Return s + share · (g − s) for the rows g of a batch's tasks, `[tasks, *shape]` by parameter, and their saved s.
-
-    Each parameter is removed from `rows` once it is read, so that its memory is free for the next one.
-    """
+def moved(state: RowState, keys: Sequence[str], jacobian: Jacobian, shares: Tensor) -> dict[str, Tensor]:
+    """Return s + share · (g − s), `[tasks, *shape]` by parameter, for the rows g of a batch and their saved s."""
     averages = {}
-    for name in [*rows]:
-        row = rows.pop(name)
+    for name, row in jacobian.by_parameter():
         old = read(state.get(name, {}), keys, row)
         averages[name] = torch.lerp(old, row.to(old.dtype), broadcast_per_task(shares, old))
     return averages

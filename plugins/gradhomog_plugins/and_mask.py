@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from gradhomog_plugins._columns import column_means, wide_dtype
 
 
 class MaskedMean(NamedTuple):
-    """The masked mean of the rows of one tensor, or of a block of it.
+    """The masked mean of a block of columns.
 
     Attributes:
         mean: m ∘ ḡ, at least float32.
@@ -28,25 +28,28 @@ class MaskedMean(NamedTuple):
     present: Tensor
 
 
-def by_blocks(rows: Tensor, masked_mean: Callable[[Tensor], MaskedMean]) -> MaskedMean:
-    """Apply a function of `[tasks, columns]` to blocks of rows `[tasks, *shape]`; the mean has the shape `[*shape]`."""
-    parts = [masked_mean(block.to(wide_dtype(block))) for block in _columns.split(rows)]
-    means, sums, present = zip(*parts, strict=True)
-    return MaskedMean(_columns.join(means, rows), torch.stack(sums).sum(), torch.stack(present).sum())
+def masked_direction(jacobian: Jacobian, masked_mean: Callable[[Tensor], MaskedMean], rescale: bool) -> Jacobian:
+    """Return N rows equal to m ∘ ḡ, or to r m ∘ ḡ with r = present / mask_sum of all tensors together.
+
+    `masked_mean`: a function of `[tasks, columns]`.
+    """
+    means, sums, present = dict[str, Tensor](), [], []
+    for name, rows in jacobian.by_parameter():
+        parts = [masked_mean(block.to(wide_dtype(block))) for block in _columns.split(rows)]
+        means[name] = _columns.join([part.mean for part in parts], rows)
+        sums += [part.mask_sum for part in parts]
+        present += [part.present for part in parts]
+    if rescale:
+        mask_sum = torch.stack(sums).sum()
+        factor = torch.stack(present).sum() / torch.where(mask_sum > 0, mask_sum, 1.0)  # zero masks have zero means
+        means = {name: mean * factor.to(mean.dtype) for name, mean in means.items()}
+    return jacobian.repeat({name: means[name].to(row.dtype) for name, row in jacobian.row_like().items()})
 
 
 def sign_counts(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return |Σ_i sgn g_i| and the number of entries that are not zero, of each column of `[tasks, columns]`."""
     signs = rows.detach().sign()
     return signs.sum(dim=0).abs(), signs.abs().sum(dim=0)
-
-
-def rescaled(parts: Mapping[str, MaskedMean]) -> dict[str, Tensor]:
-    """Return r m ∘ ḡ by tensor, with r = present / mask_sum of all tensors together."""
-    present = torch.stack([part.present for part in parts.values()]).sum()
-    mask_sum = torch.stack([part.mask_sum for part in parts.values()]).sum()
-    factor = present / torch.where(mask_sum > 0, mask_sum, 1.0)  # where the mask is zero, so is the mean
-    return {name: part.mean * factor.to(part.mean.dtype) for name, part in parts.items()}
 
 
 class ANDMask(Homogenizer):
@@ -99,10 +102,7 @@ class ANDMask(Homogenizer):
     def rows(self, step: Step) -> Jacobian:
         # The smallest count with count/N ≥ τ, so that rounding of τN cannot decide.
         least = next(count for count in range(step.tasks + 1) if count / step.tasks >= self.tau)
-        rows = step.jacobian.materialize()
-        parts = {name: by_blocks(value, lambda block: agreed_mean(block, least)) for name, value in rows.items()}
-        means = rescaled(parts) if self.rescale else {name: part.mean for name, part in parts.items()}
-        return step.jacobian.repeat({name: mean.to(rows[name].dtype) for name, mean in means.items()})
+        return masked_direction(step.jacobian, lambda block: agreed_mean(block, least), self.rescale)
 
 
 def agreed_mean(rows: Tensor, least: int) -> MaskedMean:

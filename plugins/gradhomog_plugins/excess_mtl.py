@@ -79,11 +79,10 @@ class ExcessMTL(Homogenizer):
         return weights / weights.mean()
 
     def update(self, step: Step) -> Mapping[str, Any]:
-        keys, rows = step.names, step.jacobian.materialize()
+        keys = step.names
         kept = _row_state.fitting(self.roots, step.jacobian.row_like())
         roots, risks = {}, []
-        for name in [*rows]:
-            row = rows.pop(name)  # its memory is free for the next parameter
+        for name, row in step.jacobian.by_parameter():
             before = _row_state.read(kept.get(name, {}), keys, row, initial=TINY)
             roots[name] = torch.hypot(before, row.to(before.dtype))
             risks.append(excess_risks(row, roots[name]))

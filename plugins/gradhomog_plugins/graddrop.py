@@ -78,11 +78,13 @@ class GradDrop(Homogenizer):
         self.needs = {"jacobian", "features"} if on == "features" else {"jacobian"}
 
     def rows(self, step: Step) -> Jacobian:
-        rows, generator = step.jacobian.materialize(), step.generator
-        if self.on == "features":
-            direction = {name: self._on_features(step, value, generator) for name, value in rows.items()}
-        else:
-            direction = {name: self._on_parameters(value, generator) for name, value in rows.items()}
+        generator = step.generator
+        direction = {
+            name: self._on_features(step, rows, generator)
+            if self.on == "features"
+            else self._on_parameters(rows, generator)
+            for name, rows in step.jacobian.by_parameter()
+        }
         return step.jacobian.repeat(direction)
 
     def paper_scale(self, step: Step) -> float:

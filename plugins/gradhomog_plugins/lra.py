@@ -9,7 +9,7 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, hookimpl, keyed
+from gradhomog import Homogenizer, HomogenizerSpec, Jacobian, StageResult, Step, hookimpl, keyed
 from gradhomog_plugins import _losses
 from gradhomog_plugins._columns import wide_dtype
 from gradhomog_plugins._primary import Primary, primary_tasks
@@ -99,7 +99,7 @@ class LRA(Homogenizer):
         primary = primary_tasks("lra", self.primary, step, None if self.weights else "the first batch")
         if not bool(primary.any()):
             return before
-        largest, mean = entry_sizes(step.jacobian.materialize())
+        largest, mean = entry_sizes(step.jacobian)
         numerator = largest[primary].mean()
         denominators = before * mean if self.weighted else mean
         defined = (denominators > 0) & (numerator > 0)
@@ -110,10 +110,10 @@ class LRA(Homogenizer):
         return weights
 
 
-def entry_sizes(rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def entry_sizes(jacobian: Jacobian) -> tuple[Tensor, Tensor]:
     """Return the largest and the mean absolute entry of each row over all blocks, float64 `[tasks]` each."""
     largest, sums, count = [], [], 0
-    for block in rows.values():
+    for _, block in jacobian.by_parameter():
         matrix = block.reshape(len(block), block[0].numel())
         wide = wide_dtype(block)
         sums.append(torch.linalg.vector_norm(matrix, 1, dim=1, dtype=wide).double())

@@ -93,7 +93,7 @@ class MetaBalance(Homogenizer):
     def rows(self, step: Step) -> StageResult:
         new = self._new_norms(step)
         scaled = {}
-        for name, rows in step.jacobian.materialize().items():
+        for name, rows in step.jacobian.by_parameter():
             wide = rows.to(wide_dtype(rows))
             before = new.sums[name] / new.weight_sums
             selected, after = changed_norms(before, new.targets[name], self.relax, self.strategy)

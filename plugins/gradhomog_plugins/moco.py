@@ -85,8 +85,7 @@ class MoCo(Homogenizer):
     State: a row for every key, in float32 or float64, N × params numbers in all; and the weights. Rows with other names
     or shapes restart the averages.
 
-    Cost: the new averages, their Gramian and the direction; memory of one more copy of the rows:
-    18 gradients in a step of 8 tasks, with the rows and without the state (measured for 8 equal layers).
+    Cost: the new averages, their Gramian and the direction; memory of one more copy of the rows.
 
     Source: Fernando et al. 2023, "Mitigating Gradient Bias in Multi-objective Learning", arXiv 2210.12624, algorithm 1.
     The defaults of β_t, γ_t and ρ are those of the code that its authors contributed to LibMTL.
@@ -152,7 +151,7 @@ class MoCo(Homogenizer):
         beta = self.beta / counts**self.beta_decay
         weight_sums = (1 - beta) * keyed.read(self.weight_sums if kept else {}, keys, 0.0) + beta
         # ŷ moves towards the row by the factor β / weight_sums, which is 1 in the first step.
-        averages = _row_state.moved(kept, keys, step.jacobian.materialize(), beta / weight_sums)
+        averages = _row_state.moved(kept, keys, step.jacobian, beta / weight_sums)
         return NewAverages(averages, weight_sums, counts)
 
     def _weights(self, keys: list[str]) -> Tensor:

@@ -64,8 +64,7 @@ class MultiAdam(Homogenizer):
     restart it.
 
     Cost: about six reads and four writes of N × params numbers, and the memory of two more copies of the rows,
-    with β₁ > 0 of three: 30 or 40 gradients in a step of 8 tasks, with the rows and without the state (measured for 8
-    equal layers).
+    with β₁ > 0 of three.
 
     Source: Yao et al. 2023, "MultiAdam: Parameter-wise Scale-invariant Optimizer for Multiscale Training of
     Physics-informed Neural Networks", arXiv 2306.02816, algorithm 1; β₁ = β₂ = 0.99 there.
@@ -94,13 +93,12 @@ class MultiAdam(Homogenizer):
         self.counts: dict[str, float] = {}
 
     def rows(self, step: Step) -> StageResult:
-        keys, rows = step.names, step.jacobian.materialize()
+        keys = step.names
         saved = _row_state.fitting(self.roots, step.jacobian.row_like())
         counts = keyed.read(self.counts if saved else {}, keys, 0.0) + 1
         mean_corrections, root_corrections = 1 - self.beta1**counts, (1 - self.beta2**counts).sqrt()
         changed, all_means, all_roots = {}, {}, {}
-        for name in [*rows]:
-            row = rows.pop(name)  # its memory is free for the next parameter
+        for name, row in step.jacobian.by_parameter():
             old = _row_state.read(saved.get(name, {}), keys, row)
             means = row.to(old.dtype)
             roots = all_roots[name] = root_of_squares(self.beta2**0.5 * old, (1 - self.beta2) ** 0.5 * means)

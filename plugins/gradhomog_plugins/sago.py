@@ -66,8 +66,9 @@ class SAGO(Homogenizer):
 
     def rows(self, step: Step) -> Jacobian:
         primary = primary_tasks("sago", self.primary, step, "every batch").tolist()
-        rows = step.jacobian.materialize()
-        return step.jacobian.repeat({name: self._protect_tensor(value, primary) for name, value in rows.items()})
+        return step.jacobian.repeat(
+            {name: self._protect_tensor(rows, primary) for name, rows in step.jacobian.by_parameter()}
+        )
 
     def paper_scale(self, step: Step) -> float:
         return step.tasks if self.agreeing == "both" else 1

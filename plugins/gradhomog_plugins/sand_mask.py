@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Jacobian, Step, hookimpl
 from gradhomog_plugins._columns import column_means
-from gradhomog_plugins.and_mask import MaskedMean, by_blocks, rescaled, sign_counts
+from gradhomog_plugins.and_mask import MaskedMean, masked_direction, sign_counts
 
 # The largest argument of tanh: in float64, tanh(20) is one.
 SATURATION = 20.0
@@ -71,14 +71,8 @@ class SANDMask(Homogenizer):
         self.tau, self.k, self.rescale = tau, k, rescale
 
     def rows(self, step: Step) -> Jacobian:
-        rows = step.jacobian.materialize()
-        unit = root_mean_square(step.norms(), sum(value.numel() for value in rows.values()))
-        parts = {
-            name: by_blocks(value, lambda block: masked_mean(block, unit, self.tau, self.k))
-            for name, value in rows.items()
-        }
-        means = rescaled(parts) if self.rescale else {name: part.mean for name, part in parts.items()}
-        return step.jacobian.repeat({name: mean.to(rows[name].dtype) for name, mean in means.items()})
+        unit = root_mean_square(step.norms(), step.tasks * sum(map(torch.numel, step.jacobian.row_like().values())))
+        return masked_direction(step.jacobian, lambda block: masked_mean(block, unit, self.tau, self.k), self.rescale)
 
 
 def root_mean_square(norms: Tensor, entries: int) -> Tensor:

@@ -66,11 +66,10 @@ class TrimmedMean(Homogenizer):
                 f"trimmed_mean: `trim` must leave at least one task: {count} of {step.tasks} are removed at each end. "
                 "Give a smaller number, or a share such as 0.25."
             )
-        rows = step.jacobian.materialize()
         return step.jacobian.repeat(
             {
-                name: _columns.join([mean_of_middle(block, count) for block in _columns.split(value)], value)
-                for name, value in rows.items()
+                name: _columns.join([mean_of_middle(block, count) for block in _columns.split(rows)], rows)
+                for name, rows in step.jacobian.by_parameter()
             }
         )
 

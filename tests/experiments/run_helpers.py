@@ -12,6 +12,7 @@ from unittest import mock
 
 from gradhomog.experiments.results.comparison_dir import Plan, run_dir
 from gradhomog.experiments.results.events import VERSION, EventLog, json_compatible
+from gradhomog.experiments.results.records import records
 from gradhomog.experiments.results.run_dir import RunDir
 from gradhomog.experiments.results.runs import Method, Run
 from gradhomog.experiments.run_file.schema import Config
@@ -57,6 +58,15 @@ def interrupted_after(steps: int, homogenizers: str | None = None) -> Iterator[l
 
     with mock.patch.object(Trainer, "_step", step):
         yield done
+
+
+def results(folder: Path) -> dict[tuple[str, str, int, str], tuple[Any, ...]]:
+    """Return the scores of each result of a comparison, and the step that validation chose."""
+    return {
+        (r["label"], r["homogenizers"], r["seed"], r["role"]): (r["scores"], r["validation"], r["best_step"])
+        for r in records(folder)
+        if r["event"] == "result"
+    }
 
 
 def write_comparison(folder: Path, records: Sequence[Record]) -> None:

@@ -12,29 +12,19 @@ from gradhomog.errors import ConfigError
 from gradhomog.experiments.execution.comparison import compare
 from gradhomog.experiments.report.tables import score_table
 from gradhomog.experiments.results import comparison_dir as folders
-from gradhomog.experiments.results.records import records
 from gradhomog.experiments.results.runs import SINGLE
 from gradhomog.experiments.run_file.schema import load
 from tests.data.problems.conftest import GLYPHS
-from tests.experiments.run_helpers import interrupted_after
+from tests.experiments.run_helpers import interrupted_after, results
 
 pytestmark = pytest.mark.slow
 
-METHODS = 'homogenizers=["single-task", "pcgrad", "gradnorm | gradnorm(alpha=0.5) | gradnorm(alpha=3.0)"]'
-OVERRIDES = [*GLYPHS, METHODS]
+OVERRIDES = [*GLYPHS, 'homogenizers=["single-task", "pcgrad", "gradnorm | gradnorm(alpha=0.5) | gradnorm(alpha=3.0)"]']
 LABELS = ["plain", "static (tuned)", SINGLE, "pcgrad", "gradnorm (tuned)"]
 
 
 def config(*more):
     return load(None, [*OVERRIDES, *more]).with_baselines()
-
-
-def results(path):
-    return {
-        (r["label"], r["homogenizers"], r["seed"], r["role"]): (r["scores"], r["validation"], r["best_step"])
-        for r in records(path)
-        if r["event"] == "result"
-    }
 
 
 def table(outcome):

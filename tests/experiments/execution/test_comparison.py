@@ -19,18 +19,10 @@ from gradhomog.experiments.results.records import records
 from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
 from tests.experiments.conftest import SMALL
-from tests.experiments.run_helpers import gradhomog_without_figures, interrupted_after
+from tests.experiments.run_helpers import gradhomog_without_figures, interrupted_after, results
 
 slow = pytest.mark.slow
 pytestmark = pytest.mark.usefixtures("without_figures")  # except for the fixture `uninterrupted`
-
-
-def results(path):
-    return {
-        (r["label"], r["homogenizers"], r["seed"], r["role"]): (r["scores"], r["validation"], r["best_step"])
-        for r in records(path)
-        if r["event"] == "result"
-    }
 
 
 def table(outcome):
