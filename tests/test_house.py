@@ -225,7 +225,7 @@ BUDGETS = {
     "gradhomog/autograd": 2322,
     "gradhomog/cli": 1068,
     "gradhomog/diagnosis": 1133,
-    "gradhomog/experiments": 6070,
+    "gradhomog/experiments": 6076,
     "gradhomog/learners": 732,
     "gradhomog/ranks": 492,
     "gradhomog/registry": 783,
@@ -237,7 +237,7 @@ BUDGETS = {
     "plugins": 4507,
     "plugins/gradhomog_data": 3311,
     "adapters": 3798,
-    "tests": 31981,
+    "tests": 31989,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

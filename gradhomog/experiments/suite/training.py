@@ -93,15 +93,10 @@ def train(problem: SuiteProblem, method: str, seed: int, rate: float, factor: fl
     Raises:
         GradhomogError: the method or the problem cannot be made. An error in a step ends the run, and is recorded.
     """
-    config = problem.config
-    config = dataclasses.replace(config, train=dataclasses.replace(config.train, outer_lr=rate))
-    run = Run(config.learners[0], problem.pipeline(method, factor), seed)
-    config = config.for_run(run)
     marks = {max(1, round(share * problem.steps)) for share in CHECKPOINTS}
     seconds, memory, failure = 0.0, 0, ""
     validation, errors = [math.inf], [math.inf]
-    trainable = make_trainable(config, run)
-    optimizer = make_optimizer(config, trainable)
+    trainable, optimizer = _make(problem, method, seed, rate, factor)
     try:
         for index in range(problem.steps):
             if index == problem.steps // 2 and seed == problem.seeds[0]:  # states of methods exist by then
@@ -122,6 +117,17 @@ def train(problem: SuiteProblem, method: str, seed: int, rate: float, factor: fl
         problem.name, method, factor, seed, rate, (*validation[1:], *missing), (*errors[1:], *missing), seconds,
         memory, problem.digest, problem.code(method), processor(), failure,
     )  # fmt: skip
+
+
+def _make(
+    problem: SuiteProblem, method: str, seed: int, rate: float, factor: float
+) -> tuple[Trainable, torch.optim.Optimizer]:
+    config = problem.config
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, outer_lr=rate))
+    run = Run(config.learners[0], problem.pipeline(method, factor), seed)
+    config = config.for_run(run)
+    trainable = make_trainable(config, run)
+    return trainable, make_optimizer(config, trainable)
 
 
 def processor() -> str:
@@ -198,12 +204,18 @@ def compute_row(problem: SuiteProblem, method: str) -> list[SuiteRun]:
 def compute_rows(
     rows: Sequence[tuple[SuiteProblem, str]], jobs: int, finished: Callable[[list[SuiteRun]], None]
 ) -> None:
-    """Compute rows in `jobs` processes, 0: one per core; `finished` receives each in the order in which they end."""
+    """Compute rows in `jobs` processes, 0: one per core; `finished` receives each in the order in which they end.
+
+    Raises:
+        GradhomogError: a problem cannot be made, for example without its package; before anything is computed.
+    """
     from joblib import cpu_count
 
     from gradhomog.experiments.execution.executors.local import Processes
 
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # otherwise the profiler warns once in each process
+    for problem in {problem.name: problem for problem, _ in rows}.values():
+        _make(problem, PLAIN, problem.seeds[0], problem.rates[0], GIVEN)
     calls = [partial(compute_row, problem, method) for problem, method in rows]
     with closing(Processes()) as processes:
         for runs in (call() for call in calls) if jobs == 1 else processes.run(calls, jobs or cpu_count()):

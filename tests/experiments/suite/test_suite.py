@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 
 import pytest
 from scipy.stats import ttest_rel
@@ -221,6 +222,15 @@ def test_the_suite_does_not_import_problems_of_plugins_that_it_does_not_use(grad
     assert "auto" in capsys.readouterr().out
     assert main(["suite", "mgda", "--problem", "broken"]) == 2
     assert "RuntimeError" in capsys.readouterr().err
+
+
+def test_a_missing_package_is_named_before_anything_is_computed(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
+    assert (
+        main(["suite", "pcgrad + uw", "--problem", "functions", "--problem", "helmholtz", "--out", str(tmp_path)]) == 2
+    )
+    assert "pip install 'gradhomog[soap]'" in capsys.readouterr().err
+    assert not read_results(tmp_path)
 
 
 def test_an_unknown_problem_and_an_invalid_method_are_named(capsys):
