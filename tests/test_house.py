@@ -237,7 +237,7 @@ BUDGETS = {
     "plugins": 4507,
     "plugins/gradhomog_data": 3311,
     "adapters": 3798,
-    "tests": 31989,
+    "tests": 31988,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

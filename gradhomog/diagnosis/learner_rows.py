@@ -117,7 +117,7 @@ def plain_rows(learner: ComputesRows, batch: TaskBatch) -> dict[str, Tensor]:
     device = next(iter(named.values())).device
     _, rows = next(stage_rows(learner, batch.to(device)))
     pattern = encoder_pattern(named)
-    return {name: block for name, block in rows.materialize().items() if fnmatch.fnmatchcase(name, pattern)}
+    return {name: block for name, block in rows.by_parameter() if fnmatch.fnmatchcase(name, pattern)}
 
 
 @contextmanager

@@ -130,7 +130,7 @@ def find_overflow(member: Member, rows: Jacobian) -> NonfiniteError | None:
     """Return the error for finite rows whose inner products overflow, if a member reads them; else None."""
     if not member.needs & {"gramian", "norms"} or all_finite([rows.gramian()]):
         return None
-    largest = max(float(block.abs().max()) for block in rows.materialize().values() if block.numel())
+    largest = max(float(block.abs().max()) for _, block in rows.by_parameter() if block.numel())
     return NonfiniteError(
         f"inner products of the rows overflow float64: the largest entry of a row is {largest:.1e}. "
         "Divide the losses by a constant. Nothing was changed."
