@@ -1,6 +1,6 @@
 """Homogenized backward passes for any PyTorch loop with several losses and shared parameters.
 
-Each public call has a module: `backward`, `loss`, `accumulated` (in `accumulation`), `task_features`. A step then is:
+The public calls are `backward` and `loss`, `accumulated` (in `accumulation`) and `task_features` (in `inputs`). A step:
 
 1. `begin_step` of `loss_step`: validates losses (`inputs`) and `StepOptions`, and finds the leaves of each loss
    (`loss_graph`). Its result, a `LossStep`, is the one record of losses and options.
