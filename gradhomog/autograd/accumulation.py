@@ -11,18 +11,9 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
+from gradhomog.autograd import inputs
 from gradhomog.autograd.backward import homogenize, make_derivatives, scaler_factor
 from gradhomog.autograd.derivatives import SummedDerivatives
-from gradhomog.autograd.inputs import (
-    Features,
-    Heads,
-    Losses,
-    Parameters,
-    Per,
-    TaskLosses,
-    group_names,
-    shared_parameters,
-)
 from gradhomog.autograd.loss_graph import SHAPE, LossGraph, find_graph
 from gradhomog.autograd.loss_step import LossStep, StepOptions, check_present
 from gradhomog.autograd.rows_over_ranks import weigh_ranks
@@ -74,7 +65,7 @@ class Accumulation:
         return self._step
 
     @uncompiled
-    def add(self, losses: Losses, features: Features | None = None) -> None:
+    def add(self, losses: inputs.Losses, features: inputs.Features | None = None) -> None:
         """Add the rows of a batch.
 
         `losses` and `features` as in `gradhomog.backward`; a task that is absent from a batch adds nothing. Divide
@@ -118,7 +109,7 @@ class Accumulation:
                     sums.gradients[id(leaf)] = (leaf, gradient if before is None else before[1] + gradient)
             sums.stages.append([stage[index] for stage in (*features, *grads)])
 
-    def _slots(self, tasks: TaskLosses) -> list[int]:
+    def _slots(self, tasks: inputs.TaskLosses) -> list[int]:
         """Return the slots of a batch's tasks among all tasks; tasks with names are matched by name."""
         if self._tasks == 0:
             self._tasks, self._labels = tasks.tasks, tasks.names
@@ -141,7 +132,7 @@ class Accumulation:
             raise OptionError("`accumulated` requires at least one batch; got none. Call add(losses) in the block.")
         slots = tuple(sorted(self._sums))
         sums = [self._sums[slot] for slot in slots]
-        tasks = TaskLosses([one.loss for one in sums], slots, self._tasks, self._labels, False)
+        tasks = inputs.TaskLosses([one.loss for one in sums], slots, self._tasks, self._labels, False)
         rows = [[one.gradients.pop(id(leaf), (None, None))[1] for leaf in self._shared.values()] for one in sums]
         heads = [sorted(one.gradients.values(), key=lambda pair: SHAPE(pair[0])) for one in sums]
         graph = LossGraph(
@@ -163,9 +154,9 @@ class Accumulation:
 def accumulated(
     pipe: Pipeline,
     *,
-    parameters: Parameters,
-    per: Per = "model",
-    heads: Heads = "own",
+    parameters: inputs.Parameters,
+    per: inputs.Per = "model",
+    heads: inputs.Heads = "own",
     domains: Sequence[str] | None = None,
     scaler: torch.amp.GradScaler | None = None,
     metric: Optimizer | None = None,
@@ -196,17 +187,17 @@ def accumulated(
     """
     communicator = communicate(group, "batch")
     with communicator.raise_together():
-        shared = shared_parameters(parameters)
+        shared = inputs.shared_parameters(parameters)
         if communicator.size == 1 and any_dtensor(shared.values()):
             communicator = GroupCommunicator(communicator.ranks)  # gradients are DTensors also on one rank
         options = StepOptions(pipe, communicator, per=per, heads=heads, inspect=inspect, metric=metric)
-        group_names(list(shared), per)  # raise its errors before computing gradients
+        inputs.group_names(list(shared), per)  # raise its errors before computing gradients
         several = Accumulation(options, shared, scaler, domains)
         yield several
         several.finish()
 
 
-def _describe(tasks: TaskLosses) -> str:
+def _describe(tasks: inputs.TaskLosses) -> str:
     return f"losses of {', '.join(tasks.names)}" if tasks.names else f"{tasks.tasks} losses"
 
 

@@ -12,25 +12,12 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
+from gradhomog.autograd import inputs
 from gradhomog.autograd.derivatives import (
     Derivatives,
     DirectDerivatives,
     FeatureDerivatives,
     FullyShardedDerivatives,
-)
-from gradhomog.autograd.inputs import (
-    Features,
-    Heads,
-    Level,
-    Losses,
-    Memory,
-    Parameters,
-    Per,
-    Reduction,
-    Residuals,
-    TaskLosses,
-    group_names,
-    task_losses,
 )
 from gradhomog.autograd.loss_graph import LossGraph
 from gradhomog.autograd.loss_step import LossStep, StepOptions, begin_step
@@ -51,21 +38,21 @@ Report = Callable[[StepReport], None] | None
 
 @uncompiled
 def backward(
-    losses: Losses,
+    losses: inputs.Losses,
     pipe: Pipeline,
     *,
-    parameters: Parameters | None = None,
-    features: Features | None = None,
-    level: Level = "parameters",
-    per: Per = "model",
-    heads: Heads = "own",
+    parameters: inputs.Parameters | None = None,
+    features: inputs.Features | None = None,
+    level: inputs.Level = "parameters",
+    per: inputs.Per = "model",
+    heads: inputs.Heads = "own",
     domains: Sequence[str] | None = None,
     targets: Tensor | None = None,
-    residuals: Residuals | None = None,
+    residuals: inputs.Residuals | None = None,
     scaler: torch.amp.GradScaler | None = None,
     create_graph: bool = False,
     retain_graph: bool = False,
-    memory: Memory = "auto",
+    memory: inputs.Memory = "auto",
     metric: Optimizer | None = None,
     inspect: bool = False,
     group: Ranks | ProcessGroup | None = None,
@@ -159,18 +146,18 @@ def backward(
 
 @uncompiled
 def loss(
-    losses: Losses,
+    losses: inputs.Losses,
     pipe: Pipeline,
     *,
-    parameters: Parameters | None = None,
-    features: Features | None = None,
-    level: Level = "parameters",
-    per: Per = "model",
-    heads: Heads = "own",
+    parameters: inputs.Parameters | None = None,
+    features: inputs.Features | None = None,
+    level: inputs.Level = "parameters",
+    per: inputs.Per = "model",
+    heads: inputs.Heads = "own",
     domains: Sequence[str] | None = None,
     targets: Tensor | None = None,
-    residuals: Residuals | None = None,
-    reduction: Reduction = "mean",
+    residuals: inputs.Residuals | None = None,
+    reduction: inputs.Reduction = "mean",
     metric: Optimizer | None = None,
     inspect: bool = False,
     report: Report = None,
@@ -229,7 +216,7 @@ def loss(
     """
     reduce = torch.sum if reduction == "sum" else torch.mean
     if not torch.is_grad_enabled():  # nothing is exchanged: one rank may evaluate alone, also without `group`
-        return reduce(torch.stack(task_losses(losses, graph=False).losses))
+        return reduce(torch.stack(inputs.task_losses(losses, graph=False).losses))
     communicator = communicate(group, "batch")
     with communicator.raise_together():
         options = StepOptions(pipe, communicator, level, per, heads, inspect, reduction=reduction, metric=metric)
@@ -240,7 +227,7 @@ def loss(
     return result
 
 
-def scaler_factor(scaler: torch.amp.GradScaler, tasks: TaskLosses) -> float | None:
+def scaler_factor(scaler: torch.amp.GradScaler, tasks: inputs.TaskLosses) -> float | None:
     """Return the current scale of a gradient scaler; None if it is disabled."""
     if not scaler.is_enabled():
         return None
@@ -410,7 +397,7 @@ def homogenize_groups(options: StepOptions, step: Step, nonfinite: Nonfinite) ->
         name: compute(
             pipe.part(name), replace(step, _jacobian=step.jacobian.select_parameters(members)), nonfinite="raise"
         )
-        for name, members in group_names(step.jacobian.names, options.per).items()
+        for name, members in inputs.group_names(step.jacobian.names, options.per).items()
     }
     results = {name: pending.result for name, pending in steps.items()}
     found = dict(part for result in results.values() for part in result.direction.items())

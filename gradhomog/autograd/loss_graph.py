@@ -13,16 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import get_gradient_edge
 
-from gradhomog.autograd.inputs import (
-    Features,
-    Losses,
-    Parameters,
-    TaskFeatures,
-    TaskLosses,
-    feature_tensors,
-    shared_parameters,
-    task_losses,
-)
+from gradhomog.autograd import inputs
 from gradhomog.errors import OptionError
 from gradhomog.ranks.dtensors import any_dtensor, leaves_not_sharded
 
@@ -48,7 +39,7 @@ class LossGraph:
         sharded: True if `fully_shard` splits the parameters over ranks. The graph then has other leaves.
     """
 
-    tasks: TaskLosses
+    tasks: inputs.TaskLosses
     shared: Mapping[str, Tensor]
     unshared_leaves: Sequence[Sequence[Tensor]]
     features: Sequence[Tensor] = ()
@@ -86,20 +77,22 @@ class LossGraph:
         )
 
 
-def find_graph(losses: Losses, parameters: Parameters | None, features: Features | None) -> LossGraph:
+def find_graph(
+    losses: inputs.Losses, parameters: inputs.Parameters | None, features: inputs.Features | None
+) -> LossGraph:
     """Find the leaves that each loss depends on.
 
     Raises:
         OptionError: see `gradhomog.backward`.
     """
-    tasks = task_losses(losses)
-    views = features.stage_features if isinstance(features, TaskFeatures) else []
+    tasks = inputs.task_losses(losses)
+    views = features.stage_features if isinstance(features, inputs.TaskFeatures) else []
     if views and len(views) != tasks.tasks:
         raise OptionError(f"`features` must have one view per loss; got {len(views)} views and {tasks.tasks} losses.")
-    whole = features.features if isinstance(features, TaskFeatures) else features
-    tensors = [] if whole is None else feature_tensors(whole)
+    whole = features.features if isinstance(features, inputs.TaskFeatures) else features
+    tensors = [] if whole is None else inputs.feature_tensors(whole)
     try:
-        shared = {} if parameters is None else shared_parameters(parameters)
+        shared = {} if parameters is None else inputs.shared_parameters(parameters)
     except OptionError:
         _check_not_flattened(Reachability(tasks.losses))  # FSDP1 can leave a module without parameters
         raise
@@ -127,7 +120,9 @@ def find_graph(losses: Losses, parameters: Parameters | None, features: Features
     return LossGraph(tasks, shared, unshared, tensors, stage_features, use_shared, compiled, nodes, sharded)
 
 
-def _find_shared(tasks: TaskLosses, reached: Reachability, of_features: list[Tensor] | None) -> dict[str, Tensor]:
+def _find_shared(
+    tasks: inputs.TaskLosses, reached: Reachability, of_features: list[Tensor] | None
+) -> dict[str, Tensor]:
     """Return the leaves of the features, or else of two or more losses; only `nn.Parameter`s if there are any."""
     if of_features is not None:
         leaves = of_features
@@ -169,7 +164,7 @@ def _check_one_device(shared: Mapping[str, Tensor]) -> None:
         )
 
 
-def _check_through_features(bits: Sequence[int], shared: int, tasks: TaskLosses) -> None:
+def _check_through_features(bits: Sequence[int], shared: int, tasks: inputs.TaskLosses) -> None:
     for index, loss_bits in enumerate(bits):
         if loss_bits & shared:
             raise OptionError(

@@ -10,20 +10,7 @@ from typing import get_args
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradhomog.autograd.inputs import (
-    Features,
-    Heads,
-    Level,
-    Losses,
-    Memory,
-    Parameters,
-    Per,
-    Reduction,
-    Residuals,
-    TaskFeatures,
-    TaskLosses,
-    group_names,
-)
+from gradhomog.autograd import inputs
 from gradhomog.autograd.kernel_traces import kernel_trace_function
 from gradhomog.autograd.loss_graph import LossGraph, find_graph
 from gradhomog.errors import OptionError
@@ -36,10 +23,10 @@ COLLECTIVE = re.compile("sync_?batch_?norm|all_?reduce|all_?gather|reduce_?scatt
 
 
 CHOICES = {
-    "level": get_args(Level),
-    "memory": get_args(Memory),
-    "heads": get_args(Heads),
-    "reduction": get_args(Reduction),
+    "level": get_args(inputs.Level),
+    "memory": get_args(inputs.Memory),
+    "heads": get_args(inputs.Heads),
+    "reduction": get_args(inputs.Reduction),
 }
 """The values of options that are one of several texts."""
 
@@ -58,13 +45,13 @@ class StepOptions:
 
     pipe: Pipeline
     communicator: Communicator
-    level: Level = "parameters"
-    per: Per = "model"
-    heads: Heads = "own"
+    level: inputs.Level = "parameters"
+    per: inputs.Per = "model"
+    heads: inputs.Heads = "own"
     inspect: bool = False
-    memory: Memory = "auto"
+    memory: inputs.Memory = "auto"
     create_graph: bool = False
-    reduction: Reduction = "mean"
+    reduction: inputs.Reduction = "mean"
     metric: Optimizer | None = None
 
     def __post_init__(self) -> None:
@@ -100,7 +87,7 @@ class StepOptions:
                 f"{reason}. Use heads='own'."
             )
 
-    def check_features(self, features: Features | None) -> None:
+    def check_features(self, features: inputs.Features | None) -> None:
         """Raise if features are required and are not passed.
 
         Raises:
@@ -112,7 +99,7 @@ class StepOptions:
             reason = f"{' and '.join(reading)} reads features" if reading else "level='features' requires features"
             raise OptionError(f"{reason}: pass the output of the shared part of the model as `features`.")
         transforms = [member.selector for member in requirements.transforming]
-        if transforms and not isinstance(features, TaskFeatures):
+        if transforms and not isinstance(features, inputs.TaskFeatures):
             verb = "transform" if len(transforms) > 1 else "transforms"
             raise OptionError(
                 f"{' and '.join(transforms)} {verb} the input of the heads. Create it by views = "
@@ -134,7 +121,7 @@ class LossStep:
 
     options: StepOptions
     graph: LossGraph
-    given: TaskLosses
+    given: inputs.TaskLosses
     names: tuple[str, ...] = ()
     targets: Tensor | None = None
     kernel_traces: KernelTraces | None = None
@@ -147,8 +134,8 @@ class LossStep:
 
 
 def begin_step(
-    options: StepOptions, losses: Losses, parameters: Parameters | None, features: Features | None,
-    domains: Sequence[str] | None, targets: Tensor | None, residuals: Residuals | None,
+    options: StepOptions, losses: inputs.Losses, parameters: inputs.Parameters | None, features: inputs.Features | None,
+    domains: Sequence[str] | None, targets: Tensor | None, residuals: inputs.Residuals | None,
 ) -> LossStep:  # fmt: skip
     """Validate losses, find the leaves that they depend on, and let homogenizers choose tasks.
 
@@ -176,8 +163,8 @@ def begin_step(
         reason = f"{' and '.join(keeping)} keeps rows" if keeping else "`per` keeps a state"
         raise OptionError(f"{reason} by the parameters' names. Pass the shared module as `parameters`.")
     if options.per != "model":
-        group_names(list(found.shared), options.per)  # raise its errors before computing gradients
-    if isinstance(features, TaskFeatures) and features.domains != names:
+        inputs.group_names(list(found.shared), options.per)  # raise its errors before computing gradients
+    if isinstance(features, inputs.TaskFeatures) and features.domains != names:
         raise OptionError(
             "the views in `features` must have the same domains as the losses: "
             f"{list(names) or 'domains without names'}; got {list(features.domains) or 'domains without names'}. "

@@ -14,38 +14,21 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
+from gradhomog.autograd import row_source
 from gradhomog.autograd.derivatives import Derivatives
 from gradhomog.autograd.inputs import group_names
 from gradhomog.autograd.loss_graph import LossGraph
 from gradhomog.autograd.loss_step import LossStep
-from gradhomog.autograd.row_source import (
-    LeafGradients,
-    LossRows,
-    RowSource,
-    backpropagate,
-    finite_direction,
-    of_features,
-    require_used,
-)
 from gradhomog.errors import NonfiniteError, OptionError
+from gradhomog.ranks import exchange
 from gradhomog.ranks.communicator import GroupCommunicator, pipeline_values
 from gradhomog.ranks.dtensors import count_replicas, local_part, split_whole_tensors
-from gradhomog.ranks.exchange import (
-    ColumnSplit,
-    PartialRow,
-    SplitRows,
-    average,
-    collect_tasks,
-    sharded_rows,
-    sum_batches,
-    sum_tensors,
-)
 from gradhomog.ranks.replicas import compares_in_full, gather_numbers, tensors_to_compare
 from gradhomog.rows import DenseRows, Direction, Jacobian, LazyRows, PerTaskRows
 from gradhomog.step.step import KernelTraces, Step, task_keys
 
 
-class RanksRows(RowSource):
+class RanksRows(row_source.RowSource):
     """A source that sends rows or parts of them; after it, every rank takes the same step."""
 
     exchanged: Literal["nothing", "rows", "directions"] = "rows"
@@ -77,7 +60,7 @@ class RanksRows(RowSource):
         `used`: for each rank and parameter, 1 if a loss of that rank depends on it, `[ranks, parameters]`.
         """
         unused = _unused(self._graph, used)
-        require_used(self._graph.shared, unused)
+        row_source.require_used(self._graph.shared, unused)
         return unused
 
 
@@ -109,7 +92,7 @@ class BatchRows(RanksRows):
             jacobian = Jacobian(self._exchanged)
         return Step(keys, jacobian, losses, features, feature_grads, targets, traces)
 
-    def head_gradients(self, factors: Mapping[int, float]) -> LeafGradients:
+    def head_gradients(self, factors: Mapping[int, float]) -> row_source.LeafGradients:
         scales = {slot: factor / self._totals[slot] for slot, factor in factors.items()}
         return sum_heads(self._derivatives, scales, self._communicator)
 
@@ -143,12 +126,12 @@ class BatchRows(RanksRows):
                 rows[index[slot]] / total if slot in index else torch.zeros_like(rows[0])
                 for slot, total in self._totals.items()
             ])
-            for name, rows in of_features(self._derivatives).feature_rows().items()
+            for name, rows in row_source.of_features(self._derivatives).feature_rows().items()
         }  # fmt: skip
         self._own: dict[str, slice] = {}  # of gathered rows the examples of this rank
         if not (self._communicator.ranks.gather and self._options.pipe.requirements.readers["jacobian"]):
             columns = DenseRows(blocks)
-            return Jacobian(SplitRows(columns, columns.row_like(), self._communicator))
+            return Jacobian(exchange.SplitRows(columns, columns.row_like(), self._communicator))
         gathered = {name: gather_batch(name, rows, self._communicator) for name, rows in blocks.items()}
         self._own = {name: own for name, (_, own) in gathered.items()}
         return Jacobian(DenseRows({name: whole for name, (whole, _) in gathered.items()}))
@@ -159,10 +142,10 @@ class BatchRows(RanksRows):
 
         def compute() -> dict[str, Tensor | None]:
             own = {name: part[self._own[name]] if name in self._own else part for name, part in direction.items()}
-            return backpropagate(self._derivatives, own)
+            return row_source.backpropagate(self._derivatives, own)
 
         total, used = sum_gradients(compute, self._graph.shared, self._communicator)
-        total = finite_direction(total, self._derivatives.factor)  # the same numbers on all ranks
+        total = row_source.finite_direction(total, self._derivatives.factor)  # the same numbers on all ranks
         return total, self.unused(used)
 
 
@@ -198,12 +181,12 @@ class ExchangedLossRows(LazyRows):
         assert self._used is not None
         return self._used
 
-    def compute(self) -> SplitRows:
+    def compute(self) -> exchange.SplitRows:
         """Compute the rows by one backward pass per task, and send each during the next pass."""
         used: set[str] = set()
         failure: list[Exception] = []
-        split = ColumnSplit(self.like, self._communicator.size, self._communicator.rank, self._groups)
-        rows = sum_batches(self._partial_rows(used, failure), split, self._communicator)
+        split = exchange.ColumnSplit(self.like, self._communicator.size, self._communicator.rank, self._groups)
+        rows = exchange.sum_batches(self._partial_rows(used, failure), split, self._communicator)
         self._used = self._communicator.settle(failure[0] if failure else None, [name in used for name in self.like])
         return rows
 
@@ -230,7 +213,7 @@ class ExchangedLossRows(LazyRows):
         scale = 1 / (divisor * self._derivatives.factor * largest)
         return {name: part.mul_(scale) for name, part in sums.items()}
 
-    def _partial_rows(self, used: set[str], failure: list[Exception]) -> Iterator[PartialRow | None]:
+    def _partial_rows(self, used: set[str], failure: list[Exception]) -> Iterator[exchange.PartialRow | None]:
         """Yield this rank's part of each row when it is required; None if it has none, also after an error.
 
         `used`, `failure`: receive the names of the parameters that a loss depends on, and the error.
@@ -265,7 +248,7 @@ class TaskRows(RanksRows):
                 "other ranks would not receive the gradients of heads; a loss depends on others. Pass all parameters "
                 "of the model."
             )
-        rows = LossRows(self._derivatives, may_be_unused=True)
+        rows = row_source.LossRows(self._derivatives, may_be_unused=True)
         own_rows = rows.stored()
         counts = self.agree(len(tasks.slots), "with names" if step.names else "without names")
         totals = communicator.all_gather_numbers([tasks.tasks])[:, 0]
@@ -278,14 +261,14 @@ class TaskRows(RanksRows):
         present = torch.arange(max(counts)) < torch.tensor(counts)[:, None]
         names = communicator.all_gather_names([key.domain for key in step.keys]) if step.names else []
         groups = group_names(list(rows.like), self._options.per).values()
-        split = ColumnSplit(rows.like, communicator.size, communicator.rank, groups)
-        jacobian = collect_tasks(own_rows.row, counts, split, communicator)
+        split = exchange.ColumnSplit(rows.like, communicator.size, communicator.rank, groups)
+        jacobian = exchange.collect_tasks(own_rows.row, counts, split, communicator)
         return Step(task_keys(tuple(map(int, slots[present].tolist())), tuple(names)), jacobian, losses[present])
 
     def to_parameters(self, direction: Direction) -> tuple[Direction, Collection[str]]:
         return direction, self.unused(self._used)
 
-    def head_gradients(self, factors: Mapping[int, float]) -> LeafGradients:
+    def head_gradients(self, factors: Mapping[int, float]) -> row_source.LeafGradients:
         return []
 
 
@@ -321,7 +304,7 @@ class FullyShardedRows(RanksRows):
         rows = self._derivatives.rows()
         self._used = torch.tensor([[any(part is not None for part in parts) for parts in rows.values()]])
         parts = {name: local_part(parameter) for name, parameter in graph.shared.items()}
-        sharded = sharded_rows(
+        sharded = exchange.sharded_rows(
             PerTaskRows(rows, parts, 1 / self._derivatives.factor), graph.shared, replicas, communicator
         )
         gathers = ranks.gather and options.pipe.requirements.readers["jacobian"]
@@ -331,7 +314,7 @@ class FullyShardedRows(RanksRows):
     def to_parameters(self, direction: Direction) -> tuple[Direction, Collection[str]]:
         return split_whole_tensors(direction, self._graph.shared), self.unused(self._used)
 
-    def head_gradients(self, factors: Mapping[int, float]) -> LeafGradients:
+    def head_gradients(self, factors: Mapping[int, float]) -> row_source.LeafGradients:
         # The weights of the losses were multiplied by the number of ranks, as the hooks divide by it.
         scales = {slot: factor / self._communicator.size for slot, factor in factors.items()}
         return sum_heads(self._derivatives, scales, self._communicator)
@@ -348,12 +331,12 @@ class LocalRows(RanksRows):
         self._agreed = True
         if not all(self.agree(len(graph.tasks.slots))):  # the gradient scalers of all ranks skip the step
             raise NonfiniteError("the rows of another rank overflow.")
-        total = average(direction, direction, communicator)
+        total = exchange.average(direction, direction, communicator)
         flags = flags_of_used(graph.shared, self._rows.unused)
         (used,) = gather_numbers(communicator, replicas_to_compare(self._step), flags)
         return total, _unused(graph, used)
 
-    def head_gradients(self, factors: Mapping[int, float]) -> LeafGradients:
+    def head_gradients(self, factors: Mapping[int, float]) -> row_source.LeafGradients:
         # Of all tasks, because ranks may have dropped different ones.
         scales = {slot: factors.get(slot, 0.0) / self._communicator.size for slot in self._graph.tasks.slots}
         return sum_heads(self._derivatives, scales, self._communicator)
@@ -393,11 +376,13 @@ def sum_gradients(
         found = compute()
     except Exception as error:
         failure = error
-    sums = sum_tensors(found, like, communicator)
+    sums = exchange.sum_tensors(found, like, communicator)
     return sums, communicator.settle(failure, [found.get(name) is not None for name in like])
 
 
-def sum_heads(derivatives: Derivatives, scales: Mapping[int, float], communicator: GroupCommunicator) -> LeafGradients:
+def sum_heads(
+    derivatives: Derivatives, scales: Mapping[int, float], communicator: GroupCommunicator
+) -> row_source.LeafGradients:
     """Return the gradients of the heads: sums over the ranks of this rank's, times the scale of their task.
 
     `scales`: by slot, with the same slots on all ranks. With a scale of 0, gradients that are not finite are left out.
@@ -408,7 +393,8 @@ def sum_heads(derivatives: Derivatives, scales: Mapping[int, float], communicato
         if slot in scales
     ]
     leaves = {str(index): leaf for index, (leaf, _) in enumerate(entries)}
-    sums = sum_tensors({str(index): gradient for index, (_, gradient) in enumerate(entries)}, leaves, communicator)
+    gradients = {str(index): gradient for index, (_, gradient) in enumerate(entries)}
+    sums = exchange.sum_tensors(gradients, leaves, communicator)
     return list(zip(leaves.values(), sums.values(), strict=True))
 
 
