@@ -14,18 +14,11 @@ from gradhomog.autograd.derivatives import DirectDerivatives
 from gradhomog.autograd.inputs import Losses, Parameters
 from gradhomog.autograd.loss_graph import LossGraph, find_graph
 from gradhomog.autograd.row_source import require_used
+from gradhomog.diagnosis import row_statistics
 from gradhomog.diagnosis.estimates import MIN_BATCHES
 from gradhomog.diagnosis.labelled_gramian import COLUMNS, RowStore
 from gradhomog.diagnosis.recommend import recommend
 from gradhomog.diagnosis.result import DiagnosisResult
-from gradhomog.diagnosis.row_statistics import (
-    expected_gradients,
-    noise,
-    norm_ratios,
-    row_norms,
-    single_rows,
-    step_alignment,
-)
 from gradhomog.diagnosis.summed_loss import rows_are_accumulated, rows_are_dependent, rows_are_parallel, summed_labels
 from gradhomog.errors import OptionError
 from gradhomog.registry.options import ValidatedConstructor
@@ -166,9 +159,10 @@ class Diagnosis(ValidatedConstructor):
             tasks=gramian.names,
             left_out={every.names[label]: count for label, count in enumerate(batches) if label not in frequent},
             batches=gramian.count, params=store.params, columns=store.columns,
-            batch_size=self._batch_size, single=single_rows(gramian), row_norms=row_norms(gramian),
-            expected=expected_gradients(gramian), norm_ratios=norm_ratios(gramian), step=step_alignment(gramian),
-            noise=noise(gramian),
+            batch_size=self._batch_size,
+            single=row_statistics.single_rows(gramian), row_norms=row_statistics.row_norms(gramian),
+            expected=row_statistics.expected_gradients(gramian), norm_ratios=row_statistics.norm_ratios(gramian),
+            step=row_statistics.step_alignment(gramian), noise=row_statistics.noise(gramian),
             accumulated=rows_are_accumulated(gramian),
             parallel=dimension > 1 and rows_are_parallel(gramian),
             summed=tuple(summed_labels(gramian)) if dimension > 1 else (),

@@ -20,19 +20,8 @@ from typing import Any, cast
 
 import pluggy
 
+from gradhomog import errors
 from gradhomog._version import __version__
-from gradhomog.errors import (
-    AmbiguousPluginError,
-    DisabledPluginError,
-    GradhomogError,
-    OptionError,
-    PluginLoadError,
-    PluginRunError,
-    UnknownPluginError,
-    describe_error,
-    did_you_mean,
-    raised_in,
-)
 from gradhomog.registry import specs
 from gradhomog.registry.options import bind
 from gradhomog.registry.specs import GROUPS, KINDS, PROJECT, DomainSpec, Kind, PluginInfo, Spec, hookimpl
@@ -57,7 +46,7 @@ def load(info: PluginInfo, requirements: Iterable[str]) -> tuple[ModuleType, Spe
         manager.check_pending()
     except pluggy.PluginValidationError as cause:
         strays = [name for name in vars(plugin) if name.startswith("gradhomog_") and name not in HOOKS]
-        hints = [f".{hint}" for name in strays if (hint := did_you_mean(name, HOOKS))]
+        hints = [f".{hint}" for name in strays if (hint := errors.did_you_mean(name, HOOKS))]
         raise _load_error(info, f"has an invalid hook: {cause}{''.join(hints[:1])}") from cause
     found = [(hook.name, impl) for hook in manager.get_hookcallers(plugin) or () for impl in hook.get_hookimpls()]
     for name, impl in found:
@@ -96,7 +85,7 @@ def _check_requirements(info: PluginInfo, requirements: Iterable[str]) -> None:
             continue  # installers cannot read it either
         on_gradhomog = applies and canonicalize_name(requirement.name) == "gradhomog"
         if on_gradhomog and not requirement.specifier.contains(__version__, prereleases=True):
-            raise PluginLoadError(
+            raise errors.PluginLoadError(
                 f"{info} requires gradhomog {requirement.specifier}, but gradhomog {__version__} is installed. It was "
                 f"not imported. Install a version of {info.distribution} for gradhomog {__version__}, or the version "
                 f"of gradhomog that it requires, or remove '{info.name}'."
@@ -112,8 +101,8 @@ def _import_module(info: PluginInfo) -> ModuleType:
     try:
         with restored:
             plugin = point.load()
-    except GradhomogError as cause:  # its message is complete
-        raise PluginLoadError(f"{info} cannot be imported: {cause}") from cause
+    except errors.GradhomogError as cause:  # its message is complete
+        raise errors.PluginLoadError(f"{info} cannot be imported: {cause}") from cause
     except (Exception, SystemExit) as cause:  # SystemExit: a script without a guard must not end this process
         reinstall = f"Reinstall {info.distribution} with its dependencies, or remove '{info.name}'."
         advice = reinstall if isinstance(cause, ModuleNotFoundError) else info.advice
@@ -163,8 +152,8 @@ def _read_spec(manager: pluggy.PluginManager, info: PluginInfo) -> Spec:
     return cast(Spec, spec)
 
 
-def _load_error(info: PluginInfo, reason: str, advice: str = "") -> PluginLoadError:
-    return PluginLoadError(f"{info} {reason} (gradhomog {__version__}). {advice or info.advice}")
+def _load_error(info: PluginInfo, reason: str, advice: str = "") -> errors.PluginLoadError:
+    return errors.PluginLoadError(f"{info} {reason} (gradhomog {__version__}). {advice or info.advice}")
 
 
 class Registry:
@@ -227,7 +216,7 @@ class Registry:
     def list(self, kind: Kind) -> tuple[PluginInfo, ...]:
         """Return all plugins of a kind, sorted by name, including disabled ones; imports none of them."""
         if kind not in GROUPS:
-            raise OptionError(f"`kind` must be one of {', '.join(map(repr, GROUPS))}; got {kind!r}.")
+            raise errors.OptionError(f"`kind` must be one of {', '.join(map(repr, GROUPS))}; got {kind!r}.")
         return tuple(info for info in self._plugins if info.kind == kind)
 
     def names(self, kind: Kind) -> tuple[str, ...]:
@@ -253,19 +242,20 @@ class Registry:
         if enabled:
             offers = " and ".join(f"{info.distribution} {info.version}" for info in enabled)
             choices = " or ".join(repr(info.selector) for info in enabled)
-            raise AmbiguousPluginError(
+            raise errors.AmbiguousPluginError(
                 f"{kind[:-1]} '{selector}' exists in several distributions: {offers}. Write {choices}."
             )
         if matches:
-            raise DisabledPluginError(
+            raise errors.DisabledPluginError(
                 f"{matches[0]} is disabled by GRADHOMOG_DISABLE={','.join(sorted(self._disabled))}. "
                 "Remove it from that variable to use it."
             )
         names = self.names(kind)
-        hint = did_you_mean(selector, [*names, *(info.selector for info in self.list(kind))])
+        hint = errors.did_you_mean(selector, [*names, *(info.selector for info in self.list(kind))])
         if others := [info.kind for info in self._plugins if selector in (info.name, info.selector)]:
             hint = f" It is the name of a{'n' * (others[0][0] in 'aeiou')} {others[0][:-1]}."
-        raise UnknownPluginError(f"unknown {kind[:-1]} '{selector}'.{hint} Installed: {', '.join(names) or 'none'}.")
+        listed = ", ".join(names) or "none"
+        raise errors.UnknownPluginError(f"unknown {kind[:-1]} '{selector}'.{hint} Installed: {listed}.")
 
     @contextmanager
     def preferring(self, selectors: Iterable[str]) -> Iterator[None]:
@@ -311,31 +301,32 @@ class Registry:
         bound = bind(spec, info.name, options)  # without `scale`, which the pipeline applies
         if isinstance(spec, DomainSpec) and spec.variants and arguments and arguments[0] not in spec.variants:
             variant = arguments[0]
-            hint = did_you_mean(variant, spec.variants, f"`{info.name}:{{}}`")
+            hint = errors.did_you_mean(variant, spec.variants, f"`{info.name}:{{}}`")
             found = repr(variant) if variant else "nothing after the name"
-            raise OptionError(f"`{info.name}` needs one of the variants {', '.join(spec.variants)}; got {found}.{hint}")
+            known = ", ".join(spec.variants)
+            raise errors.OptionError(f"`{info.name}` needs one of the variants {known}; got {found}.{hint}")
         try:
             made = self.manager.hook.gradhomog_make(spec=spec, arguments=arguments, options={**bound, **supplied})
-        except GradhomogError:
+        except errors.GradhomogError:
             raise
         except (Exception, SystemExit) as cause:
-            raise PluginRunError(self._describe_failure(info, cause)) from cause
+            raise errors.PluginRunError(self._describe_failure(info, cause)) from cause
         impls = reversed(self.manager.hook.gradhomog_make.get_hookimpls())  # the outermost first
         wrappers = [self._owner(impl.plugin) for impl in impls if not isinstance(impl.plugin, _DefaultFactory)]
         if made is None and wrappers:
-            raise PluginRunError(
+            raise errors.PluginRunError(
                 f"`gradhomog_make` of {' and '.join(name for name, _ in wrappers)} returned None for {info}: a wrapper "
                 f"must return the result of its `yield`. {wrappers[0][1]}"
             )
         return info, spec, made
 
     def _describe_failure(self, info: PluginInfo, cause: BaseException) -> str:
-        if not raised_in(cause, _DefaultFactory.gradhomog_make):  # the error is not from the factory
+        if not errors.raised_in(cause, _DefaultFactory.gradhomog_make):  # the error is not from the factory
             for impl in self.manager.hook.gradhomog_make.get_hookimpls():
-                if raised_in(cause, impl.function):
+                if errors.raised_in(cause, impl.function):
                     owner, advice = self._owner(impl.plugin)
-                    return f"{owner} raised in `gradhomog_make` for {info}: {describe_error(cause)}. {advice}"
-        return f"the factory of {info} raised {describe_error(cause)}. {info.advice}"
+                    return f"{owner} raised in `gradhomog_make` for {info}: {errors.describe_error(cause)}. {advice}"
+        return f"the factory of {info} raised {errors.describe_error(cause)}. {info.advice}"
 
     def _owner(self, plugin: object) -> tuple[str, str]:
         """Return the name of the plugin that a hook belongs to, and the advice for an error of it."""

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from gradhomog.errors import DataError, OptionError
 from gradhomog.rows import arithmetic
-from gradhomog.rows.arithmetic import to_device
 from gradhomog.rows.storage import DenseRows, Direction, PerTaskRows, Rows, StoredRows
 
 
@@ -84,7 +83,7 @@ class Jacobian:
 
         Rows in separate tensors are copied parameter by parameter, so that the memory of a copy is free for the next.
         """
-        mixing = None if self.mixing is None else to_device(self.mixing, self.device)
+        mixing = None if self.mixing is None else arithmetic.to_device(self.mixing, self.device)
         for name, block in self.rows.stored().by_parameter():
             if mixing is None:
                 yield name, block

@@ -13,20 +13,6 @@ from torch import Tensor
 
 from gradhomog.errors import NonfiniteError
 from gradhomog.rows import arithmetic
-from gradhomog.rows.arithmetic import (
-    SMALL_TENSOR,
-    Product,
-    Vectors,
-    all_finite,
-    as_matrix,
-    column_chunks,
-    finite_rows,
-    row_sums,
-    stack_chunks,
-    task_index,
-    to_cpu,
-    to_device,
-)
 
 Direction = dict[str, Tensor]
 """A direction or one row: a tensor `[*shape]` for each parameter name."""
@@ -50,7 +36,7 @@ class Rows(ABC):
         """Return the rows in memory."""
 
     @abstractmethod
-    def products(self, product: Product, by_block: bool) -> Tensor:
+    def products(self, product: arithmetic.Product, by_block: bool) -> Tensor:
         """Return `gramian` or `squared_norms` of the rows, float64 on the CPU.
 
         Their shape is `[tasks, tasks]` or `[tasks]`, and for `by_block` `[blocks, ...]`, one for each name.
@@ -73,7 +59,7 @@ class Rows(ABC):
         return self.like
 
     # Of a direction. Overridden where ranks store different parts of it, and must come to the same result.
-    all_finite = staticmethod(all_finite)
+    all_finite = staticmethod(arithmetic.all_finite)
 
 
 class StoredRows(Rows):
@@ -130,7 +116,7 @@ class LazyRows(Rows):
     def stored(self) -> StoredRows:
         return self._stored
 
-    def products(self, product: Product, by_block: bool) -> Tensor:
+    def products(self, product: arithmetic.Product, by_block: bool) -> Tensor:
         return self._stored.products(product, by_block)
 
     def finite_tasks(self) -> list[bool]:
@@ -174,7 +160,7 @@ class DenseRows(StoredRows):
         return self.row(0)
 
     def select(self, tasks: Sequence[int]) -> DenseRows:
-        index = task_index(tasks, self._device)
+        index = arithmetic.task_index(tasks, self._device)
         return DenseRows({name: block[index] for name, block in self.blocks.items()})
 
     def select_parameters(self, names: Sequence[str]) -> DenseRows:
@@ -184,13 +170,13 @@ class DenseRows(StoredRows):
         return DenseRows({name: block.detach() for name, block in self.blocks.items()})
 
     def finite_tasks(self) -> list[bool]:
-        sums = [row_sums(as_matrix(block.detach())).double() for block in self.blocks.values()]
-        return finite_rows(torch.stack(sums).sum(0), self.row)
+        sums = [arithmetic.row_sums(arithmetic.as_matrix(block.detach())).double() for block in self.blocks.values()]
+        return arithmetic.finite_rows(torch.stack(sums).sum(0), self.row)
 
-    def products(self, product: Product, by_block: bool) -> Tensor:
+    def products(self, product: arithmetic.Product, by_block: bool) -> Tensor:
         matrices = []
         for block in self.blocks.values():
-            matrices.append(block if block.dim() == 2 else as_matrix(block))
+            matrices.append(block if block.dim() == 2 else arithmetic.as_matrix(block))
         found = arithmetic.products(matrices, product)
         if len(found) == 1 and not by_block:
             return found[0]
@@ -205,14 +191,14 @@ class DenseRows(StoredRows):
         if divisor != 1:  # in NumPy a quarter of the time
             shares = weights / divisor if weights.requires_grad else torch.from_numpy(weights.numpy() / divisor)
         if self._device.type != "cpu":
-            shares = to_device(shares, self._device)  # one copy for all blocks
+            shares = arithmetic.to_device(shares, self._device)  # one copy for all blocks
         # A matrix also for one sum: `matmul` of a vector and one column returns a scalar in some dispatch modes.
         sums = shares if shares.dim() == 2 else shares[None]
         for name, block in self.blocks.items():
-            matrix = block if block.dim() == 2 else as_matrix(block)
+            matrix = block if block.dim() == 2 else arithmetic.as_matrix(block)
             if block.dtype.itemsize < 4:
                 scaled = sums.to(torch.float32)
-                parts = [torch.mm(scaled, part.float()).to(block.dtype) for part in column_chunks(matrix)]
+                parts = [torch.mm(scaled, part.float()).to(block.dtype) for part in arithmetic.column_chunks(matrix)]
                 total = torch.cat(parts, dim=1)
             else:
                 total = torch.mm(sums.to(block.dtype), matrix)  # block.mean(0) takes up to twice as long
@@ -236,7 +222,7 @@ class _Group:
 
     names: list[str]
     tasks: list[int]
-    rows: Vectors
+    rows: arithmetic.Vectors
 
 
 @final
@@ -278,13 +264,13 @@ class PerTaskRows(StoredRows):
 
     def finite_tasks(self) -> list[bool]:
         groups = [group for group in self._groups if len(group.rows)]
-        sums = [torch.cat([row_sums(row.detach()[None]) for row in group.rows]).double() for group in groups]
+        sums = [torch.cat([arithmetic.row_sums(row.detach()[None]) for row in group.rows]).double() for group in groups]
         totals = torch.zeros(self.tasks, dtype=torch.float64)
-        for group, part in zip(groups, to_cpu(sums), strict=True):
+        for group, part in zip(groups, arithmetic.to_cpu(sums), strict=True):
             totals[group.tasks] += part
-        return finite_rows(totals, self.row)
+        return arithmetic.finite_rows(totals, self.row)
 
-    def products(self, product: Product, by_block: bool) -> Tensor:
+    def products(self, product: arithmetic.Product, by_block: bool) -> Tensor:
         """See the base class; the products of a task without a gradient are zero."""
         groups = [self._group([name]) for name in self.like] if by_block else self._groups
         dims = 1 if product is arithmetic.squared_norms else 2
@@ -351,7 +337,7 @@ def group_small(like: Mapping[str, Tensor], tasks: int) -> list[list[str]]:
     filling: dict[tuple[torch.dtype, torch.device], tuple[list[str], int]] = {}
     for name, tensor in like.items():
         size, kind = tasks * tensor.numel(), (tensor.dtype, tensor.device)
-        if not tensor.is_contiguous() or not (whole or tensor.numel() <= SMALL_TENSOR):
+        if not tensor.is_contiguous() or not (whole or tensor.numel() <= arithmetic.SMALL_TENSOR):
             groups.append([name])
             continue
         names, filled = filling.get(kind, ([], 0))
@@ -372,7 +358,7 @@ def _sum_vectors(rows: Sequence[Tensor], shares: Tensor, like: Tensor) -> Tensor
     if not rows:
         return torch.zeros_like(like, requires_grad=False)
     if like.dtype.itemsize < 4 or shares.requires_grad or any(row.requires_grad for row in rows):
-        chunks = [DenseRows({"": chunk}).weighted_sum(shares)[""] for chunk in stack_chunks(rows)]
+        chunks = [DenseRows({"": chunk}).weighted_sum(shares)[""] for chunk in arithmetic.stack_chunks(rows)]
         whole = torch.cat(chunks)
     else:
         first, *others = shares.tolist()

@@ -9,15 +9,7 @@ import torch
 from torch import Tensor
 
 from gradhomog.errors import OptionError
-from gradhomog.solvers.pivoting import (
-    BLOCK_EXCHANGES,
-    ROUNDING,
-    entries_to_exchange,
-    least_ridge,
-    on_support,
-    pivot,
-    solve,
-)
+from gradhomog.solvers import pivoting
 from gradhomog.solvers.scaling import Array, Flags, ScaledGramian, Solution, for_each_gramian, needs_graph
 
 NOISE = 0.1  # share of the ridge in ‖d − g_0‖² above which the hull contains zero within the Gramian's rounding
@@ -87,7 +79,7 @@ def conflict_averse_weights(gramian: Tensor, c: float, rounding: float | None = 
     # Lengths are relative to the longest row, so that their squares and `TINY` have the same meaning in every unit.
     target = (factors / np.where(factors > 0, factors, np.inf).min())[:, None]
     mean = np.divide(1 / tasks, target, out=np.zeros_like(target), where=target > 0)
-    ridge = least_ridge(unit, scaled.rounding)
+    ridge = pivoting.least_ridge(unit, scaled.rounding)
     program = _ball(unit, target, mean, c, ridge * identity, identity)
     solution, support, level, solved = _search(program, mean)
     if (mean.T @ unit @ mean).item() <= ridge * mean.sum() ** 2:  # a mean that is rounding has no ball: d = g_0
@@ -98,7 +90,7 @@ def conflict_averse_weights(gramian: Tensor, c: float, rounding: float | None = 
         target_of_cone = program.right[:, 1]
         # `pivot` counts derivatives below 1e-14 as zero: its target must have a size near one.
         size = np.ldexp(1.0, np.frexp(np.abs(target_of_cone).max())[1])
-        found_cone = pivot(unit, target_of_cone / size, scaled.rounding)
+        found_cone = pivoting.pivot(unit, target_of_cone / size, scaled.rounding)
         nearest = (found_cone.solution * size)[:, None]
         if (nearest.T @ unit @ nearest).item() <= program.radius * (1 + RADIUS_TOLERANCE):
             cone, solution, solved = found_cone, nearest, bool(found_cone.solved)
@@ -110,7 +102,7 @@ def conflict_averse_weights(gramian: Tensor, c: float, rounding: float | None = 
             columns, level, _ = _on_ball(moving, scaled.tensor(support))
             found = _at(columns, level)
         else:
-            found = on_support(again, cone.support, moving.right[:, 1:], cone.ridge)
+            found = pivoting.on_support(again, cone.support, moving.right[:, 1:], cone.ridge)
     weights = (1 / tasks + found.clamp_min(0) * scaled.tensor(target)).squeeze(-1)
     return Solution(weights, torch.as_tensor(solved, device=gramian.device))
 
@@ -128,7 +120,7 @@ def _on_ball(program: _Ball, support: Any) -> tuple[Any, Any, Any]:
     If no τ is on the ball, the nearest τ is returned, and the last result, a flag, is False.
     """
     system = support * program.regular + ~support * program.identity
-    columns = solve(system, program.right * support)
+    columns = pivoting.solve(system, program.right * support)
     # The squared length of y is a τ² + 2 b τ + e, with numbers a, b, e.
     products = program.right.T @ columns
     a, b, e = products[0, 0], products[0, 1], products[1, 1]
@@ -147,14 +139,14 @@ def _search(program: _Ball, mean: Array) -> tuple[Array, Flags, float, bool]:
     low, high = (np.where(target > 0, ends / target, np.inf).min() for ends in (-minus, program.radius**0.5 - minus))
     level, solved, free, fixed_steps = (low + high) / 2, False, True, 0
     support = level * target + minus > 0
-    lowered = minus - 10 * ROUNDING * mean.max()
-    for step in range(2 * BLOCK_EXCHANGES + 20 * len(target)):
+    lowered = minus - 10 * pivoting.ROUNDING * mean.max()
+    for step in range(2 * pivoting.BLOCK_EXCHANGES + 20 * len(target)):
         columns, root, reached = _on_ball(program, support)
         if free:
             level = root if low <= root <= high else (low + high) / 2
         solution = _at(columns, level)
-        slope = program.unit @ solution - lowered - level * target + 10 * ROUNDING * np.abs(solution).sum()
-        wrong = entries_to_exchange(np.where(support, solution, slope)[:, 0], np.array(fixed_steps))[:, None]
+        slope = program.unit @ solution - lowered - level * target + 10 * pivoting.ROUNDING * np.abs(solution).sum()
+        wrong = pivoting.entries_to_exchange(np.where(support, solution, slope)[:, 0], np.array(fixed_steps))[:, None]
         right = not wrong.any()
         solved = bool(right and reached and level == root)
         if solved:
@@ -163,7 +155,7 @@ def _search(program: _Ball, mean: Array) -> tuple[Array, Flags, float, bool]:
             square = ((level * target + minus) * solution).sum()
             low = level if square <= program.radius else low
             high = level if square >= program.radius else high
-        free = right or step < BLOCK_EXCHANGES
+        free = right or step < pivoting.BLOCK_EXCHANGES
         fixed_steps = 0 if free else fixed_steps + 1
         support = support ^ wrong
     return solution, support, level, solved
