@@ -54,6 +54,23 @@ class RanksRows(row_source.RowSource):
             "heads": [(slot, [tuple(leaf.shape) for leaf in leaves]) for slot, leaves in per_task if leaves],
         })  # fmt: skip
 
+    def head_gradients(self, factors: Mapping[int, float]) -> row_source.LeafGradients:
+        """Return sums over the ranks. With a factor of 0, gradients that are not finite are left out."""
+        scales = self.head_scales(factors)
+        entries = [
+            (leaf, None if gradient is None or not scales[slot] else scales[slot] * gradient)
+            for slot, leaf, gradient in self._derivatives.head_gradients()
+            if slot in scales
+        ]
+        leaves = {str(index): leaf for index, (leaf, _) in enumerate(entries)}
+        gradients = {str(index): gradient for index, (_, gradient) in enumerate(entries)}
+        sums = exchange.sum_tensors(gradients, leaves, self._communicator)
+        return list(zip(leaves.values(), sums.values(), strict=True))
+
+    def head_scales(self, factors: Mapping[int, float]) -> Mapping[int, float]:
+        """Return the factors of this rank's gradients of heads in their sum, with the same slots on all ranks."""
+        return {slot: factor / self._communicator.size for slot, factor in factors.items()}
+
     def unused(self, used: Tensor) -> Collection[str]:
         """Return the names of the parameters that no loss depends on.
 
@@ -70,10 +87,7 @@ class BatchRows(RanksRows):
     def make_step(self) -> Step:
         step, graph, communicator = self._step, self._graph, self._communicator
         self.agree(graph.tasks.tasks, (graph.tasks.tasks, step.names))
-        one_pass = self._derivatives.one_pass()
-        losses, self._totals, one_pass = mean_losses(
-            self._derivatives, communicator, one_pass, replicas_to_compare(step)
-        )
+        losses, self._totals, one_pass = mean_losses(self._derivatives, communicator, replicas_to_compare(step))
         slots = tuple(self._totals)
         keys = task_keys(slots, tuple(step.names[slot] for slot in slots) if step.names else ())
         features, feature_grads, targets = list[Tensor](), list[Tensor](), None
@@ -92,9 +106,8 @@ class BatchRows(RanksRows):
             jacobian = Jacobian(self._exchanged)
         return Step(keys, jacobian, losses, features, feature_grads, targets, traces)
 
-    def head_gradients(self, factors: Mapping[int, float]) -> row_source.LeafGradients:
-        scales = {slot: factor / self._totals[slot] for slot, factor in factors.items()}
-        return sum_heads(self._derivatives, scales, self._communicator)
+    def head_scales(self, factors: Mapping[int, float]) -> Mapping[int, float]:
+        return {slot: factor / self._totals[slot] for slot, factor in factors.items()}
 
     def _mean_traces(self, probes: int, generator: torch.Generator) -> Tensor:
         """Return the means over the ranks of the traces tr K_i / n_i, which are means over residuals."""
@@ -268,15 +281,13 @@ class TaskRows(RanksRows):
     def to_parameters(self, direction: Direction) -> tuple[Direction, Collection[str]]:
         return direction, self.unused(self._used)
 
-    def head_gradients(self, factors: Mapping[int, float]) -> row_source.LeafGradients:
-        return []
-
 
 class FullyShardedRows(RanksRows):
     """The rows of parameters that `fully_shard` splits over the ranks.
 
     Its hooks compute the mean over ranks, of which every rank receives the part that it stores. These parts are the
-    columns of a Jacobian whose Gramian is summed over the ranks; the direction needs no exchange.
+    columns of a Jacobian whose Gramian is summed over the ranks; the direction needs no exchange. Gradients of heads
+    that are not sharded are divided by the number of ranks, by which the weights of the losses were multiplied.
 
     Raises:
         OptionError: an option is not supported with `fully_shard`.
@@ -314,11 +325,6 @@ class FullyShardedRows(RanksRows):
     def to_parameters(self, direction: Direction) -> tuple[Direction, Collection[str]]:
         return split_whole_tensors(direction, self._graph.shared), self.unused(self._used)
 
-    def head_gradients(self, factors: Mapping[int, float]) -> row_source.LeafGradients:
-        # The weights of the losses were multiplied by the number of ranks, as the hooks divide by it.
-        scales = {slot: factor / self._communicator.size for slot, factor in factors.items()}
-        return sum_heads(self._derivatives, scales, self._communicator)
-
 
 class LocalRows(RanksRows):
     """The rows of this rank; directions and gradients of heads are averaged over the ranks."""
@@ -336,10 +342,9 @@ class LocalRows(RanksRows):
         (used,) = gather_numbers(communicator, replicas_to_compare(self._step), flags)
         return total, _unused(graph, used)
 
-    def head_gradients(self, factors: Mapping[int, float]) -> row_source.LeafGradients:
+    def head_scales(self, factors: Mapping[int, float]) -> Mapping[int, float]:
         # Of all tasks, because ranks may have dropped different ones.
-        scales = {slot: factors.get(slot, 0.0) / self._communicator.size for slot in self._graph.tasks.slots}
-        return sum_heads(self._derivatives, scales, self._communicator)
+        return {slot: factors.get(slot, 0.0) / self._communicator.size for slot in self._graph.tasks.slots}
 
     def overflow(self) -> None:
         if not self._agreed:
@@ -380,24 +385,6 @@ def sum_gradients(
     return sums, communicator.settle(failure, [found.get(name) is not None for name in like])
 
 
-def sum_heads(
-    derivatives: Derivatives, scales: Mapping[int, float], communicator: GroupCommunicator
-) -> row_source.LeafGradients:
-    """Return the gradients of the heads: sums over the ranks of this rank's, times the scale of their task.
-
-    `scales`: by slot, with the same slots on all ranks. With a scale of 0, gradients that are not finite are left out.
-    """
-    entries = [
-        (leaf, None if gradient is None or not scales[slot] else scales[slot] * gradient)
-        for slot, leaf, gradient in derivatives.head_gradients()
-        if slot in scales
-    ]
-    leaves = {str(index): leaf for index, (leaf, _) in enumerate(entries)}
-    gradients = {str(index): gradient for index, (_, gradient) in enumerate(entries)}
-    sums = exchange.sum_tensors(gradients, leaves, communicator)
-    return list(zip(leaves.values(), sums.values(), strict=True))
-
-
 def flags_of_used(names: Mapping[str, Tensor], unused: frozenset[str]) -> list[float]:
     """Return for each parameter 1 if a loss of this rank depends on it, else 0."""
     return [float(name not in unused) for name in names]
@@ -408,23 +395,22 @@ def _unused(graph: LossGraph, used: Tensor) -> set[str]:
 
 
 def mean_losses(
-    derivatives: Derivatives, communicator: GroupCommunicator, one_pass: bool, compared: Mapping[str, Tensor]
+    derivatives: Derivatives, communicator: GroupCommunicator, compared: Mapping[str, Tensor]
 ) -> tuple[Tensor, dict[int, float], bool]:
     """Return means over ranks.
 
-    Args:
-        one_pass: True if on this rank a weighted sum takes one backward pass.
-        compared: see `gather_numbers`.
+    `compared`: see `gather_numbers`.
 
     Returns:
         The mean losses of the tasks that have examples on at least one rank; for each of these tasks, by slot, the
-        number of examples on all ranks, by which sums are divided; `one_pass` of all ranks.
+        number of examples on all ranks, by which sums are divided; True if on every rank a weighted sum takes one
+        backward pass.
     """
     tasks = derivatives.graph.tasks
     own_counts, own_losses = [0.0] * tasks.tasks, [0.0] * tasks.tasks
     for slot, weight, loss in zip(tasks.slots, derivatives.loss_weights, tasks.losses, strict=True):
         own_counts[slot], own_losses[slot] = weight, loss.item()
-    counts, losses, passes = gather_numbers(communicator, compared, own_counts, own_losses, [one_pass])
+    counts, losses, passes = gather_numbers(communicator, compared, own_counts, own_losses, [derivatives.one_pass()])
     totals = {slot: total for slot, total in enumerate(counts.sum(0).tolist()) if total > 0}
     if not totals:
         raise OptionError("`examples` must be positive for at least one task on one rank; got 0 everywhere.")
@@ -441,7 +427,7 @@ def weigh_ranks(derivatives: Derivatives, communicator: GroupCommunicator, compa
     Raises:
         OptionError: `examples` is zero on all ranks for a task.
     """
-    losses, totals, _ = mean_losses(derivatives, communicator, False, compared)
+    losses, totals, _ = mean_losses(derivatives, communicator, compared)
     if len(totals) < len(derivatives.graph.tasks.slots):
         raise OptionError("`examples` must be positive for every task on at least one rank; omit the losses of others.")
     pairs = zip(derivatives.loss_weights, totals.values(), strict=True)
