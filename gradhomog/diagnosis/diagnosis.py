@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated
 
-import torch
 from annotated_types import Ge
 from torch import Tensor
 
 from gradhomog.autograd.derivatives import DirectDerivatives
 from gradhomog.autograd.inputs import Losses, Parameters
 from gradhomog.autograd.loss_graph import LossGraph, find_graph
-from gradhomog.autograd.row_source import require_used
+from gradhomog.autograd.row_source import LossRows
 from gradhomog.diagnosis import row_statistics
 from gradhomog.diagnosis.estimates import MIN_BATCHES
 from gradhomog.diagnosis.labelled_gramian import COLUMNS, RowStore
@@ -39,14 +38,8 @@ def loss_rows(losses: Losses, parameters: Parameters | None = None) -> tuple[dic
     found = find_graph(losses, parameters, None)
     tasks = len(found.tasks.losses)
     graph = replace(found, unshared_leaves=[()] * tasks)
-    rows = DirectDerivatives(graph, [1.0] * tasks, retain_graph=True).rows()
-    unused = [name for name, gradients in rows.items() if all(gradient is None for gradient in gradients)]
-    require_used(found.shared, unused)
-    stacked = {
-        name: torch.stack([torch.zeros_like(like, requires_grad=False) if row is None else row for row in rows[name]])
-        for name, like in found.shared.items()
-    }
-    return stacked, found
+    rows = LossRows(DirectDerivatives(graph, [1.0] * tasks, retain_graph=True)).stored()
+    return dict(rows.by_parameter()), found
 
 
 class Diagnosis(ValidatedConstructor):
