@@ -101,10 +101,8 @@ class Member:
         try:
             self._guard("`attach`", attach)
         except GradhomogError:
-            for handle in reversed(handles):
-                with suppress(Exception):  # the error of `attach` is the one to report
-                    handle.remove()
-            _remove_new_hooks(encoder, before)
+            with suppress(GradhomogError):  # the error of `attach` is the one to report
+                detach()
             raise
         return detach
 
