@@ -7,7 +7,7 @@ from torch.func import functional_call
 
 import gradhomog
 from gradhomog import Homogenizer, OptionError
-from gradhomog.autograd.kernel_traces import kernel_trace
+from gradhomog.autograd.loss_step import kernel_trace
 from gradhomog.step.step import seeded_generator
 
 
