@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, optim
 
 from gradhomog.errors import OptionError
-from gradhomog.ranks.dtensors import any_dtensor, local_part
+from gradhomog.ranks.dtensors import any_dtensor, as_dtensor, local_part
 from gradhomog.rows import Direction
 from gradhomog.step.pipelines import Pipeline
 
@@ -130,7 +130,10 @@ class OptimizerMetric:
 
     def unscale(self, direction: Mapping[str, Tensor]) -> Direction:
         """Return P^-½ d̃ for a direction d̃ of scaled rows."""
-        roots = [_split_like(value, self._inverse_roots[name]) for name, value in direction.items()]
+        roots = [
+            as_dtensor(root, value) if (root := self._inverse_roots[name]).dim() and any_dtensor([value]) else root
+            for name, value in direction.items()
+        ]
         scaled = zip(direction, torch._foreach_mul(list(direction.values()), roots), strict=True)
         return {name: self._rotate(name, value, "backward") for name, value in scaled}
 
@@ -188,14 +191,3 @@ def _inverse_roots(moments: Sequence[Tensor], factors: Sequence[float], summands
         torch._foreach_add_(parts, summands)
     flat.sqrt_()
     return [part.view_as(moment) for part, moment in zip(parts, moments, strict=True)]
-
-
-def _split_like(value: Tensor, root: Tensor) -> Tensor:
-    """Return a root as a DTensor with the placements of `value`, if this is one."""
-    if not root.dim() or not any_dtensor([value]):
-        return root
-    like: Any = value
-    split: Tensor = type(like).from_local(
-        root, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
-    )
-    return split

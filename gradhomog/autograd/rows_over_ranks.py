@@ -269,7 +269,7 @@ class TaskRows(RanksRows):
         padding = [0.0] * (max(counts) - len(tasks.slots))
         own_losses = [*(loss.item() for loss in tasks.losses), *padding]
         own_slots = [*(first_slot + slot for slot in tasks.slots), *padding]
-        used = flags_of_used(graph.shared, rows.unused)
+        used = [name not in rows.unused for name in graph.shared]
         losses, slots, self._used = gather_numbers(communicator, replicas_to_compare(step), own_losses, own_slots, used)
         present = torch.arange(max(counts)) < torch.tensor(counts)[:, None]
         names = communicator.all_gather_names([key.domain for key in step.keys]) if step.names else []
@@ -338,7 +338,7 @@ class LocalRows(RanksRows):
         if not all(self.agree(len(graph.tasks.slots))):  # the gradient scalers of all ranks skip the step
             raise NonfiniteError("the rows of another rank overflow.")
         total = exchange.average(direction, direction, communicator)
-        flags = flags_of_used(graph.shared, self._rows.unused)
+        flags = [name not in self._rows.unused for name in graph.shared]
         (used,) = gather_numbers(communicator, replicas_to_compare(self._step), flags)
         return total, _unused(graph, used)
 
@@ -383,11 +383,6 @@ def sum_gradients(
         failure = error
     sums = exchange.sum_tensors(found, like, communicator)
     return sums, communicator.settle(failure, [found.get(name) is not None for name in like])
-
-
-def flags_of_used(names: Mapping[str, Tensor], unused: frozenset[str]) -> list[float]:
-    """Return for each parameter 1 if a loss of this rank depends on it, else 0."""
-    return [float(name not in unused) for name in names]
 
 
 def _unused(graph: LossGraph, used: Tensor) -> set[str]:

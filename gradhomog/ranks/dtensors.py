@@ -34,6 +34,15 @@ def local_part(tensor: Tensor) -> Tensor:
     return found
 
 
+def as_dtensor(part: Tensor, like: Tensor) -> Tensor:
+    """Return the DTensor with the placements of `like` of which this rank stores `part`; nothing is sent."""
+    one: Any = like
+    found: Tensor = type(one).from_local(
+        part, one.device_mesh, one.placements, run_check=False, shape=one.shape, stride=one.stride()
+    )
+    return found
+
+
 def check_not_gathered(parameters: Iterable[Tensor]) -> None:
     """Raise if a parameter is the copy that `fully_shard` gathers for a step, which it frees in the backward pass.
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradhomog.ranks.communicator import GroupCommunicator, Pending
-from gradhomog.ranks.dtensors import local_part
+from gradhomog.ranks.dtensors import as_dtensor, local_part
 from gradhomog.rows import DenseRows, Direction, Jacobian, StoredRows, all_finite
 from gradhomog.rows.arithmetic import Product
 
@@ -191,16 +191,7 @@ def sharded_rows(
     like = {name: one.expand(parameters[name].shape) for name, one in scalars.items()}  # without memory
 
     def to_direction(parts: Direction) -> Direction:
-        """Return DTensors with the placements of the parameters, from the parts of this rank; nothing is sent."""
-        from torch.distributed.tensor import DTensor
-
-        found: Direction = {}
-        for name, part in parts.items():
-            one: Any = parameters[name]
-            found[name] = DTensor.from_local(
-                part, one.device_mesh, one.placements, run_check=False, shape=one.shape, stride=one.stride()
-            )
-        return found
+        return {name: as_dtensor(part, parameters[name]) for name, part in parts.items()}
 
     def to_row(parts: Direction) -> Direction:
         tensors: dict[str, Any] = {**to_direction(parts)}
