@@ -38,10 +38,6 @@ class Estimate:
     def high(self) -> Tensor:
         return self.value + self.half_width
 
-    def diagonal(self) -> Estimate:
-        """Return the diagonals of estimates `[n, n]`."""
-        return Estimate(self.value.diagonal(), self.half_width.diagonal())
-
     def where(self, condition: Tensor) -> Estimate:
         """Return these estimates, with NaN where the condition is False."""
         return Estimate(

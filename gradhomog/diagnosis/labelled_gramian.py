@@ -185,8 +185,8 @@ class RowStore:
             names: the name of each row: its task, or the domain of its task.
 
         Raises:
-            DataError: a name is not one of the constructor's, the number of rows or the parameters differ, or a row
-                contains NaN or infinity. The rows are not added.
+            DataError: a name is not one of the constructor's, the parameters differ, or a row contains NaN or infinity.
+                The rows are not added.
         """
         blocks = {"": rows} if isinstance(rows, Tensor) else dict(rows)
         shapes = {name: tuple(block.shape[1:]) for name, block in blocks.items()}
@@ -197,8 +197,6 @@ class RowStore:
         )
         if self._closed and (unknown := sorted(set(names) - set(self.names))):
             raise DataError(f"`names` must be among {', '.join(self.names)}; got {', '.join(unknown)}.")
-        if len(names) != len(flat):
-            raise DataError(f"`names` must contain one name for each of the {len(flat)} rows; got {len(names)}.")
         if bad := [name for name, row in zip(names, flat, strict=True) if not row.isfinite().all()]:
             raise DataError(
                 f"rows must be finite; batch {self.batches} has NaN or infinity in the row of {', '.join(bad)}. "

@@ -340,13 +340,13 @@ def norms_are_similar(found: DiagnosisResult) -> bool:
 
 def _lowest_ratio(found: DiagnosisResult, larger: int, smaller: int, factor: float) -> float:
     """The lower end of a norm ratio, with intervals multiplied by a factor; 0 if the larger norm is unresolved."""
-    ratios, squares = found.norm_ratios, found.expected.inner_products.diagonal()
+    ratios, squares = found.norm_ratios, found.expected.inner_products
     value, low = float(ratios.value[larger, smaller]), float(ratios.low[larger, smaller])
     if not math.isnan(value):
         return value * math.pow(low / value, factor)  # the interval is that of the logarithm
     # The upper end of an unresolved norm is that of its square.
-    numerator = float(squares.value[larger] - factor * squares.half_width[larger])
-    denominator = float(squares.value[smaller] + factor * squares.half_width[smaller])
+    numerator = float((squares.value - factor * squares.half_width)[larger, larger])
+    denominator = float((squares.value + factor * squares.half_width)[smaller, smaller])
     return math.sqrt(numerator / denominator) if numerator > 0 and denominator > 0 else 0.0
 
 

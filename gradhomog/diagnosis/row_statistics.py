@@ -219,7 +219,7 @@ def _norm_products(inner: Tensor) -> Tensor:
 
 def resolved(gramian: LabelledGramian) -> Tensor:
     """True for labels `[K]` whose interval of ‖μ_k‖² is above zero."""
-    return jackknife(*gramian.inner_products).diagonal().low > 0
+    return jackknife(*gramian.inner_products).low.diagonal() > 0
 
 
 def _pooled_cosine(inner: Tensor) -> Tensor:
