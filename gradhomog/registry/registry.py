@@ -359,12 +359,9 @@ _active_registries: list[Registry] = []
 
 def installed() -> Registry:
     """Return the registry of the installed distributions, created once; within `using`, the registry passed to it."""
-    return _active_registries[-1] if _active_registries else _default_registry()
-
-
-@functools.cache
-def _default_registry() -> Registry:
-    return Registry()
+    if not _active_registries:
+        _active_registries.append(Registry())
+    return _active_registries[-1]
 
 
 @contextmanager
