@@ -127,10 +127,8 @@ class LossStep:
     targets: Tensor | None = None
     kernel_traces: KernelTraces | None = None
 
-    @property
-    def keys(self) -> tuple[TaskKey, ...]:
-        """The keys of the tasks in the step."""
-        slots = self.graph.tasks.slots
+    def keys(self, slots: tuple[int, ...]) -> tuple[TaskKey, ...]:
+        """Return the keys of the tasks in some slots."""
         return task_keys(slots, tuple(self.names[slot] for slot in slots) if self.names else ())
 
 

@@ -78,8 +78,9 @@ class RowSource:
             if self.reads_rows:
                 rows.stored()
         return Step(
-            step.keys, Jacobian(rows), losses, features, feature_grads, step.targets, step.kernel_traces, pipe.steps
-        )
+            step.keys(self._graph.tasks.slots), Jacobian(rows), losses, features, feature_grads, step.targets,
+            step.kernel_traces, pipe.steps,
+        )  # fmt: skip
 
     def to_parameters(self, direction: Direction) -> tuple[Direction, Collection[str]]:
         """Return the direction of the shared parameters, and the names of those that no loss depends on."""

@@ -88,8 +88,6 @@ class BatchRows(RanksRows):
         step, graph, communicator = self._step, self._graph, self._communicator
         self.agree(graph.tasks.tasks, (graph.tasks.tasks, step.names))
         losses, self._totals, one_pass = mean_losses(self._derivatives, communicator, replicas_to_compare(step))
-        slots = tuple(self._totals)
-        keys = task_keys(slots, tuple(step.names[slot] for slot in slots) if step.names else ())
         features, feature_grads, targets = list[Tensor](), list[Tensor](), None
         if self._options.pipe.requirements.reads_features:
             features, feature_grads, targets = gather_features(
@@ -104,7 +102,7 @@ class BatchRows(RanksRows):
             if self.reads_rows:
                 self._exchanged.stored()
             jacobian = Jacobian(self._exchanged)
-        return Step(keys, jacobian, losses, features, feature_grads, targets, traces)
+        return Step(step.keys(tuple(self._totals)), jacobian, losses, features, feature_grads, targets, traces)
 
     def head_scales(self, factors: Mapping[int, float]) -> Mapping[int, float]:
         return {slot: factor / self._totals[slot] for slot, factor in factors.items()}
@@ -272,7 +270,7 @@ class TaskRows(RanksRows):
         used = [name not in rows.unused for name in graph.shared]
         losses, slots, self._used = gather_numbers(communicator, replicas_to_compare(step), own_losses, own_slots, used)
         present = torch.arange(max(counts)) < torch.tensor(counts)[:, None]
-        names = communicator.all_gather_names([key.domain for key in step.keys]) if step.names else []
+        names = communicator.all_gather_names([key.domain for key in step.keys(tasks.slots)]) if step.names else []
         groups = group_names(list(rows.like), self._options.per).values()
         split = exchange.ColumnSplit(rows.like, communicator.size, communicator.rank, groups)
         jacobian = exchange.collect_tasks(own_rows.row, counts, split, communicator)
@@ -320,7 +318,7 @@ class FullyShardedRows(RanksRows):
         )
         gathers = ranks.gather and options.pipe.requirements.readers["jacobian"]
         jacobian = Jacobian(DenseRows(dict(sharded.by_parameter())) if gathers else sharded)
-        return Step(step.keys, jacobian, losses)
+        return Step(step.keys(graph.tasks.slots), jacobian, losses)
 
     def to_parameters(self, direction: Direction) -> tuple[Direction, Collection[str]]:
         return split_whole_tensors(direction, self._graph.shared), self.unused(self._used)
