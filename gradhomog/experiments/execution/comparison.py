@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import signal
 import textwrap
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from gradhomog.errors import ConfigError, GradhomogError
 from gradhomog.experiments.execution import observers
 from gradhomog.experiments.execution.environment import threads
 from gradhomog.experiments.execution.executors.base import Executor, make_executor
 from gradhomog.experiments.execution.methods import make_methods
-from gradhomog.experiments.execution.monitor import Monitor, Progress, StopFile
 from gradhomog.experiments.execution.worker import Job
 from gradhomog.experiments.report.page import write_report
-from gradhomog.experiments.results import comparison_dir
+from gradhomog.experiments.results import comparison_dir, events
 from gradhomog.experiments.results.comparison_dir import Plan, read_result, run_dir
 from gradhomog.experiments.results.runs import Method, Run, decided_runs
 from gradhomog.experiments.run_file import pins
 from gradhomog.experiments.run_file.schema import Config
 from gradhomog.experiments.training import trainer
+
+Progress = Callable[[Mapping[str, Any]], None]
+
+INTERVAL = 0.5
+"""Seconds between two reports of running runs."""
 
 
 @dataclass
@@ -139,30 +146,29 @@ class _Runner:
         self.config, self.plan, self.path, self.progress = config, planned, path, progress
         self.results: dict[str, Any] = {}
         self.failures: dict[str, str] = {}
-        self.stop = StopFile(path)
-        self.monitor = Monitor(path, progress)
+        self.polled: Sequence[Run] = ()
+        self.sizes: dict[str, int] = {}  # of the events of a run, when they were read last
 
     def compute_all(self, executor: Executor) -> None:
         """Compute the runs that have no result until all runs have finished or failed."""
         for run in self.plan.runs:
             self._load_result(run)
-        tuned = [row for row in self.plan.methods if row.tuned]
-        count = len(self.plan.methods) * len(self.plan.seeds) + sum(len(row.candidates) - 1 for row in tuned)
+        count = sum(len(self.plan.seeds) + len(row.candidates) - 1 for row in self.plan.methods)
         self.progress(
             {
                 "event": "plan", "learners": self.config.learners, "runs": count, "steps": self.config.train.steps,
                 "finished": len(self.results), "jobs": executor.jobs,
             }
         )  # fmt: skip
-        with self.monitor.watching(), self.stop.on_interrupt():
+        with self._reporting_steps(), _stop_file(self.path) as stop:
             while pending := self._pending():
-                self.monitor.runs = pending
+                self.polled = pending
                 free = [run for run in pending if not run_dir(self.path, run).is_locked()]
                 if free:
-                    self._compute(executor, free)
+                    self._compute(executor, free, stop)
                 else:  # other processes compute all remaining runs
                     time.sleep(1.0)
-                if self.stop.path.exists():
+                if stop.exists():
                     raise KeyboardInterrupt
                 for run in pending:
                     self._load_result(run)
@@ -176,8 +182,8 @@ class _Runner:
         if (result := read_result(self.path, run, self.plan, self.config)) is not None:
             self.results[run.id] = result
 
-    def _compute(self, executor: Executor, pending: list[Run]) -> None:
-        folder, stop = self.path.resolve(), self.stop.path.resolve()  # workers may have another working directory
+    def _compute(self, executor: Executor, pending: list[Run], stop: Path) -> None:
+        folder, stop = self.path.resolve(), stop.resolve()  # workers may have another working directory
         for outcome in executor([Job(self.config, run, folder, stop) for run in pending]):
             if outcome.status == "failed":
                 self._record_failure(outcome.run, outcome.error)
@@ -193,3 +199,54 @@ class _Runner:
             run_dir(self.path, run).record_failure(error)  # a killed process has not recorded it
         self.failures[run.id] = error
         self.progress({"event": "failed", **run.identity, "error": error})
+
+    @contextmanager
+    def _reporting_steps(self) -> Iterator[None]:
+        """Report the last event of each run every half second within the context, wherever the runs are computed."""
+        ended = threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(INTERVAL):
+                self._report_steps()
+
+        thread = threading.Thread(target=watch, name="gradhomog-monitor", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _report_steps(self) -> None:
+        """Call `progress` with each new last event `step` (or `start`) of a run and `Run.identity`, as `progress`."""
+        for run in self.polled:
+            path = run_dir(self.path, run).events
+            try:
+                size = path.stat().st_size
+                if size == self.sizes.get(run.id):
+                    continue
+                self.sizes[run.id] = size
+                steps = [event for event in events.read_tail(path) if event["event"] in ("step", "start")]
+            except (OSError, ConfigError):  # missing as yet, or damaged: its process, or the report, raises the error
+                continue
+            if steps:
+                self.progress({**steps[-1], **run.identity, "event": "progress"})
+
+
+@contextmanager
+def _stop_file(folder: Path) -> Iterator[Path]:
+    """Yield the path of a file whose existence makes all runs of one invocation stop, on every machine of the folder.
+
+    SIGINT and SIGTERM create the file within the context; it is removed at the end.
+    """
+    path = folder / f".stop-{uuid4().hex}"
+    names = (signal.SIGINT, signal.SIGTERM)
+    before: list[Any] = []
+    try:
+        with suppress(ValueError):  # only the main thread can set signal handlers
+            before = [signal.signal(name, lambda *_: path.touch()) for name in names]
+        yield path
+    finally:
+        for name, previous in zip(names, before, strict=False):
+            signal.signal(name, previous)
+        path.unlink(missing_ok=True)

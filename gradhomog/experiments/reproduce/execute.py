@@ -8,9 +8,8 @@ from typing import Any
 
 import gradhomog
 from gradhomog.errors import ConfigError, GradhomogError
-from gradhomog.experiments.execution.comparison import compare, make_plan
+from gradhomog.experiments.execution.comparison import Progress, compare, make_plan
 from gradhomog.experiments.execution.methods import make_methods
-from gradhomog.experiments.execution.monitor import Progress
 from gradhomog.experiments.reproduce.comparisons import Part, Settings, find_differences, parts
 from gradhomog.experiments.reproduce.paper_schema import Paper, read_experiment
 from gradhomog.experiments.reproduce.report import REPORT, write_page
