@@ -114,7 +114,7 @@ class Plan:
             content = checksums.read_json(path, advice)
             content.pop("version", None)
             plan = build(cls, content)
-            build(Config, plan.config, prebuilt=("problem",))
+            build(Config, plan.config)
             return plan
         except OSError as cause:
             raise ConfigError(

@@ -247,7 +247,7 @@ def load(
             methods = [text for text in method_lists.MULTI_TASK if spec.single_task or text != SINGLE]
             other_defaults = {"homogenizers": methods, **other_defaults}
         content = merged(other_defaults, defaults or {}, content)
-        config = build(Config, content, prebuilt=("problem",))
+        config = build(Config, content)
         _check(config, spec)
     except (ConfigError, UnknownPluginError) as error:
         if path is None:

@@ -13,26 +13,25 @@ from gradhomog.registry.options import accepted_values, describe_mismatch
 Table = TypeVar("Table")
 
 
-def build(kind: type[Table], content: Mapping[str, Any], prefix: str = "", prebuilt: tuple[str, ...] = ()) -> Table:
+def build(kind: type[Table], content: Mapping[str, Any], prefix: str = "") -> Table:
     """Build the dataclass of a table; omitted keys have their defaults.
 
     Args:
         kind: the dataclass; fields that are dataclasses, or lists of them or dictionaries with them, are nested tables.
         prefix: the path of the table with a trailing dot, which precedes its keys in messages.
-        prebuilt: keys whose values are already built and are not validated.
 
     Raises:
         ConfigError: keys are unknown (with suggestions) or missing, or values have the wrong type or are out of range;
             the message lists all errors.
     """
     errors: list[str] = []
-    table = _build(kind, content, prefix, prebuilt, errors)
+    table = _build(kind, content, prefix, errors)
     if errors:
         raise ConfigError(join_errors(errors))
     return typing.cast(Table, table)
 
 
-def _build(kind: Any, content: Mapping[str, Any], prefix: str, prebuilt: tuple[str, ...], errors: list[str]) -> Any:
+def _build(kind: Any, content: Mapping[str, Any], prefix: str, errors: list[str]) -> Any:
     """The dataclass; None if there are errors, which are appended to `errors`."""
     fields = [item.name for item in dataclasses.fields(kind)]
     plain, hints = typing.get_type_hints(kind), typing.get_type_hints(kind, include_extras=True)
@@ -42,8 +41,6 @@ def _build(kind: Any, content: Mapping[str, Any], prefix: str, prebuilt: tuple[s
         if key not in fields:
             hint = did_you_mean(key, fields, f"`{prefix}{{}}`")
             errors.append(f"unknown key `{path}`.{hint} Keys of this table: {', '.join(fields)}.")
-        elif key in prebuilt:
-            values[key] = value
         else:
             values[key] = _build_value(hints[key], value, path, errors)
             if plain[key] is float and not errors:
@@ -61,7 +58,7 @@ def _build_value(hint: Any, value: Any, path: str, errors: list[str]) -> Any:
     """A value of a key; tables in lists and in tables by name are built too."""
     inner = typing.get_args(hint)[-1] if typing.get_origin(hint) in (dict, list) else None
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
-        return _build(hint, value, f"{path}.", (), errors)
+        return _build(hint, value, f"{path}.", errors)
     if dataclasses.is_dataclass(hint):
         errors.append(f"`{path}` must be a table; got {value!r}.")
     elif dataclasses.is_dataclass(inner) and isinstance(value, Mapping):
