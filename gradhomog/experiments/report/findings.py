@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.statistics import PairedComparison, deviation_factors
 from gradhomog.experiments.analysis.summary import BASELINES, MethodRow, Summary
 from gradhomog.experiments.report.tables import detectable_words, interval_text, p_text, ratio_text
-
-
-@dataclass(frozen=True)
-class LearnerFinding:
-    """The findings for one learner: a headline and further sentences."""
-
-    learner: str
-    headline: str
-    sentences: Sequence[str]
 
 
 def scope(summary: Summary) -> str:
@@ -29,8 +19,8 @@ def scope(summary: Summary) -> str:
     return f"{finished}, each tested on the same {summary.tasks} {tasks}."
 
 
-def findings(summary: Summary) -> list[LearnerFinding]:
-    """For each learner, sentences about the methods that are significantly better or worse than its best baseline."""
+def findings(summary: Summary) -> list[tuple[str, list[str]]]:
+    """A headline and sentences for each learner, about the methods that differ significantly from its best baseline."""
     return [_learner_finding(summary, learner) for learner in summary.learners]
 
 
@@ -67,16 +57,13 @@ def baseline_notes(summary: Summary) -> list[str]:
     return lines
 
 
-def _learner_finding(summary: Summary, learner: str) -> LearnerFinding:
+def _learner_finding(summary: Summary, learner: str) -> tuple[str, list[str]]:
     rows = summary.rows_of(learner)
     prefix = f"{learner}: " if len(summary.learners) > 1 else ""
     label = summary.best_baselines.get(learner)
     if label is None:
-        text = (
-            f"{prefix}No baseline ({' or '.join(BASELINES)}) has a finished run with a score, so no method can be "
-            "compared."
-        )
-        return LearnerFinding(learner, text, ())
+        baselines = " or ".join(BASELINES)
+        return f"{prefix}No baseline ({baselines}) has a finished run with a score, so no method can be compared.", []
     base = next(row for row in rows if row.label == label)
     score = interval_text(base.score, summary.metric, mean_only=base.unit == "one") + metric(summary.metric).unit
     where = f"On {summary.problem} the" if summary.problem else "The"
@@ -102,7 +89,7 @@ def _learner_finding(summary: Summary, learner: str) -> LearnerFinding:
         sentences.append(f"No significant difference to {label} was found for {_join_names(undecided)}.")
     if untested:
         sentences.append(f"There is no interval of the difference for {_join_names(untested)}.")
-    return LearnerFinding(learner, prefix + headline, sentences)
+    return prefix + headline, sentences
 
 
 def _significance_sentence(summary: Summary, row: MethodRow, comparison: PairedComparison, word: str) -> str:

@@ -31,7 +31,7 @@ def summarize(records):
 
 def findings_text(summary):
     """All sentences of the findings."""
-    return " ".join(" ".join([answer.headline, *answer.sentences]) for answer in findings(summary))
+    return " ".join(" ".join([headline, *sentences]) for headline, sentences in findings(summary))
 
 
 def row_of(records, label):
