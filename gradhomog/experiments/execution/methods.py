@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from gradhomog.errors import ConfigError, GradhomogError, join_errors
@@ -34,11 +35,12 @@ def make_methods(config: Config) -> list[Method]:
                     errors.append(f"{SINGLE!r} does not apply to {learner}; remove it.")
                 rows.append(Method(learner, SINGLE, [SINGLE]))
                 continue
+            alternatives: list[list[expression.Member]] = []
             try:
                 alternatives = expression.parse_alternatives(text)
                 candidates = [str(pipeline(expression.render(members))) for members in alternatives]
             except GradhomogError as cause:
-                errors += _member_errors(text) or [str(cause)]
+                errors += _member_errors(alternatives) or [str(cause)]
                 continue
             names = dict.fromkeys(" + ".join(name for name, _ in members) or "none" for members in alternatives)
             label = f"{' | '.join(names)} (tuned)" if len(candidates) > 1 else candidates[0]
@@ -53,12 +55,8 @@ def make_methods(config: Config) -> list[Method]:
     return rows
 
 
-def _member_errors(text: str) -> list[str]:
-    """Return the errors of all homogenizers in a text; the error of the whole pipeline names only the first."""
-    try:
-        alternatives = expression.parse_alternatives(text)
-    except GradhomogError as cause:
-        return [str(cause)]
+def _member_errors(alternatives: Sequence[Sequence[expression.Member]]) -> list[str]:
+    """Return the errors of all homogenizers of a text; the error of the whole pipeline names only the first."""
     errors = []
     for member in itertools.chain.from_iterable(alternatives):
         try:
