@@ -204,18 +204,17 @@ def test_a_running_mean_preserves_straight_lines_and_skips_missing_values():
 
 def test_runs_are_averaged_where_they_have_values():
     curve = average([{1: 1.0, 2: 2.0}, {2: 4.0, 3: math.nan}])
-    assert curve.steps == [1, 2, 3]
-    assert curve.middle[:2] == [1.0, 3.0]
-    assert (curve.low[1], curve.high[1]) == (2.0, 4.0)
-    assert math.isnan(curve.middle[2])
+    assert list(curve) == [1, 2, 3]
+    assert (curve[1][0], curve[2]) == (1.0, (3.0, 2.0, 4.0))
+    assert math.isnan(curve[3][0])
 
 
 def test_the_band_of_a_mean_is_its_confidence_interval():
     curve = average([{1: 1.0, 2: 2.0}, {1: 3.0, 2: math.nan}], interval=True)
     low, high = stats.t.interval(0.95, 1, 2.0, 1.0)
-    assert (curve.low[0], curve.high[0]) == pytest.approx((low, high))
-    assert curve.middle == [2.0, 2.0]
-    assert math.isnan(curve.low[1])
+    assert curve[1] == pytest.approx((2.0, low, high))
+    assert curve[2][0] == 2.0
+    assert math.isnan(curve[2][1])
 
 
 @pytest.mark.slow

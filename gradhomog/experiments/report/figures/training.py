@@ -93,16 +93,6 @@ def curve(run: Sequence[Record], value: Callable[[Record], float], smooth: bool 
     return {record["step"]: number for record, number in zip(run, values, strict=True)}
 
 
-@dataclass(frozen=True)
-class Curve:
-    """Mean over runs at each step, with a band: the lowest and the highest run, or the 95 % interval."""
-
-    steps: list[int]
-    middle: list[float]
-    low: list[float]
-    high: list[float]
-
-
 def running_mean(values: Sequence[float], window: int) -> list[float]:
     """The mean of the `window` values around each value; an even window is enlarged by one, and truncated at the ends.
 
@@ -112,19 +102,18 @@ def running_mean(values: Sequence[float], window: int) -> list[float]:
     return [finite_mean(values[max(0, index - half) : index + half + 1]) for index in range(len(values))]
 
 
-def average(runs: Sequence[Mapping[int, float]], interval: bool = False) -> Curve:
-    """The mean at each step over the runs `{step: value}` that have this step; the band is the range over runs.
+def average(runs: Sequence[Mapping[int, float]], interval: bool = False) -> dict[int, tuple[float, float, float]]:
+    """The mean at each step over the runs `{step: value}` that have this step, with the ends of a band.
 
-    With `interval`, the band is the 95 % confidence interval, NaN if fewer than two runs have a value.
+    The band is the range over runs; with `interval`, it is the 95 % confidence interval, NaN if fewer than two runs
+    have a value.
     """
-    curve = Curve([], [], [], [])
+    curve = {}
     for step in sorted({step for run in runs for step in run}):
         values = [run[step] for run in runs if step in run and math.isfinite(run[step])] or [math.nan]
         found = mean_interval(values)
-        curve.steps.append(step)
-        curve.middle.append(finite_mean(values))
-        curve.low.append(found.low if interval else min(values))
-        curve.high.append(found.high if interval else max(values))
+        low, high = (found.low, found.high) if interval else (min(values), max(values))
+        curve[step] = finite_mean(values), low, high
     return curve
 
 
@@ -160,8 +149,8 @@ def draw_curve(
     lines are visible if they coincide. `transform` maps averages to values of the axis.
     """
     averaged = average([curve(run, value, smooth) for run in runs], interval=not smooth)
-    steps = averaged.steps
-    middle, low, high = (list(map(transform, line)) for line in (averaged.middle, averaged.low, averaged.high))
+    steps = list(averaged)
+    middle, low, high = (list(map(transform, line)) for line in zip(*averaged.values(), strict=True))
     # A line of one point is invisible, and the points of a line of few points are not recognizable.
     marker = "o" if not smooth or len(steps) < _FEW_POINTS else None
     panel.plot(
