@@ -167,15 +167,11 @@ class EventLog:
                 )
             file.truncate(size)
 
-    @property
-    def size(self) -> int:
-        """Bytes so far; stored in checkpoints."""
-        return self.path.stat().st_size
-
-    def sync(self) -> None:
-        """Sync the file to disk; called before a checkpoint stores its size."""
+    def sync(self) -> int:
+        """Sync the file to disk, and return its size in bytes, which checkpoints store."""
         with self.path.open("rb+") as file:
             os.fsync(file.fileno())
+            return file.seek(0, os.SEEK_END)
 
     def append(self, event: Mapping[str, Any]) -> None:
         """Write an event as one line."""

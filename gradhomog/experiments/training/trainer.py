@@ -265,7 +265,6 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint."""
-        self.events.sync()
         state: Checkpoint = {
             "digest": self.config.digest,
             "done": self.done,
@@ -275,7 +274,7 @@ class Trainer:
             "random": torch.get_rng_state(),
             "random_cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             "fingerprints": list(self.fingerprints.values()),  # keys contain paths, which may change
-            "events": self.events.size,
+            "events": self.events.sync(),
             "seconds": self.seconds,
             "processor_seconds": self.processor_seconds,
             "best": self.best.states,

@@ -28,7 +28,7 @@ def test_events_are_read_in_order_without_an_unfinished_line(tmp_path):
 def test_resuming_truncates_the_log_at_the_checkpoint(tmp_path):
     log = EventLog(tmp_path / "events.jsonl")
     log.append({**VALIDATION, "step": 1})
-    size = log.size
+    size = log.sync()
     log.append({**VALIDATION, "step": 2})
     with log.path.open("ab") as file:
         file.write(b'{"event": "valida')
