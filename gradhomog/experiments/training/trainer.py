@@ -32,8 +32,20 @@ Trainable = MetaLearning | Problem
 of their ensemble."""
 
 
-class Snapshot(TypedDict):
-    """The entries of every checkpoint; `digest` is the hash of the configuration, `done` the number of steps."""
+class BestState(TypedDict):
+    """The state of a learner, with its validation score and its number of training steps."""
+
+    score: Any  # a float, possibly NaN
+    step: Count
+    state: dict[str, Any]
+
+
+class Checkpoint(TypedDict):
+    """The content of `checkpoint.pt`.
+
+    `digest` is the hash of the configuration, `done` the number of steps, and `events` the number of bytes of
+    `events.jsonl` that belong to it; `fingerprints` are those of `Plan`, in order.
+    """
 
     digest: str
     done: Count
@@ -41,29 +53,26 @@ class Snapshot(TypedDict):
     outer: dict[str, Any]
     random: Tensor
     random_cuda: Tensor | None
+    events: Count
+    fingerprints: list[str]
+    seconds: Seconds
+    processor_seconds: Seconds
+    best: list[BestState]
 
 
-def restore_snapshot(
+def restore_checkpoint(
     state: Mapping[str, Any],
     trainable: Trainable,
     optimizer: torch.optim.Optimizer,
     device: torch.device | None = None,
 ) -> int:
-    """Load a snapshot, without the generator of the GPU if there is no `device`; return its number of steps."""
+    """Load a checkpoint, without the generator of the GPU if there is no `device`; return its number of steps."""
     trainable.load_state_dict(state["trained"])
     optimizer.load_state_dict(state["outer"])
     torch.set_rng_state(state["random"])
     if device is not None and state["random_cuda"] is not None:
         torch.cuda.set_rng_state(state["random_cuda"], device)
     return int(state["done"])
-
-
-class BestState(TypedDict):
-    """The state of a learner, with its validation score and its number of training steps."""
-
-    score: Any  # a float, possibly NaN
-    step: Count
-    state: dict[str, Any]
 
 
 class BestStates:
@@ -135,19 +144,6 @@ def learning_rate(train: Train, index: int) -> float:
     0.025
     """
     return float(train.outer_lr * train.lr_decay ** (index // train.lr_decay_every))
-
-
-class Checkpoint(Snapshot):
-    """The content of `checkpoint.pt`.
-
-    `events` is the number of bytes of `events.jsonl` that belong to it; `fingerprints` are those of `Plan`, in order.
-    """
-
-    events: Count
-    fingerprints: list[str]
-    seconds: Seconds
-    processor_seconds: Seconds
-    best: list[BestState]
 
 
 class Trainer:
@@ -291,7 +287,7 @@ class Trainer:
                 )
             if state["done"] > self.config.train.steps:
                 raise ValueError("it is of a training with more steps")
-            self.done = restore_snapshot(state, self.trainable, self.optimizer, self.device)
+            self.done = restore_checkpoint(state, self.trainable, self.optimizer, self.device)
             self.seconds, self.processor_seconds = state["seconds"], state["processor_seconds"]
             self.best.states = [
                 {"score": float(saved["score"]), "step": saved["step"], "state": saved["state"]}

@@ -21,11 +21,11 @@ from gradhomog.experiments.results.comparison_dir import run_dir
 from gradhomog.experiments.run_file import pins
 from gradhomog.experiments.run_file.schema import Config
 from gradhomog.experiments.training.trainer import (
-    Snapshot,
+    Checkpoint,
     learning_rate,
     make_optimizer,
     make_trainable,
-    restore_snapshot,
+    restore_checkpoint,
 )
 from gradhomog.registry.specs import ExecutorSpec, hookimpl
 
@@ -83,8 +83,8 @@ def _train(config: Config, job: Job, checkpoint: bytes | None) -> None:
     trainable = make_trainable(config, job.run)
     optimizer, done = make_optimizer(config, trainable), 0
     if checkpoint is not None:
-        with checksums.open_checkpoint(run_dir(job.folder, job.run).checkpoint, Snapshot, checkpoint) as state:
-            done = restore_snapshot(state, trainable, optimizer)
+        with checksums.open_checkpoint(run_dir(job.folder, job.run).checkpoint, Checkpoint, checkpoint) as state:
+            done = restore_checkpoint(state, trainable, optimizer)
     for index in range(done, config.train.steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(config.train, index)
