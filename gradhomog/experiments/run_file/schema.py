@@ -16,10 +16,10 @@ from annotated_types import Ge, Gt, Interval, Le, Lt
 from gradhomog.errors import ConfigError, ExpressionError, UnknownPluginError, join_errors
 from gradhomog.experiments.content import find_problem, problem_table, unused_keys
 from gradhomog.experiments.results.runs import SINGLE, Run
-from gradhomog.experiments.run_file import method_lists, toml
+from gradhomog.experiments.run_file import toml
 from gradhomog.experiments.run_file.toml import apply_override, flatten, merged
 from gradhomog.experiments.run_file.validation import build
-from gradhomog.registry import installed
+from gradhomog.registry import expression, installed
 from gradhomog.registry.specs import ProblemSpec
 
 Seed = Annotated[int, Interval(ge=0, lt=2**32)]
@@ -29,6 +29,76 @@ TRAINED_GLYPHS = ("latin", "greek", "cyrillic", "mathematics", "arrows", "armeni
 
 MAX_SEEDS = 1000
 """Maximum number of runs per method; a larger number is probably a seed given as the number of seeds."""
+
+TUNED_STATIC = 'static | static(weights="random", seed=1) | static(weights="random", seed=2)'
+EQUAL_NORMS = 'reweight(beta=0, solver="fixed_point")'  # all rows get the same norm
+
+FEW_SHOT = ("none", TUNED_STATIC, "pcgrad", "gradnorm(initial_loss=1.609)", "mgda")
+"""Methods of a run file that names domains; 1.609 is the log of 5 classes."""
+
+MULTI_TASK = (
+    "none",
+    SINGLE,
+    TUNED_STATIC,
+    "gradnorm | gradnorm(alpha=0.5) | gradnorm(alpha=3.0)",
+    "pcgrad",
+    "mgda",
+    "cagrad | cagrad(c=0.2) | cagrad(c=0.8)",
+    "nash_mtl",
+)
+"""Methods of problems whose plugin lists none. Those with an option that papers tune have as many candidates as static
+weights."""
+
+
+def with_baselines(texts: Sequence[str]) -> list[str]:
+    """The methods, preceded by the plain learner and tuned static weights if the list lacks them.
+
+    The added static weights have as many candidates as the method with the most candidates, and at least two: equal
+    weights, which are the plain learner, and random weights. If no method is tuned, static weights therefore have one
+    more candidate than the methods.
+
+    >>> with_baselines(["pcgrad"])
+    ['none', 'static | static(weights="random", seed=1)', 'pcgrad']
+
+    Raises:
+        ExpressionError: an expression cannot be parsed.
+    """
+    parsed = {text: expression.parse_alternatives(text) for text in texts}
+    missing = [] if [[]] in parsed.values() else ["none"]
+    if not any(len(alternatives) > 1 and _is_static(alternatives) for alternatives in parsed.values()):
+        count = max([2, *map(len, parsed.values())])
+        random_weights = [f'static(weights="random", seed={seed})' for seed in range(1, count)]
+        missing.append(" | ".join(["static", *random_weights]))
+    return [*missing, *texts]
+
+
+def _is_static(alternatives: Sequence[Sequence[expression.Member]]) -> bool:
+    return all(len(members) == 1 and members[0][0].rpartition(":")[2] == "static" for members in alternatives)
+
+
+FAMILIES = ("line", "quadratic", "step", "exponential")
+"""Families of `functions` that the network learns in these few steps; it does not learn sinusoids and bumps."""
+
+
+def first_comparison(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults for keys that a run file omits; an empty dict if the run file names domains or a problem.
+
+    They were chosen by measurement, so that methods differ by more than their intervals, and verified on other seeds;
+    docs/results/first-comparison.md lists the settings that were tried.
+    """
+    domains_table = content.get("domains", {})
+    if "problem" in content or not isinstance(domains_table, Mapping) or {"train", "test"} & set(domains_table):
+        return {}
+    domains = [f"functions:{family}" for family in FAMILIES]
+    return {
+        "homogenizers": ["none", TUNED_STATIC, "pcgrad", "scale_invariant", EQUAL_NORMS],
+        "seeds": 4,
+        "domains": {"train": domains, "test": list(domains)},
+        "episodes": {"shots": 10, "queries": 10, "tasks": len(domains)},  # a task of each family in every batch
+        "network": {"name": "mlp", "width": 40},
+        "train": {"steps": 150, "inner_lr": 0.01, "inner_steps": 5, "validate_every": 75},
+        "test": {"episodes": 120},
+    }
 
 
 @dataclass(frozen=True)
@@ -123,7 +193,7 @@ class Config:
     """
 
     learner: str | list[str] = "maml"
-    homogenizers: list[str] = field(default_factory=lambda: list(method_lists.FEW_SHOT))
+    homogenizers: list[str] = field(default_factory=lambda: list(FEW_SHOT))
     seeds: int | list[Seed] = 3
     threads: Annotated[int, Ge(1), Le(1024)] = 1
     device: str = "cpu"
@@ -188,7 +258,7 @@ class Config:
         if self.problem is None:
             return self
         try:
-            return dataclasses.replace(self, homogenizers=method_lists.with_baselines(self.homogenizers))
+            return dataclasses.replace(self, homogenizers=with_baselines(self.homogenizers))
         except ExpressionError as cause:
             raise ConfigError(f"`homogenizers`: {cause}") from cause
 
@@ -225,7 +295,7 @@ def load(
     """Read a run file and apply `--set key.path=value` overrides; omitted keys have defaults.
 
     The defaults are those of `Config`, which suit images; without `domains.train`, `domains.test` and `problem`, they
-    are those of `method_lists.first_comparison`. `defaults` replaces defaults of other keys and of the options of the
+    are those of `first_comparison`. `defaults` replaces defaults of other keys and of the options of the
     problem.
 
     Raises:
@@ -240,11 +310,11 @@ def load(
         content = merged({"problem": defaults["problem"]}, content)
     try:
         spec = _build_problem(content)
-        other_defaults: Any = spec.defaults if spec else method_lists.first_comparison(content)
+        other_defaults: Any = spec.defaults if spec else first_comparison(content)
         if callable(other_defaults):
             other_defaults = other_defaults(content["problem"])
         if spec:
-            methods = [text for text in method_lists.MULTI_TASK if spec.single_task or text != SINGLE]
+            methods = [text for text in MULTI_TASK if spec.single_task or text != SINGLE]
             other_defaults = {"homogenizers": methods, **other_defaults}
         content = merged(other_defaults, defaults or {}, content)
         config = build(Config, content)

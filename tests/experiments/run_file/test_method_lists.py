@@ -7,12 +7,11 @@ import gradhomog
 from gradhomog.experiments.episodes.splits import streams
 from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.results.runs import SINGLE, Run
-from gradhomog.experiments.run_file import method_lists
-from gradhomog.experiments.run_file.schema import load
+from gradhomog.experiments.run_file.schema import FEW_SHOT, MULTI_TASK, load
 from gradhomog.experiments.training.meta_learning import MetaLearning
 from gradhomog.registry import expression
 
-TEXTS = {*load().homogenizers, *method_lists.FEW_SHOT, *method_lists.MULTI_TASK} - {SINGLE}
+TEXTS = {*load().homogenizers, *FEW_SHOT, *MULTI_TASK} - {SINGLE}
 
 
 @pytest.mark.parametrize("text", sorted(TEXTS))
@@ -23,8 +22,8 @@ def test_every_default_method_makes_a_pipeline(text):
 
 def test_a_problem_whose_plugin_lists_no_methods_has_those_of_multi_task_problems():
     config = load(None, ["problem.name=glyph_pairs"])
-    assert config.homogenizers == list(method_lists.MULTI_TASK)
-    assert len(make_methods(config)) == len(method_lists.MULTI_TASK)
+    assert config.homogenizers == list(MULTI_TASK)
+    assert len(make_methods(config)) == len(MULTI_TASK)
     assert load(None, ["problem.name=landscape"]).homogenizers[0] == "none"
 
 
