@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -13,7 +12,7 @@ from markupsafe import Markup, escape
 
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.summary import Summary, summarize
-from gradhomog.experiments.report.figures import saliency, scores, style, training, trajectories
+from gradhomog.experiments.report.figures import saliency, scores, style, training
 from gradhomog.experiments.report.findings import baseline_notes, findings, scope
 from gradhomog.experiments.report.tables import baseline_table, candidate_table, run_table, score_table, summary_csv
 from gradhomog.experiments.results.artifacts import SaliencyMaps, Trajectory, collect
@@ -165,16 +164,15 @@ def write_report(folder: str | Path) -> Summary:
 
 def _save_figures(folder: Path, records: Sequence[Record], summary: Summary) -> dict[str, Path]:
     """Draw the figures that the records have data for, save them in `figures/`, and return the SVG files by name."""
-
-    def draw() -> dict[str, Any]:
-        return {
+    return style.save_figures(
+        lambda: {
             "scores": scores.scores(summary),
             "validation": training.validation(records, summary),
             "conflict": training.conflict(records),
             "stages": training.stages(records),
             "weights": training.weights(records),
-            "trajectories": trajectories.trajectories(collect(folder, records, Trajectory)),
+            "trajectories": training.trajectories(collect(folder, records, Trajectory)),
             "saliency": saliency.saliency(collect(folder, records, SaliencyMaps)),
-        }
-
-    return style.save_figures(draw, folder / "figures")
+        },
+        folder / "figures",
+    )
