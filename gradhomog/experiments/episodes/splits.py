@@ -58,7 +58,6 @@ class Streams:
     train: EpisodeStream
     validation: EpisodeStream
     test: EpisodeStream
-    input_shape: tuple[int, ...]
     outputs: int
     metric: str
     fingerprints: dict[str, str]
@@ -93,7 +92,9 @@ def streams(config: Config, seed: int) -> Streams:
     train, validation, test = _open_domains(config, size, registry)
     texts = dict.fromkeys((*config.domains.train, *config.domains.validation, *config.domains.test))
     trained = {domain_identity(text) for text in config.domains.train}
-    seen = [domain_identity(text) in trained for text in config.domains.test]
+    tested: dict[bool, list[str]] = {True: [], False: []}  # names of the domains that are trained on, and of the others
+    for text, each in zip(config.domains.test, test, strict=True):
+        tested[domain_identity(text) in trained].append(each.name)
     everything = train + validation + test
     channels: Any = None  # validated by `EpisodeStream`
     if len(train[0].input_shape) == 3:
@@ -101,40 +102,29 @@ def streams(config: Config, seed: int) -> Streams:
         channels = int(config.network.channels) or native
     outputs = _common_outputs(everything)
     normalize = all_have_variance(everything)
-    both = [domain for domain, trained_on in zip(test, seen, strict=True) if trained_on]
-    unseen = [domain for domain, trained_on in zip(test, seen, strict=True) if not trained_on]
-    if both and unseen:
-        both_names, unseen_names = (", ".join(domain.name for domain in domains) for domains in (both, unseen))
+    if tested[True] and tested[False]:
         raise ConfigError(
             "`domains.test` must hold only domains that are trained on (their test classes are used), or only domains "
-            f"that are not (all their classes are used); it mixes {both_names} with {unseen_names}."
+            f"that are not (all their classes are used); it mixes {', '.join(tested[True])} with "
+            f"{', '.join(tested[False])}."
         )
-    test_split: Split = "test" if both else "all"
+    test_split: Split = "test" if tested[True] else "all"
     test_queries = config.test.queries or shape.queries
-
-    def evaluation(domains: list[Domain], split: Split, queries: int) -> EpisodeStream:
-        return EpisodeStream(
-            domains, split=split, ways=shape.ways, shots=shape.shots, queries=queries, tasks=1,
-            setting=config.domains.setting, seed=EVALUATION_SEED, channels=channels,
-        )  # fmt: skip
-
     _check_episodes(
         shape, [(train, "train", shape.queries), (validation, "val", shape.queries), (test, test_split, test_queries)]
     )
-    input_shape = train[0].input_shape if channels is None else (channels, *train[0].input_shape[1:])
+    stream = functools.partial(
+        EpisodeStream, ways=shape.ways, shots=shape.shots, setting=config.domains.setting, channels=channels
+    )
+    augmentation = augment if config.train.augmentation == "standard" else None
     return Streams(
-        EpisodeStream(
-            train, split="train", ways=shape.ways, shots=shape.shots, queries=shape.queries, tasks=shape.tasks,
-            setting=config.domains.setting, seed=seed, channels=channels,
-            augmentation=augment if config.train.augmentation == "standard" else None,
-        ),
-        evaluation(validation, "val", shape.queries),
-        evaluation(test, test_split, test_queries),
-        input_shape,
+        stream(train, split="train", queries=shape.queries, tasks=shape.tasks, seed=seed, augmentation=augmentation),
+        stream(validation, split="val", queries=shape.queries, tasks=1, seed=EVALUATION_SEED),
+        stream(test, split=test_split, queries=test_queries, tasks=1, seed=EVALUATION_SEED),
         shape.ways if outputs is None else outputs,
         "accuracy" if outputs is None else "nmse" if normalize else "mse",
         {text: found for text in texts if (found := _domain(text, size, registry).fingerprint) is not None},
-    )  # fmt: skip
+    )
 
 
 def _open_domains(config: Config, size: int, registry: Registry) -> tuple[list[Domain], list[Domain], list[Domain]]:

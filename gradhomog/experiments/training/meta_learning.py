@@ -35,7 +35,7 @@ def make_learner(config: Config, run: Run, source: Streams) -> Learner:
     chosen = {**_default_options(config, source, set(options.option_parameters(spec)), run.learner), **explicit}
     torch.manual_seed(run.seed)
     encoder, head = content.build_network(
-        config.network.name, source.input_shape, source.outputs, config.network.width,
+        config.network.name, source.train.input_shape, source.outputs, config.network.width,
         flatten=chosen.get("maps") is not True,
     )  # fmt: skip
     torch_device = device(config.device)
@@ -53,7 +53,7 @@ def _default_options(config: Config, source: Streams, accepted: set[str], learne
         "inner": train.inner,
         "inner_steps": train.inner_steps,
         "inner_lr": train.inner_lr,
-        "input_shape": list(source.input_shape),
+        "input_shape": list(source.train.input_shape),
         "maps": content.has_maps(config.network.name),  # outputs are feature maps, not vectors
         "classes": source.train.class_count or None,  # number of training classes
     }
