@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +18,14 @@ def print_json(value: Any) -> None:
     # Non-ASCII characters are escaped if the output's encoding is not Unicode. Text may lose characters, data may not.
     unicode = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
     print(json.dumps(value, indent=2, ensure_ascii=not unicode, default=str))
+
+
+def print_result(args: Namespace, data: Any, text: str) -> None:
+    """Print the result of a command as JSON, or as text."""
+    if args.json:
+        print_json(data)
+    else:
+        print(text)
 
 
 @contextmanager

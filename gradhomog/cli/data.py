@@ -7,7 +7,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from gradhomog.cli._output import add_json, print_json
+from gradhomog.cli._output import add_json, print_json, print_result
 from gradhomog.cli.completion import complete_plugin_names
 from gradhomog.table import aligned
 
@@ -64,17 +64,14 @@ def _add_root(parser: argparse.ArgumentParser) -> None:
 def _list(args: argparse.Namespace) -> int:
     from gradhomog.benchmarks import benchmarks
 
-    if args.json:
-        print_json(
-            [
-                {**dataclasses.asdict(benchmark), "rule": benchmark.split_rule, "splits": benchmark.splits}
-                for benchmark in benchmarks()
-            ]
-        )
-        return 0
+    data = [
+        {**dataclasses.asdict(benchmark), "rule": benchmark.split_rule, "splits": benchmark.splits}
+        for benchmark in benchmarks()
+    ]
+    lines = []
     for benchmark in benchmarks():
         images = "" if benchmark.images is None else f", {benchmark.images:,} images"
-        print(f"{benchmark.name}: {benchmark.title}, {benchmark.classes} classes{images}")
+        lines.append(f"{benchmark.name}: {benchmark.title}, {benchmark.classes} classes{images}")
         rows = {
             "source": benchmark.source,
             "terms": benchmark.terms,
@@ -82,7 +79,8 @@ def _list(args: argparse.Namespace) -> int:
             "split": f"{benchmark.split_rule}: " + ", ".join(f"{n} {split}" for split, n in benchmark.splits.items()),
             "order": benchmark.order,
         }
-        print(*aligned([(f"  {key}", value) for key, value in rows.items()]), sep="\n")
+        lines += aligned([(f"  {key}", value) for key, value in rows.items()])
+    print_result(args, data, "\n".join(lines))
     return 0
 
 

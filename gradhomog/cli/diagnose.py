@@ -13,7 +13,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from gradhomog.cli._output import add_json, count_bar, print_json
+from gradhomog.cli._output import add_json, count_bar, print_result
 from gradhomog.cli._run_command import add_run_file, integer_parser, seconds_parser
 
 SUMMARY = "separate conflict of the tasks' gradients from noise, and recommend a remedy"
@@ -52,10 +52,7 @@ def run(args: argparse.Namespace) -> int:
     found = replace(found, run_file=shlex.join(arguments))
     if args.out is not None:
         found.write(args.out)
-    if args.json:
-        print_json(found.record())
-    else:
-        print(found.render())
+    print_result(args, found.record(), found.render())
     failures = {} if found.overhead is None else found.overhead.failures
     for label, message in failures.items():
         print(f"{label} failed: {message}", file=sys.stderr)

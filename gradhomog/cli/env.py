@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from gradhomog.cli._output import add_json, print_json
+from gradhomog.cli._output import add_json, print_result
 from gradhomog.table import aligned
 
 SUMMARY = "print versions, machine and installed plugins"
@@ -19,10 +19,7 @@ def run(args: argparse.Namespace) -> int:
 
     data: dict[str, Any] = {"versions": versions(), "machine": machine(), "interpreter": sys.executable}
     data["plugins"] = {kind: [info.selector for info in installed().list(kind)] for kind in KINDS}
-    if args.json:
-        print_json(data)
-        return 0
     rows = [*data["versions"].items(), *data["machine"].items(), ("interpreter", data["interpreter"])]
     rows += [(kind, ", ".join(names) or "none") for kind, names in data["plugins"].items()]
-    print(*aligned([(str(name), str(value)) for name, value in rows]), sep="\n")
+    print_result(args, data, "\n".join(aligned([(str(name), str(value)) for name, value in rows])))
     return 0

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING
 
-from gradhomog.cli._output import add_json, print_json
+from gradhomog.cli._output import add_json, print_result
 from gradhomog.table import aligned
 
 if TYPE_CHECKING:
@@ -32,12 +32,9 @@ def run(args: argparse.Namespace) -> int:
     from gradhomog.registry import installed
 
     infos = [info for kind in GROUPS if args.kind in (None, kind) for info in installed().list(kind)]
-    if args.json:
-        print_json([dataclasses.asdict(info) for info in infos])
-        return 0
     rows = [("KIND", "NAME", "DISTRIBUTION", "MODULE")]
     for info in infos:
         name = f"{info.name} (disabled)" if info.disabled else info.name
         rows.append((info.kind[:-1], name, f"{info.distribution} {info.version}", info.module))
-    print(*aligned(rows), sep="\n")
+    print_result(args, [dataclasses.asdict(info) for info in infos], "\n".join(aligned(rows)))
     return 0

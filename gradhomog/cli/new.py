@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gradhomog.cli._output import add_json, print_json
+from gradhomog.cli._output import add_json, print_result
 
 SUMMARY = "write a new plugin project"
 
@@ -39,18 +39,11 @@ def run(args: argparse.Namespace) -> int:
     content = project(plugin_names, args.kind, args.author)
     folder = write_project(content, args.into)
     commands = next_commands(content, folder)
-    if args.json:
-        print_json(
-            {
-                "plugin": plugin_names.plugin, "kind": args.kind, "distribution": plugin_names.distribution,
-                "module": plugin_names.module, "folder": str(folder.resolve()), "files": list(content.texts),
-                "commands": commands,
-            }
-        )  # fmt: skip
-        return 0
-    for path in content.texts:
-        print(folder / path)
-    print("\nNext:")
-    for line in commands:
-        print(f"  {line}")
+    data = {
+        "plugin": plugin_names.plugin, "kind": args.kind, "distribution": plugin_names.distribution,
+        "module": plugin_names.module, "folder": str(folder.resolve()), "files": list(content.texts),
+        "commands": commands,
+    }  # fmt: skip
+    lines = [*(str(folder / path) for path in content.texts), "\nNext:", *(f"  {line}" for line in commands)]
+    print_result(args, data, "\n".join(lines))
     return 0

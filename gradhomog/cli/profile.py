@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from gradhomog.cli._output import add_json, count_bar, print_json
+from gradhomog.cli._output import add_json, count_bar, print_result
 from gradhomog.cli._run_command import add_run_file, integer_parser, seconds_parser
 
 
@@ -62,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import json
 
+    from gradhomog.experiments.execution.environment import machine, versions
     from gradhomog.experiments.profiling.overhead import step_overheads
     from gradhomog.experiments.run_file.schema import load
 
@@ -75,12 +76,8 @@ def run(args: argparse.Namespace) -> int:
         tables = step_overheads(
             config, config.learners, rounds=args.rounds, seconds=args.seconds, clock=clock(args), progress=progress
         )  # fmt: skip
-    if args.json:
-        from gradhomog.experiments.execution.environment import machine, versions
-
-        print_json({"versions": versions(), "machine": machine(), "tables": [table.record() for table in tables]})
-    else:
-        print("\n\n".join(table.render() for table in tables))
+    data = {"versions": versions(), "machine": machine(), "tables": [table.record() for table in tables]}
+    print_result(args, data, "\n\n".join(table.render() for table in tables))
     failed = [f"{label} failed: {message}" for table in tables for label, message in table.failures.items()]
     for line in failed:
         print(line, file=sys.stderr)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gradhomog.cli._output import add_json, print_json
+from gradhomog.cli._output import add_json, print_result
 
 SUMMARY = "recreate the report of a comparison"
 
@@ -21,9 +21,6 @@ def run(args: argparse.Namespace) -> int:
     from gradhomog.experiments.report.tables import score_table
 
     summary = write_report(args.folder)
-    if args.json:
-        print_json(to_json(summary))
-    else:
-        print(score_table(summary).text())
-        print(f"\n{args.folder / 'report.html'}")
+    text = f"{score_table(summary).text()}\n\n{args.folder / 'report.html'}"
+    print_result(args, to_json(summary), text)
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from gradhomog.cli._output import add_json, print_json
+from gradhomog.cli._output import add_json, print_result
 from gradhomog.cli.completion import complete_plugin_names
 from gradhomog.cli.list_ import KINDS
 
@@ -40,17 +40,13 @@ def run(args: argparse.Namespace) -> int:
     if isinstance(spec, DomainSpec):
         data |= {"variants": list(spec.variants)}
     data["documentation"] = options.documentation(spec)
-    if args.json:
-        print_json(data)
-        return 0
-    print(f"{info}: {spec.summary}")
-    print(f"distribution  {info.distribution} {info.version}")
-    print(f"reference     {spec.reference or 'none given'}")
-    for name in ("traits", "needs", "variants"):
-        if name in data:
-            print(f"{name:<12}  {', '.join(data[name]) or 'none'}")
-    if data.get("max_tasks"):
-        print(f"max tasks     {data['max_tasks']}")
-    print("options       " + ("\n              ".join(accepted) or "none"))
-    print(f"\n{data['documentation'] or 'No documentation.'}")
+    rows = {
+        "distribution": f"{info.distribution} {info.version}",
+        "reference": spec.reference or "none given",
+        **{name: ", ".join(data[name]) or "none" for name in ("traits", "needs", "variants") if name in data},
+        **({"max tasks": data["max_tasks"]} if data.get("max_tasks") else {}),
+        "options": "\n              ".join(accepted) or "none",
+    }
+    lines = [f"{info}: {spec.summary}", *(f"{name:<12}  {text}" for name, text in rows.items())]
+    print_result(args, data, "\n".join([*lines, "", data["documentation"] or "No documentation."]))
     return 0
