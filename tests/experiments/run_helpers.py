@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from gradhomog.experiments.results.comparison_dir import Plan, run_dir
+from gradhomog.experiments.results.comparison_dir import Plan, RunDir, run_dir
 from gradhomog.experiments.results.events import VERSION, EventLog, json_compatible
 from gradhomog.experiments.results.records import records
-from gradhomog.experiments.results.run_dir import RunDir
 from gradhomog.experiments.results.runs import Method, Run
 from gradhomog.experiments.run_file.schema import Config
 from gradhomog.experiments.training.trainer import Trainer

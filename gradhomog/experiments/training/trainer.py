@@ -16,8 +16,8 @@ from gradhomog.experiments import content
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.execution.environment import device, machine, versions
 from gradhomog.experiments.results import checksums
+from gradhomog.experiments.results.comparison_dir import BEST, RunDir
 from gradhomog.experiments.results.events import VERSION, Count, EventLog, Seconds, json_compatible
-from gradhomog.experiments.results.run_dir import BEST, RunDir
 from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file import pins
 from gradhomog.experiments.run_file.schema import Config, Train

@@ -18,9 +18,8 @@ import torch
 
 from gradhomog import ConfigError
 from gradhomog.experiments.results import checksums, events
-from gradhomog.experiments.results.comparison_dir import Plan
+from gradhomog.experiments.results.comparison_dir import Plan, RunDir
 from gradhomog.experiments.results.events import Count, Seconds
-from gradhomog.experiments.results.run_dir import RunDir
 from gradhomog.experiments.run_file.schema import load
 from tests.experiments.results.test_run_dir import RESULT
 

@@ -8,7 +8,7 @@ import pytest
 
 from gradhomog.experiments.results import events
 from gradhomog.experiments.results.atomic_files import atomic_write
-from gradhomog.experiments.results.run_dir import RunDir
+from gradhomog.experiments.results.comparison_dir import RunDir
 
 RESULT = {
     "event": "result", "run": "maml-none-s0", "learner": "maml", "homogenizers": "none", "seed": 0, "metric": "mse",
@@ -20,7 +20,7 @@ RESULT = {
 @pytest.mark.skipif(os.name != "posix", reason="locks are those of POSIX")
 def test_one_process_at_a_time_holds_the_lock_and_its_end_releases_it(tmp_path):
     code = (
-        "import pathlib, sys\nfrom gradhomog.experiments.results.run_dir import RunDir\n"
+        "import pathlib, sys\nfrom gradhomog.experiments.results.comparison_dir import RunDir\n"
         f"with RunDir(pathlib.Path({str(tmp_path)!r})).lock() as lock: print(lock, flush=True); sys.stdin.read()"
     )
     other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from gradhomog import ConfigError, DataError
 from gradhomog.experiments.episodes.splits import normalize_scores, streams
 from gradhomog.experiments.results import checksums, events
-from gradhomog.experiments.results.run_dir import RunDir
+from gradhomog.experiments.results.comparison_dir import RunDir
 from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.training.meta_learning import make_learner
