@@ -19,7 +19,7 @@ import pytest
 
 import gradhomog
 from gradhomog import keyed
-from gradhomog.experiments.execution.executors.base import make_executor
+from gradhomog.experiments.execution.worker import make_executor
 from gradhomog.experiments.results import events
 from gradhomog.learners.domains import Domain
 from gradhomog.learners.learner import Learner

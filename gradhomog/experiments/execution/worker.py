@@ -1,14 +1,20 @@
-"""Jobs of worker processes: each computes one run until it finishes, fails or is stopped."""
+"""Jobs, each of which computes one run until it finishes, fails or is stopped, and executors of jobs by name.
+
+An executor is called with jobs and yields one outcome per job, in any order. Results do not depend on the executor:
+a run is a function of its configuration and writes only its own folder.
+"""
 
 from __future__ import annotations
 
 import sys
 import threading
 import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from gradhomog.errors import GradhomogError, describe_error, raised_in_package
 from gradhomog.experiments.execution import observers
@@ -126,3 +132,46 @@ class Job:
 
 def _warn(text: str) -> None:
     print(text, file=sys.stderr)
+
+
+class Executor(ABC):
+    """Compute jobs: called with a list of jobs, yields one outcome per job, in any order. Can be called repeatedly.
+
+    A context manager: resources that are kept between calls, such as processes, are released at its end.
+
+    Attributes:
+        jobs: number of runs at the same time; 0: as many as possible.
+    """
+
+    jobs: int
+
+    @abstractmethod
+    def __call__(self, jobs: Sequence[Job]) -> Iterable[Outcome]: ...
+
+    def close(self) -> None:  # noqa: B027  Slurm's executor has nothing to release
+        """Release processes and connections."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def make_executor(text: str, jobs: int, folder: Path) -> Executor:
+    """Return an executor from its text, such as `"local"`, `'dask(address="tcp://head:8786")'` or
+    `'slurm(slurm_partition="cpu", timeout_min=60)'`.
+
+    Args:
+        text: the name of a plugin of the group `gradhomog.executors`, with its options.
+        jobs: number of runs at the same time; 0: one per core, or as many as the cluster accepts.
+        folder: folder of the comparison; all machines share it.
+
+    Raises:
+        UnknownPluginError, OptionError: the name or an option is unknown. ExpressionError: the text does not parse.
+        ConfigError: a package is missing.
+    """
+    name, options = expression.parse_one(text)
+    info, _, made = installed().make("executors", name, options, jobs=jobs, folder=folder)
+    executor: Executor = info.checked(made, Executor, home="gradhomog.experiments")
+    return executor

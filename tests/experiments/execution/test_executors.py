@@ -9,7 +9,7 @@ import pytest
 from gradhomog import ConfigError, PluginRunError
 from gradhomog.errors import GradhomogError
 from gradhomog.experiments.execution.comparison import compare
-from gradhomog.experiments.execution.executors.base import make_executor
+from gradhomog.experiments.execution.worker import make_executor
 from gradhomog.experiments.results.records import records
 from gradhomog.experiments.run_file.schema import load
 from tests.experiments.conftest import SMALL

@@ -12,8 +12,8 @@ from typing import Any
 from joblib import Parallel, cpu_count, delayed, parallel_config
 
 from gradhomog.errors import ConfigError
-from gradhomog.experiments.execution.executors.base import Executor, as_they_end
-from gradhomog.experiments.execution.worker import Job, Outcome
+from gradhomog.experiments.execution.executors.local import as_they_end
+from gradhomog.experiments.execution.worker import Executor, Job, Outcome
 from gradhomog.registry.specs import ExecutorSpec, hookimpl
 
 

@@ -5,20 +5,35 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from joblib import cpu_count
 from joblib.externals.loky import get_reusable_executor
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-from gradhomog.experiments.execution.executors.base import Executor, Result, as_they_end
 from gradhomog.experiments.execution.parent_watch import end_with_parent
-from gradhomog.experiments.execution.worker import Job, Outcome
+from gradhomog.experiments.execution.worker import Executor, Job, Outcome
 from gradhomog.experiments.results.comparison_dir import run_dir
 from gradhomog.registry.specs import ExecutorSpec, hookimpl
+
+Work = TypeVar("Work")
+Result = TypeVar("Result")
+
+
+def as_they_end(
+    submit: Callable[[Work], Future[Result]], work: Iterable[Work], at_a_time: int
+) -> Iterator[Future[Result]]:
+    """Submit work, so much at a time that none waits in the pool, and yield the futures as they end."""
+    waiting, pending = iter(work), set[Future[Result]]()
+    while pending := pending | {submit(each) for each in islice(waiting, at_a_time - len(pending))}:
+        # With a timeout: otherwise a signal that another thread receives does not wake this one.
+        done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
+        yield from done
 
 
 class Processes:

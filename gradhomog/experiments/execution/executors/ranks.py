@@ -14,8 +14,7 @@ import torch.distributed as dist
 
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.execution.environment import threads
-from gradhomog.experiments.execution.executors.base import Executor
-from gradhomog.experiments.execution.worker import Job, Outcome
+from gradhomog.experiments.execution.worker import Executor, Job, Outcome
 from gradhomog.experiments.results import checksums
 from gradhomog.experiments.results.comparison_dir import run_dir
 from gradhomog.experiments.run_file import pins
