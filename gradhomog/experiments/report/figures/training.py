@@ -48,6 +48,11 @@ def norm_ratio(record: Record) -> float:
     return max(norms) / min(norms) if len(norms) > 1 else math.nan
 
 
+def log_norm_ratio(record: Record) -> float:
+    """Logarithm of `norm_ratio`. Its mean, on a logarithmic axis, has no peak at a single step with a tiny gradient."""
+    return math.log(norm_ratio(record))
+
+
 def relative_distance(record: Record) -> float:
     """Mean of d_ij = ‖g_i − g_j‖ over pairs of tasks, divided by the mean norm.
 
@@ -203,8 +208,7 @@ def conflict(records: Iterable[Record]) -> Figure | None:
         )
         for learner, (left, right) in zip(learners, axes, strict=True):
             _draw_lines(left, runs, learner, mean_cosine)
-            # Logarithms are averaged, because the axis is logarithmic: a single step with a tiny gradient is no peak.
-            _draw_lines(right, runs, learner, lambda record: math.log(norm_ratio(record)), transform=math.exp)
+            _draw_lines(right, runs, learner, log_norm_ratio, transform=math.exp)
             left.axhline(0, **style.GUIDE_LINE)
             left.set_ylabel("mean cosine\nbetween task gradients")
             right.set_ylabel("gradient norm,\nlargest / smallest task")
@@ -330,10 +334,16 @@ def stages(records: Iterable[Record]) -> Figure | None:
             left.axhline(0, **style.GUIDE_LINE)
             right.axhline(math.sqrt(2), **style.GUIDE_LINE)
             for index, name in enumerate(method.names):
-                _draw_stage(left, method, index, colors[name], mean_cosine)
-                # Logarithms are averaged, because the axis is logarithmic.
-                _draw_stage(middle, method, index, colors[name], lambda stage: math.log(norm_ratio(stage)), math.exp)
-                _draw_stage(right, method, index, colors[name], relative_distance)
+                runs = [[{**record["stages"][index], "step": record["step"]} for record in run] for run in method.runs]
+                width = min(1.2 + 0.4 * (len(method.names) - 1 - index), 2.2) if index else REFERENCE_WIDTH
+                label = style.wrap_label(f"after {name}", 20) if index else "before"
+                for panel, value, transform in (
+                    (left, mean_cosine, float), (middle, log_norm_ratio, math.exp), (right, relative_distance, float)
+                ):  # fmt: skip
+                    draw_curve(
+                        panel, runs, value, *colors[name], label, smooth=not method.probed, width=width,
+                        transform=transform,
+                    )  # fmt: skip
             left.set_ylabel("cosine")
             middle.set_ylabel("norm ratio")
             right.set_ylabel("distance")
@@ -376,27 +386,6 @@ def _with_plain_stage(step: Record) -> Record:
 def _unique_names(names: Sequence[str]) -> list[str]:
     counts = [names[: index + 1].count(name) for index, name in enumerate(names)]
     return [name if count == 1 else f"{name}#{count}" for name, count in zip(names, counts, strict=True)]
-
-
-def _draw_stage(
-    panel: Axes,
-    method: MethodStages,
-    index: int,
-    color_and_dashes: tuple[str, str],
-    value: Callable[[Record], float],
-    transform: Callable[[float], float] = float,
-) -> None:
-    """Draw the line of one stage of a method."""
-
-    def stage_value(record: Record) -> float:
-        return value(record["stages"][index])
-
-    width = min(1.2 + 0.4 * (len(method.names) - 1 - index), 2.2) if index else REFERENCE_WIDTH
-    name = style.wrap_label(f"after {method.names[index]}", 20) if index else "before"
-    draw_curve(
-        panel, method.runs, stage_value, *color_and_dashes, name, smooth=not method.probed, width=width,
-        transform=transform,
-    )  # fmt: skip
 
 
 LEVELS = 12
