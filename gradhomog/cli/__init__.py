@@ -34,16 +34,6 @@ def sigterm_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def clear_interrupt() -> None:
-    """Let the process end with the program's exit code after an interrupt.
-
-    CPython marks a KeyboardInterrupt that passes through `exec` of a string (for example, when a dataclass is created
-    during an import) as unhandled, and ends the process with SIGINT although the exception was caught. Another `exec`
-    of a string resets the mark.
-    """
-    exec("")
-
-
 def replace_unencodable_characters() -> None:
     """Print `?` for characters that the output's encoding lacks, so that `±` is no error after hours of training."""
     for stream in (sys.stdout, sys.stderr):
@@ -87,7 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with sigterm_as_interrupt(), escaped_output():
             return _run(sys.argv[1:] if arguments is None else arguments)
     except KeyboardInterrupt:
-        clear_interrupt()
+        # CPython marks a KeyboardInterrupt that passes through `exec` of a string (for example, when a dataclass is
+        # created during an import) as unhandled, and ends the process with SIGINT although the exception was caught.
+        # Another `exec` of a string resets the mark.
+        exec("")
         print("gradhomog: interrupted.", file=sys.stderr)
         return 130
 
