@@ -83,8 +83,7 @@ class EpisodeStream(ValidatedConstructor):
         self.split, self.setting, self.seed, self.channels = split, setting, seed, channels
         self.augmentation = augmentation
         self.ways, self.shots, self.queries, self.tasks = ways, shots, queries, tasks
-        _check_agreement(self.domains, channels)
-        _check_augmentation(self)
+        _check_agreement(self.domains, channels, augmentation)
         for domain in self.domains:
             domain.check(split, ways=ways, shots=shots, queries=queries)
         shape = self.domains[0].input_shape
@@ -161,7 +160,7 @@ def _convert_channels(images: Tensor, channels: int) -> Tensor:
     return to_gray(images)
 
 
-def _check_agreement(domains: tuple[Domain, ...], channels: int | None) -> None:
+def _check_agreement(domains: tuple[Domain, ...], channels: int | None, augmentation: Augmentation | None) -> None:
     if len(names := {domain.name for domain in domains}) < len(domains):
         raise DataError(
             f"domains must have different names; got {', '.join(domain.name for domain in domains)} "
@@ -182,11 +181,8 @@ def _check_agreement(domains: tuple[Domain, ...], channels: int | None) -> None:
                 f"the domains of a stream must have inputs of the same shape; {first.name} has {first.input_shape} "
                 f"and {domain.name} has {domain.input_shape}. {advice}."
             )
-
-
-def _check_augmentation(stream: EpisodeStream) -> None:
-    if stream.augmentation is not None and len(shape := stream.domains[0].input_shape) != 3:
+    if augmentation is not None and len(first.input_shape) != 3:
         raise OptionError(
-            f"`augmentation` must be None for inputs that are not images; domain {stream.domains[0].name} has inputs "
-            f"of shape {shape}."
+            f"`augmentation` must be None for inputs that are not images; domain {first.name} has inputs of shape "
+            f"{first.input_shape}."
         )
