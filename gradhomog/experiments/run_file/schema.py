@@ -385,16 +385,10 @@ REDUCTION = 10
 
 def shorten(config: Config) -> Config:
     """Return the configuration with its first seed only, one tenth of the training steps and of the test tasks."""
-    train, test = config.train, config.test
-    steps = max(2, train.steps // REDUCTION)
-    return replace(
-        config,
-        seeds=config.seed_list[:1],
-        train=replace(
-            train,
-            steps=steps,
-            validate_every=min(train.validate_every, steps),
-            validation_episodes=max(2, train.validation_episodes // REDUCTION),
-        ),
-        test=replace(test, episodes=max(2, test.episodes // REDUCTION)),
+    steps, episodes, tested = (
+        max(2, count // REDUCTION)
+        for count in (config.train.steps, config.train.validation_episodes, config.test.episodes)
     )
+    every = min(config.train.validate_every, steps)
+    train = replace(config.train, steps=steps, validate_every=every, validation_episodes=episodes)
+    return replace(config, seeds=config.seed_list[:1], train=train, test=replace(config.test, episodes=tested))
