@@ -65,7 +65,16 @@ def reproduce(
     planned = parts(name, settings)
     # Before hours of training: learners, pipelines, networks and data of all parts.
     plans = {part.name: make_plan(part.config) for part in planned}
-    description = describe(name, settings) | {"parts": {part.name: part.column for part in planned}}
+    description = {
+        "experiment": name,
+        "contents": paper.experiments[key].summary,
+        "scale_summary": paper.scales[settings.scale].summary,
+        **asdict(settings),
+        "data": {name: Path(text).name for name, text in settings.domains.items()},
+        "differences": find_differences(settings.domains),
+        "version": gradhomog.__version__,
+        "parts": {part.name: part.column for part in planned},
+    }
     check_writable(out)
     if not resume and out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out} is not empty. Continue with --resume, or choose another --out.")
@@ -114,17 +123,3 @@ def _is_finished(planned: Plan, folder: Path) -> bool:
         return False
     results = {run.id: result for run in planned.runs if (result := run_dir(folder, run).result()) is not None}
     return all(run.id in results for run in decided_runs(planned.methods, planned.seeds, results, ()))
-
-
-def describe(name: str, settings: Settings) -> dict[str, Any]:
-    """The settings of an experiment for its report: scale, data, and the user's choices."""
-    paper, key = read_experiment(name)
-    return {
-        "experiment": name,
-        "contents": paper.experiments[key].summary,
-        "scale_summary": paper.scales[settings.scale].summary,
-        **asdict(settings),
-        "data": {name: Path(text).name for name, text in settings.domains.items()},
-        "differences": find_differences(settings.domains),
-        "version": gradhomog.__version__,
-    }

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 REPORT, FIGURES = "report.html", "figures"
 
-PageFigure = tuple[str, Any, str]
-"""Title, SVG and caption."""
-
 CAPTION = "Scores of single runs (dots), our mean with its 95 % interval (bars), and the paper's number (crosses)."
 SALIENCY = (
     "Rows: images, SmoothGrad saliency of each network adapted to its task, and for ISI the probability with which "
@@ -91,8 +88,17 @@ def notes(paper: Paper, results: Results, description: Mapping[str, Any]) -> lis
         "episodes": results.test_episodes or "the", "unit": "seed" if several or not sampled else "test episode",
         "difference": paper.statistics.get("difference"),
     }  # fmt: skip
+    overrides, data, differences = (description[key] for key in ("overrides", "data", "differences"))
+    changed = f"; changed by {', '.join(overrides)}" if overrides else ""
+    lists = {
+        "not complete": [f"{name} ({data[name]}: {text})" for name, text in differences.items()],
+        "missing": [name for name in paper.benchmarks if name not in data],
+    }
+    absent = "".join(f"; {title}: {', '.join(names)}" for title, names in lists.items() if names)
+    present = f"{len(data) - len(differences)} of {len(paper.benchmarks)} benchmarks present and complete{absent}"
     return [
-        *scale_notes(paper, description),
+        f"Scale {description['scale']}: {description['scale_summary']}{changed}.",
+        *([f"Data: {present}."] if paper.benchmarks else []),
         f"{paper.statistics.get('score', 'score').removesuffix(' %')}: {scores}mean ± 95 % interval over {sample}.",
         *(text.format(**words) for name, text in EXPLANATIONS.items() if name in paper.statistics),
         *paper.notes,
@@ -103,26 +109,10 @@ def notes(paper: Paper, results: Results, description: Mapping[str, Any]) -> lis
     ]
 
 
-def scale_notes(paper: Paper, description: Mapping[str, Any]) -> list[str]:
-    """Sentences about the scale and the benchmarks that are present."""
-    overrides, data, differences = (description[key] for key in ("overrides", "data", "differences"))
-    changed = f"; changed by {', '.join(overrides)}" if overrides else ""
-    found = [f"Scale {description['scale']}: {description['scale_summary']}{changed}."]
-    if paper.benchmarks:
-        lists = {
-            "not complete": [f"{name} ({data[name]}: {text})" for name, text in differences.items()],
-            "missing": [name for name in paper.benchmarks if name not in data],
-        }
-        text = "".join(f"; {title}: {', '.join(names)}" for title, names in lists.items() if names)
-        complete = len(data) - len(differences)
-        found.append(f"Data: {complete} of {len(paper.benchmarks)} benchmarks present and complete{text}.")
-    return found
-
-
 def write_page(paper: Paper, results: Results, description: Mapping[str, Any], folder: Path) -> Path:
     """Write `report.html` and, if matplotlib is installed, `figures/table.svg` and `.png`; return the page's path."""
     caption = f"{CAPTION} {paper.caption}"
-    shown: list[PageFigure] = []
+    shown: list[tuple[str, Any, str]] = []  # title, SVG and caption
     for path in style.save_figures(lambda: {"table": draw(paper, results)}, folder / FIGURES).values():
         shown.append(("Scores", inline_svg(path, "table", "Scores"), caption))
     protocols = paper.experiments[results.experiment].columns
