@@ -17,8 +17,7 @@ from torchjd import autojac
 
 import gradhomog
 from gradhomog.experiments import content
-from gradhomog.experiments.profiling.harness import CPU, Comparison, Timings
-from gradhomog.experiments.profiling.table import Column
+from gradhomog.experiments.profiling.harness import CPU, Column, Comparison, Timings
 from tests.benchmarks import combine
 from tests.benchmarks.benchmark import Benchmark
 

@@ -17,8 +17,7 @@ from gradhomog.cli._output import count_bar, print_json
 from gradhomog.cli.profile import add_timing_options, clock
 from gradhomog.errors import GradhomogError, OptionError
 from gradhomog.experiments.execution.environment import machine, versions
-from gradhomog.experiments.profiling.harness import Comparison, measure_all
-from gradhomog.experiments.profiling.table import TimingTable
+from gradhomog.experiments.profiling.harness import Comparison, TimingTable, measure_all
 
 Shape = Sequence[int]
 

@@ -16,8 +16,7 @@ from torch import Tensor
 
 import gradhomog
 from gradhomog.errors import PluginRunError
-from gradhomog.experiments.profiling.harness import Comparison, Timings, Workload
-from gradhomog.experiments.profiling.table import Column, Quantiles, ratios, signed
+from gradhomog.experiments.profiling.harness import Column, Comparison, Quantiles, Timings, Workload, signed
 from gradhomog.registry import expression
 from gradhomog.rows import arithmetic
 from tests.benchmarks.benchmark import Benchmark
@@ -160,7 +159,7 @@ def further_columns(peers: Mapping[str, str], timings: Timings) -> Sequence[Colu
     }
     to_peer = {label: timings.ratio(label, peers[label]) for label in finished if peers.get(label) in finished}
     text = lambda value: f"{signed(value.median * 1e3)} ms"  # noqa: E731
-    return [Column(f"over {FLOOR}", over, text), ratios("to peer", to_peer)]
+    return [Column(f"over {FLOOR}", over, text), Column("to peer", to_peer)]
 
 
 BENCHMARK = Benchmark("combine", {"tasks x params": Gradients}, SHAPES, compare)

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from gradhomog.experiments.execution.methods import make_methods
-from gradhomog.experiments.profiling.harness import Clock, Comparison, Progress, measure_all
-from gradhomog.experiments.profiling.table import TimingTable
+from gradhomog.experiments.profiling.harness import Clock, Comparison, Progress, TimingTable, measure_all
 from gradhomog.experiments.results.runs import PLAIN, SINGLE, Run
 from gradhomog.experiments.run_file.schema import Config
 from gradhomog.experiments.training.trainer import make_optimizer, make_trainable

@@ -10,6 +10,7 @@ import torch
 
 from gradhomog.errors import GradhomogError, PluginRunError
 from gradhomog.experiments.profiling.harness import (
+    Column,
     Comparison,
     Timings,
     measure_all,
@@ -17,7 +18,6 @@ from gradhomog.experiments.profiling.harness import (
     round_order,
     tensor_bytes,
 )
-from gradhomog.experiments.profiling.table import Column
 
 
 class Recorder:

@@ -6,8 +6,8 @@ import math
 import pytest
 from scipy import stats
 
-from gradhomog.experiments.profiling import table
-from gradhomog.experiments.profiling.table import Quantiles
+from gradhomog.experiments.profiling import harness as table
+from gradhomog.experiments.profiling.harness import Quantiles
 
 
 @pytest.mark.parametrize(
