@@ -35,30 +35,6 @@ GUIDE_LINE: dict[str, Any] = {"color": GUIDE_COLOR, "linewidth": 0.9, "linestyle
 WIDTH = 7.2
 """Width of figures in inches, two columns of a paper."""
 
-_STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.labelsize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.7,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.titlelocation": "left",
-    "grid.color": "#e6e6e6",
-    "grid.linewidth": 0.6,
-    "xtick.major.width": 0.7,
-    "ytick.major.width": 0.7,
-    "legend.frameon": False,
-    "text.parse_math": False,  # `$` in a label is literal
-    "lines.linewidth": 1.4,
-    "figure.constrained_layout.h_pad": 0.06,
-    "figure.constrained_layout.w_pad": 0.06,
-    "savefig.facecolor": "white",
-    # Identifiers in an SVG are hashes; without this setting their salt is random.
-    "svg.hashsalt": "gradhomog",
-}
-
 
 class MissingMatplotlib(GradhomogError):
     """Figures cannot be drawn because matplotlib is not installed."""
@@ -66,16 +42,14 @@ class MissingMatplotlib(GradhomogError):
 
 @contextmanager
 def figure_style() -> Iterator[None]:
-    """Context with the style of this module instead of the user's matplotlibrc, which is restored on exit."""
+    """Context with the style of `figures.mplstyle` instead of the user's matplotlibrc, which is restored on exit."""
     try:
         import matplotlib.figure
     except ImportError as cause:
         raise MissingMatplotlib(
             "cannot draw figures: matplotlib is not installed. Run: pip install 'gradhomog[plot]'"
         ) from cause
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_STYLE)
+    with matplotlib.rc_context(fname=Path(__file__).with_name("figures.mplstyle")):
         yield
 
 
