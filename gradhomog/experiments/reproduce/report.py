@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 
 REPORT, FIGURES = "report.html", "figures"
 
-CAPTION = "Scores of single runs (dots), our mean with its 95 % interval (bars), and the paper's number (crosses)."
-SALIENCY = (
-    "Rows: images, SmoothGrad saliency of each network adapted to its task, and for ISI the probability with which "
-    "activations are dropped. One image of each benchmark."
-)
 INCOMPLETE = (
     "†: no comparison with the paper, because data of the column, for training or test, are missing or incomplete, see "
     "Data."
@@ -111,25 +106,23 @@ def notes(paper: Paper, results: Results, description: Mapping[str, Any]) -> lis
 
 def write_page(paper: Paper, results: Results, description: Mapping[str, Any], folder: Path) -> Path:
     """Write `report.html` and, if matplotlib is installed, `figures/table.svg` and `.png`; return the page's path."""
-    caption = f"{CAPTION} {paper.caption}"
-    shown: list[tuple[str, Any, str]] = []  # title, SVG and caption
-    for path in style.save_figures(lambda: {"table": draw(paper, results)}, folder / FIGURES).values():
-        shown.append(("Scores", inline_svg(path, "table", "Scores"), caption))
+    shown: dict[str, Any] = {}  # by title
+    if path := style.save_figures(lambda: {"table": draw(paper, results)}, folder / FIGURES).get("table"):
+        shown["Scores"] = inline_svg(path, "table", "Scores")
     protocols = paper.experiments[results.experiment].columns
     has_pictures = any(paper.protocols[name].domains == "transfer" for name in protocols)
     for name in description["parts"]:
         path = folder / name / FIGURES / "saliency.svg"
         if has_pictures and path.exists():
-            title = f"Saliency, {name}"
-            shown.append((title, inline_svg(path, f"saliency-{name}", title), SALIENCY))
+            shown[f"Saliency, {name}"] = inline_svg(path, f"saliency-{name}", f"Saliency, {name}")
     hidden = ("parts", "contents", "data", "differences", "domains")
     data, differences = description["data"], description["differences"]
     page = environment().get_template("reproduction.html").render(
         title=f"gradhomog: reproduction of `{description['experiment']}`",
-        contents=description["contents"],
+        description=description,
         table=text_table(paper, results, description),
         figures=shown,
-        parts=description["parts"],
+        caption=paper.caption,
         facts={key: ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
                for key, value in description.items() if key not in hidden},
         data={name: "; ".join(filter(None, [file, differences.get(name)])) for name, file in data.items()},
