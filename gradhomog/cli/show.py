@@ -40,13 +40,11 @@ def run(args: argparse.Namespace) -> int:
     if isinstance(spec, DomainSpec):
         data |= {"variants": list(spec.variants)}
     data["documentation"] = options.documentation(spec)
-    rows = {
-        "distribution": f"{info.distribution} {info.version}",
-        "reference": spec.reference or "none given",
-        **{name: ", ".join(data[name]) or "none" for name in ("traits", "needs", "variants") if name in data},
-        **({"max tasks": data["max_tasks"]} if data.get("max_tasks") else {}),
-        "options": "\n              ".join(accepted) or "none",
-    }
+    rows = {"distribution": f"{info.distribution} {info.version}", "reference": spec.reference or "none given"}
+    rows |= {name: ", ".join(data[name]) or "none" for name in ("traits", "needs", "variants") if name in data}
+    if data.get("max_tasks"):
+        rows["max tasks"] = data["max_tasks"]
+    rows["options"] = "\n              ".join(accepted) or "none"
     lines = [f"{info}: {spec.summary}", *(f"{name:<12}  {text}" for name, text in rows.items())]
     print_result(args, data, "\n".join([*lines, "", data["documentation"] or "No documentation."]))
     return 0
