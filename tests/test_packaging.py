@@ -77,6 +77,7 @@ def test_the_wheel_holds_its_packages_with_all_modules_templates_and_papers_and_
         *((folder, "gradhomog*/**/*.py") for folder in (ROOT, ROOT / "plugins", ROOT / "adapters")),
         (ROOT, "gradhomog/experiments/report/templates/*"),
         (ROOT, "gradhomog/experiments/report/figures/*.mplstyle"),
+        (ROOT, "gradhomog/experiments/run_file/*.toml"),
         (ROOT / "plugins", "gradhomog_papers/*.toml"),
     )
     for folder, pattern in contents:

@@ -31,7 +31,6 @@ MAX_SEEDS = 1000
 """Maximum number of runs per method; a larger number is probably a seed given as the number of seeds."""
 
 TUNED_STATIC = 'static | static(weights="random", seed=1) | static(weights="random", seed=2)'
-EQUAL_NORMS = 'reweight(beta=0, solver="fixed_point")'  # all rows get the same norm
 
 FEW_SHOT = ("none", TUNED_STATIC, "pcgrad", "gradnorm(initial_loss=1.609)", "mgda")
 """Methods of a run file that names domains; 1.609 is the log of 5 classes."""
@@ -76,29 +75,12 @@ def _is_static(alternatives: Sequence[Sequence[expression.Member]]) -> bool:
     return all(len(members) == 1 and members[0][0].rpartition(":")[2] == "static" for members in alternatives)
 
 
-FAMILIES = ("line", "quadratic", "step", "exponential")
-"""Families of `functions` that the network learns in these few steps; it does not learn sinusoids and bumps."""
-
-
 def first_comparison(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Defaults for keys that a run file omits; an empty dict if the run file names domains or a problem.
-
-    They were chosen by measurement, so that methods differ by more than their intervals, and verified on other seeds;
-    docs/results/first-comparison.md lists the settings that were tried.
-    """
+    """Defaults for keys that a run file omits; an empty dict if the run file names domains or a problem."""
     domains_table = content.get("domains", {})
     if "problem" in content or not isinstance(domains_table, Mapping) or {"train", "test"} & set(domains_table):
         return {}
-    domains = [f"functions:{family}" for family in FAMILIES]
-    return {
-        "homogenizers": ["none", TUNED_STATIC, "pcgrad", "scale_invariant", EQUAL_NORMS],
-        "seeds": 4,
-        "domains": {"train": domains, "test": list(domains)},
-        "episodes": {"shots": 10, "queries": 10, "tasks": len(domains)},  # a task of each family in every batch
-        "network": {"name": "mlp", "width": 40},
-        "train": {"steps": 150, "inner_lr": 0.01, "inner_steps": 5, "validate_every": 75},
-        "test": {"episodes": 120},
-    }
+    return toml.read(Path(__file__).with_name("first_comparison.toml"))
 
 
 @dataclass(frozen=True)
