@@ -18,7 +18,6 @@ from gradhomog.experiments.execution.worker import Executor, Job, Outcome
 from gradhomog.experiments.results import checksums
 from gradhomog.experiments.results.comparison_dir import run_dir
 from gradhomog.experiments.run_file import pins
-from gradhomog.experiments.run_file.schema import Config
 from gradhomog.experiments.training.trainer import (
     Checkpoint,
     learning_rate,
@@ -75,19 +74,15 @@ def follow(device: str) -> None:
         dist.broadcast_object_list(received, src=0)
         job, content = received
         with threads(job.config.threads), pins.use_pinned_plugins(job.config.for_run(job.run)) as config:
-            _train(config, job, content)
-
-
-def _train(config: Config, job: Job, checkpoint: bytes | None) -> None:
-    trainable = make_trainable(config, job.run)
-    optimizer, done = make_optimizer(config, trainable), 0
-    if checkpoint is not None:
-        with checksums.open_checkpoint(run_dir(job.folder, job.run).checkpoint, Checkpoint, checkpoint) as state:
-            done = restore_checkpoint(state, trainable, optimizer)
-    for index in range(done, config.train.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(config.train, index)
-        trainable.step(index, optimizer, inspect=False)
+            trainable = make_trainable(config, job.run)
+            optimizer, done = make_optimizer(config, trainable), 0
+            if content is not None:
+                with checksums.open_checkpoint(run_dir(job.folder, job.run).checkpoint, Checkpoint, content) as state:
+                    done = restore_checkpoint(state, trainable, optimizer)
+            for index in range(done, config.train.steps):
+                for group in optimizer.param_groups:
+                    group["lr"] = learning_rate(config.train, index)
+                trainable.step(index, optimizer, inspect=False)
 
 
 @contextmanager
