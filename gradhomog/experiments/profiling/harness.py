@@ -46,23 +46,16 @@ class Quantiles:
         """
         ordered = sorted(values)
         n = len(ordered)
-        rank = _rank(n)
+        rank, tail = 0, 1
+        while 2 * tail <= (1 - LEVEL) * 2**n:
+            rank += 1
+            tail += math.comb(n, rank)
         return cls(
             statistics.median(ordered),
             ordered[rank - 1] if rank else math.nan,
             ordered[n - rank] if rank else math.nan,
             n,
         )  # fmt: skip
-
-
-def _rank(n: int) -> int:
-    """The largest k with 2 · P(Binomial(n, 1/2) < k) ≤ 1 − level; 0 if there is no such k."""
-    rank, tail = 0, 0
-    while True:
-        tail += math.comb(n, rank)
-        if 2 * tail > (1 - LEVEL) * 2**n:
-            return rank
-        rank += 1
 
 
 @dataclass(frozen=True)
