@@ -115,13 +115,9 @@ def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
     return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
 
 
-def _sort_key(cell: Cell) -> str:
-    """The value as text; empty if it is unknown or NaN."""
-    return "" if cell.value is None or cell.value != cell.value else str(cell.value)
-
-
 def _sort_attribute(cell: Cell) -> str:
-    key = _sort_key(cell)
+    """The attribute with the value, empty if it is unknown or NaN; no attribute if it is the text of the cell."""
+    key = "" if cell.value is None or cell.value != cell.value else str(cell.value)
     return "" if key == cell.text else f' data-sort="{html.escape(key)}"'
 
 
