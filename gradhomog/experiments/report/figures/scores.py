@@ -62,9 +62,10 @@ def draw_rows(
     seed_scores: Sequence[Sequence[float]] = (),
 ) -> None:
     """Draw one interval per row, from top to bottom in the order of the table, and the scores of its seeds as dots."""
+    factor = metric(kind).factor  # the unit of axes is percent for accuracies
     for height, scores_of_row in enumerate(seed_scores):
         if len(scores_of_row) > 1:
-            dots = [metric(kind).factor * score for score in scores_of_row]
+            dots = [factor * score for score in scores_of_row]
             color = colors[labels[height]][0]
             # Below the intervals, so that seeds near the mean are visible.
             panel.plot(
@@ -73,7 +74,7 @@ def draw_rows(
     for height, (label, interval) in enumerate(zip(labels, intervals, strict=True)):
         if interval is None:
             continue
-        mean, half = style.scale_interval(interval, kind)
+        mean, half = factor * interval.mean, factor * interval.half_width
         if math.isnan(mean):
             panel.annotate(
                 "not finite", (0.02, height), xycoords=("axes fraction", "data"), va="center", color=style.GUIDE_COLOR

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gradhomog.errors import GradhomogError
 from gradhomog.experiments.analysis import metrics
-from gradhomog.experiments.analysis.statistics import Interval
 from gradhomog.experiments.results.atomic_files import atomic_write
 from gradhomog.experiments.results.runs import PLAIN
 from gradhomog.terminal import escape_controls
@@ -100,12 +99,6 @@ def wrap_label(label: str, width: int = 26) -> str:
             lines += textwrap.wrap(piece, width) or [""]
             lines[-1] += " " * piece.endswith(" ")
     return "\n".join(line.rstrip() for line in lines if line.strip()) or label
-
-
-def scale_interval(interval: Interval, metric: str) -> tuple[float, float]:
-    """Mean and half width in the unit of axes: percent for accuracies."""
-    factor = metrics.metric(metric).factor
-    return factor * interval.mean, factor * interval.half_width
 
 
 def score_axis_label(summary: Summary, split: Literal["test", "validation"]) -> str:
