@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +26,13 @@ def print_result(args: Namespace, data: Any, text: str) -> None:
         print_json(data)
     else:
         print(text)
+
+
+def print_failures(failures: Mapping[str, str]) -> int:
+    """Print errors by name on standard error, and return the exit code: 1 if there are errors."""
+    for name, message in failures.items():
+        print(f"{name} failed: {message}", file=sys.stderr)
+    return 1 if failures else 0
 
 
 @contextmanager

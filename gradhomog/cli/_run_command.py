@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gradhomog.cli._output import add_json, print_json
+from gradhomog.cli._output import add_json, print_failures, print_json
 
 if TYPE_CHECKING:
     from gradhomog.cli._progress import Progress
@@ -92,9 +94,6 @@ def seconds_parser(bound: str) -> Callable[[str], float]:
 @contextmanager
 def resume_hint(progress: Progress) -> Iterator[None]:
     """If the command is interrupted after it has written results, print the command that continues it."""
-    import shlex
-    import sys
-
     try:
         yield
     except KeyboardInterrupt:
@@ -107,8 +106,6 @@ def resume_hint(progress: Progress) -> Iterator[None]:
 
 def execute(args: argparse.Namespace, config: Config, stem: str) -> int:
     """Run a comparison with a progress bar, print its table or JSON, and return the exit code: 1 if a run failed."""
-    import sys
-
     from gradhomog.cli._progress import Progress
     from gradhomog.experiments.analysis.summary import to_json
     from gradhomog.experiments.execution.comparison import compare
@@ -119,8 +116,7 @@ def execute(args: argparse.Namespace, config: Config, stem: str) -> int:
         config, stem = shorten(config), f"{stem}-quick"
     with Progress() as progress, resume_hint(progress):
         outcome = compare(config, args.out, args.resume, progress, stem, jobs=args.jobs, executor=args.executor)
-    for run, error in outcome.failures.items():
-        print(f"run {run} failed: {error}", file=sys.stderr)
+    code = print_failures({f"run {run}": error for run, error in outcome.failures.items()})
     if args.json:
         print_json({"folder": str(outcome.folder), "failures": outcome.failures, **to_json(outcome.summary)})
     else:
@@ -131,4 +127,4 @@ def execute(args: argparse.Namespace, config: Config, stem: str) -> int:
                 "these numbers."
             )
         print(f"\n{outcome.folder / 'report.html'}  the report; figures/, summary.csv and runs/ are in the same folder")
-    return 1 if outcome.failures else 0
+    return code

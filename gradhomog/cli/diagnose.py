@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 
-from gradhomog.cli._output import add_json, count_bar, print_result
+from gradhomog.cli._output import add_json, count_bar, print_failures, print_result
 from gradhomog.cli._run_command import add_run_file, integer_parser, seconds_parser
 
 SUMMARY = "separate conflict of the tasks' gradients from noise, and recommend a remedy"
@@ -53,7 +52,4 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         found.write(args.out)
     print_result(args, found.record(), found.render())
-    failures = {} if found.overhead is None else found.overhead.failures
-    for label, message in failures.items():
-        print(f"{label} failed: {message}", file=sys.stderr)
-    return 1 if failures else 0
+    return 0 if found.overhead is None else print_failures(found.overhead.failures)

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Callable
 
-from gradhomog.cli._output import add_json, count_bar, print_result
+from gradhomog.cli._output import add_json, count_bar, print_failures, print_result
 from gradhomog.cli._run_command import add_run_file, integer_parser, seconds_parser
 
 
@@ -78,7 +77,4 @@ def run(args: argparse.Namespace) -> int:
         )  # fmt: skip
     data = {"versions": versions(), "machine": machine(), "tables": [table.record() for table in tables]}
     print_result(args, data, "\n\n".join(table.render() for table in tables))
-    failed = [f"{label} failed: {message}" for table in tables for label, message in table.failures.items()]
-    for line in failed:
-        print(line, file=sys.stderr)
-    return 1 if failed else 0
+    return max(print_failures(table.failures) for table in tables)

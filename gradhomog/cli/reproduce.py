@@ -19,7 +19,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from gradhomog.cli._output import print_json
+from gradhomog.cli._output import print_failures, print_json
 from gradhomog.cli._run_command import add_execution_options, add_jobs, add_overrides, resume_hint
 
 SUMMARY = "compute a table or figure of a paper"
@@ -70,8 +70,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import sys
-
     from gradhomog.cli._progress import Progress
     from gradhomog.experiments.reproduce.execute import reproduce
     from gradhomog.experiments.reproduce.paper_schema import read_experiment
@@ -85,8 +83,7 @@ def run(args: argparse.Namespace) -> int:
             args.experiment, settings, out, resume=args.resume, progress=progress, jobs=args.jobs,
             executor=args.executor,
         )  # fmt: skip
-    for name, error in outcome.failures.items():
-        print(f"{name} failed: {error}", file=sys.stderr)
+    code = print_failures(outcome.failures)
     if args.json:
         facts = {"data": outcome.description["data"], "differences": outcome.description["differences"]}
         content = outcome.results.to_json(paper)
@@ -94,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(text_table(paper, outcome.results, outcome.description).text())
         print(f"\n{out / REPORT}  the report; each comparison has a folder with its own report beside it")
-    return 1 if outcome.failures else 0
+    return code
 
 
 def _settings(args: argparse.Namespace, paper: Any) -> Any:
