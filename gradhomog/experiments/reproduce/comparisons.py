@@ -44,7 +44,14 @@ def find_domains(benchmarks: Sequence[str], data: Path | None, assigned: Sequenc
     if errors:
         raise DataError(join_errors(errors))
     texts = {name: str(found[name].absolute()) for name in benchmarks if name in found}
-    _check_paths(texts)
+    names: dict[Path, str] = {}
+    for name, text in texts.items():
+        path = Path(text).resolve()
+        if path in names:  # it would be trained on and tested
+            raise ConfigError(f"{names[path]} and {name} are the same file, {path}. Each benchmark needs its own data.")
+        names[path] = name
+        if "(" in text:
+            raise ConfigError(f"{text}: the path contains a parenthesis, which begins options. Move or link the data.")
     return texts
 
 
@@ -96,15 +103,7 @@ def choose_domains(
     Raises:
         ConfigError: too few benchmarks are present.
     """
-
-    def has_classes(names: Sequence[str]) -> list[str]:
-        return [domains[name] for name in names if name not in paper.few_classes]
-
-    def trained(names: Sequence[str]) -> list[str]:
-        return [domains[name] + '(class_split="train")' * (name in paper.few_classes) for name in names]
-
-    tables: dict[str, Any] = {}
-    chosen = [name for name in domains if not targets or name in targets]
+    tables: dict[str, Any]
     every = frozenset(paper.benchmarks)
     match kind:
         case "none":
@@ -114,14 +113,15 @@ def choose_domains(
             every = frozenset({column})
         case "leave_one_out":
             others = [name for name in domains if name != column]
-            validation = has_classes(others)
+            validation = [domains[name] for name in others if name not in paper.few_classes]
             if not validation:
                 needed = [name for name in paper.benchmarks if name not in (*paper.few_classes, column)]
                 raise _missing(f"the strong problem with target {column} needs at least one of {', '.join(needed)} to "
                                "train on", others)  # fmt: skip
-            tables = {"train": trained(others), "validation": validation, "test": [domains[column]]}
+            train = [domains[name] + '(class_split="train")' * (name in paper.few_classes) for name in others]
+            tables = {"train": train, "validation": validation, "test": [domains[column]]}
         case "transfer":
-            others = [name for name in chosen if name != paper.training_only]
+            others = [name for name in domains if name != paper.training_only and (not targets or name in targets)]
             if paper.training_only not in domains or not others:
                 raise _missing(f"a transfer needs {paper.training_only} and another benchmark", list(domains))
             test = [domains[name] for name in others]
@@ -132,18 +132,6 @@ def choose_domains(
 def _missing(needed: str, found: Sequence[str]) -> ConfigError:
     present = ", ".join(found) or "no other benchmark"
     return ConfigError(f"{needed}; found {present}. Put it into the data folder, or pass --domain NAME=PATH.")
-
-
-def _check_paths(texts: Mapping[str, str]) -> None:
-    """Raise ConfigError if two benchmarks are one file, which would be trained on and tested, or a path has options."""
-    names: dict[Path, str] = {}
-    for name, text in texts.items():
-        path = Path(text).resolve()
-        if path in names:
-            raise ConfigError(f"{names[path]} and {name} are the same file, {path}. Each benchmark needs its own data.")
-        names[path] = name
-        if "(" in text:
-            raise ConfigError(f"{text}: the path contains a parenthesis, which begins options. Move or link the data.")
 
 
 def _assigned(benchmarks: Sequence[str], data: Path | None, assigned: Sequence[str]) -> dict[str, Path]:

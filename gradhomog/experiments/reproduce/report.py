@@ -135,13 +135,16 @@ def draw(paper: Paper, results: Results) -> Figure | None:
     """Our scores and the paper's by column, one panel each; the axis of errors is logarithmic."""
     if not results.rows:
         return None
-    heights = [len(rows) for rows in results.columns.values()]
+    columns: dict[str, list[Result]] = {}
+    for row in results.rows:
+        columns.setdefault(row.column, []).append(row)
+    heights = [len(rows) for rows in columns.values()]
     with style.figure_style():
         figure, axes = style.make_panels(
             len(heights), 1, 0.5 + 0.24 * sum(heights) + 0.45 * len(heights), height_ratios=heights,
         )  # fmt: skip
         colors = style.colors([row.row for row in results.rows])
-        for (name, rows), (panel,) in zip(results.columns.items(), axes, strict=True):
+        for (name, rows), (panel,) in zip(columns.items(), axes, strict=True):
             titles = [row.row for row in rows]
             seeds = [list(row.seed_scores.values()) for row in rows]
             draw_rows(panel, titles, [row.ours for row in rows], rows[0].metric, colors, seeds)

@@ -121,14 +121,6 @@ class Results:
     test_episodes: int | None
     missing: tuple[str, ...]
 
-    @property
-    def columns(self) -> dict[str, list[Result]]:
-        """The results by column."""
-        found: dict[str, list[Result]] = {}
-        for row in self.rows:
-            found.setdefault(row.column, []).append(row)
-        return found
-
     def to_json(self, paper: Paper) -> dict[str, Any]:
         """The results as plain dicts and lists; None for unknown numbers."""
         content = {
