@@ -83,8 +83,7 @@ def _learner_finding(summary: Summary, learner: str) -> tuple[str, list[str]]:
         headline = f"No method can be tested against the best baseline, {label}."
     else:
         headline = f"No method is significantly better than the best baseline, {label}."
-    sentences += [_significance_sentence(summary, row, comparison, "better") for row, comparison in better]
-    sentences += [_significance_sentence(summary, row, comparison, "worse") for row, comparison in worse]
+    sentences += [_significance_sentence(summary, row, comparison) for row, comparison in (*better, *worse)]
     if undecided:
         sentences.append(f"No significant difference to {label} was found for {_join_names(undecided)}.")
     if untested:
@@ -92,14 +91,14 @@ def _learner_finding(summary: Summary, learner: str) -> tuple[str, list[str]]:
     return prefix + headline, sentences
 
 
-def _significance_sentence(summary: Summary, row: MethodRow, comparison: PairedComparison, word: str) -> str:
+def _significance_sentence(summary: Summary, row: MethodRow, comparison: PairedComparison) -> str:
     kind = metric(summary.metric)
     difference = interval_text(comparison.difference, summary.metric, signed=True)
     points = " points" if kind.percent else f" in {kind.words}"
     cost = "" if comparison.time_ratio is None else f"; a step takes {ratio_text(comparison.time_ratio)} the time"
     p_value = p_text(comparison.adjusted_p_value)
     equals = p_value if p_value.startswith("<") else f"= {p_value}"
-    return f"{row.label} is {word} by {difference}{points} (p {equals}){cost}."
+    return f"{row.label} is {comparison.verdict} by {difference}{points} (p {equals}){cost}."
 
 
 def _seeds_note(summary: Summary, comparisons: Sequence[PairedComparison]) -> list[str]:

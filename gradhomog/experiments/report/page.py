@@ -96,9 +96,7 @@ def render_page(summary: Summary, records: Sequence[Record], saved_figures: Mapp
             summary=summary,
             metric=metric(summary.metric),
             runs=run_table(summary, records),
-            failures=summary.failures,
             facts=_facts(summary, start),
-            version=start["versions"].get("gradhomog"),
             configuration=tomli_w.dumps(start["config"]),
             versions={name: str(text) for name, text in {**start["versions"], **start["machine"]}.items()},
         )
