@@ -6,7 +6,7 @@ import importlib.metadata
 import os
 import platform
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import gradhomog
@@ -22,10 +22,8 @@ def versions() -> dict[str, str]:
     """Return the versions of Python, gradhomog and the packages that affect results, if installed."""
     installed = {"python": platform.python_version(), "gradhomog": gradhomog.__version__}
     for name in PACKAGES:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             installed[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return installed
 
 

@@ -10,7 +10,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -331,12 +331,9 @@ def _new_folder(stem: str) -> Path:
 
 def _latest_folder(config: Config, stem: str) -> Path:
     for _, path in sorted(_numbered_folders(stem).items(), reverse=True):
-        try:
-            same = load(path / RUN_FILE).digest == config.digest
-        except ConfigError:  # the run file is missing or of another version: cannot be resumed
-            continue
-        if same:
-            return path
+        with suppress(ConfigError):  # the run file is missing or of another version: cannot be resumed
+            if load(path / RUN_FILE).digest == config.digest:
+                return path
     raise ConfigError(f"no folder {ROOT / stem}* has this configuration to resume. Pass the folder by --out.")
 
 
