@@ -34,13 +34,6 @@ def sigterm_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def replace_unencodable_characters() -> None:
-    """Print `?` for characters that the output's encoding lacks, so that `±` is no error after hours of training."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
-
-
 COMMANDS: dict[str, Any] = {
     name.strip("_"): import_module(f"gradhomog.cli.{name}")
     for name in (
@@ -73,7 +66,10 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     try:
-        replace_unencodable_characters()
+        # Print `?` for characters that the output's encoding lacks, so that `±` is no error after hours of training.
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")
         with sigterm_as_interrupt(), escaped_output():
             return _run(sys.argv[1:] if arguments is None else arguments)
     except KeyboardInterrupt:
@@ -89,7 +85,9 @@ def _run(arguments: Sequence[str]) -> int:
     top = parser()
     if "_ARGCOMPLETE" in os.environ:  # the shell requests completions
         COMMANDS["completion"].complete(top)
-    _require_command(top, arguments)
+    command = next((word for word in arguments if not word.startswith("-")), None)
+    if command is not None and command not in COMMANDS:  # argparse makes no suggestions
+        top.error(f"unknown command '{command}'.{did_you_mean(command, COMMANDS)} Commands: {', '.join(COMMANDS)}.")
     args = top.parse_args(arguments)
     try:
         code: int = args.run(args)
@@ -104,10 +102,3 @@ def _run(arguments: Sequence[str]) -> int:
     except OSError as error:  # a full disk, or a file where a folder is needed; files written so far remain
         print(f"gradhomog: {error}", file=sys.stderr)
         return 1
-
-
-def _require_command(top: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """Exit with an error and a suggestion if no command has this name; argparse makes no suggestions."""
-    command = next((word for word in arguments if not word.startswith("-")), None)
-    if command is not None and command not in COMMANDS:
-        top.error(f"unknown command '{command}'.{did_you_mean(command, COMMANDS)} Commands: {', '.join(COMMANDS)}.")
