@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,6 @@ from gradhomog.experiments.run_file.schema import Config
 from gradhomog.registry import PluginInfo, expression, installed
 from gradhomog.registry.options import bind
 from gradhomog.registry.specs import Observer
-
-Warn = Callable[[str], None]
-"""Called with one message for each observer that is removed."""
 
 
 def check(config: Config) -> None:
@@ -35,10 +33,10 @@ def check(config: Config) -> None:
         raise ConfigError(f"`observers`: {join_errors(errors)}")
 
 
-def make(config: Config, folder: Path, warn: Warn) -> Observer:
+def make(config: Config, folder: Path) -> Observer:
     """Return a function that calls each observer of a run with a copy of a record, and never raises.
 
-    A plugin that raises, or that does not return a callable, is reported by `warn` and skipped.
+    A plugin that raises, or that does not return a callable, is reported on stderr and skipped.
 
     Args:
         config: configuration of the run.
@@ -50,15 +48,15 @@ def make(config: Config, folder: Path, warn: Warn) -> Observer:
         try:
             info, _, observer = installed().make("observers", selector, options, config.to_dict(), folder)
         except GradhomogError as cause:
-            warn(f"The run continues without the observer {text}: {cause}")
+            print(f"The run continues without the observer {text}: {cause}", file=sys.stderr)
             continue
         if callable(observer):
             observers.append((info, observer))
         else:
-            warn(
+            print(
                 f"The run continues without the observer {text}: the factory of {info} must return a function; got "
-                f"{type(observer).__name__}. {info.advice}"
-            )
+                f"{type(observer).__name__}. {info.advice}", file=sys.stderr,
+            )  # fmt: skip
 
     def notify(event: str, record: Mapping[str, Any]) -> None:
         for entry in list(observers):
@@ -67,9 +65,9 @@ def make(config: Config, folder: Path, warn: Warn) -> Observer:
                 observer(event, copy.deepcopy(record))
             except (Exception, SystemExit) as cause:
                 observers.remove(entry)
-                warn(
+                print(
                     f"The run continues without an observer: {info} raised at `{event}`: {describe_error(cause)}. "
-                    f"{info.advice}"
-                )
+                    f"{info.advice}", file=sys.stderr,
+                )  # fmt: skip
 
     return notify

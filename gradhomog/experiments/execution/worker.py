@@ -6,7 +6,6 @@ a run is a function of its configuration and writes only its own folder.
 
 from __future__ import annotations
 
-import sys
 import threading
 import traceback
 from abc import ABC, abstractmethod
@@ -108,9 +107,7 @@ class Job:
                     return Outcome(self.run, "finished")
                 with threads(self.config.threads), pins.use_pinned_plugins(self.config.for_run(self.run)) as config:
                     try:
-                        trainer = Trainer(
-                            config, self.run, folder, observers.make(config, folder.path, _warn), self.jobs
-                        )
+                        trainer = Trainer(config, self.run, folder, observers.make(config, folder.path), self.jobs)
                         return Outcome(self.run, "finished" if trainer.train_and_test(self.stop.exists) else "stopped")
                     except Exception as error:
                         message = describe_failure(self.config, self.run, error)
@@ -128,10 +125,6 @@ class Job:
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
-
-
-def _warn(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 class Executor(ABC):

@@ -34,7 +34,12 @@ class Dask(Executor):
         self.client: Any = None
 
     def __call__(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
-        self._connect()
+        if self.client is None:
+            if self.address is None:
+                self.cluster = self.distributed.LocalCluster(
+                    n_workers=self.jobs or cpu_count(), threads_per_worker=1, dashboard_address=":0"
+                )
+            self.client = self.distributed.Client(self.address or self.cluster, set_as_default=True)
         # Not pure: the same job after an interrupt must run again, not return a cached result.
         pool, job_of = self.client.get_executor(pure=False), dict[Future[Outcome], Job]()
 
@@ -49,14 +54,6 @@ class Dask(Executor):
             except Exception as error:  # an error of the cluster, such as a killed worker: a job itself never raises
                 run = job_of[future].run
                 yield Outcome(run, "failed", f"run {run.id}: Dask failed: {type(error).__name__}: {error}")
-
-    def _connect(self) -> None:
-        if self.client is None:
-            if self.address is None:
-                self.cluster = self.distributed.LocalCluster(
-                    n_workers=self.jobs or cpu_count(), threads_per_worker=1, dashboard_address=":0"
-                )
-            self.client = self.distributed.Client(self.address or self.cluster, set_as_default=True)
 
     def close(self) -> None:
         """Disconnect from the cluster; shut it down if it was started here."""
