@@ -34,16 +34,6 @@ TITLES = {
 """Titles by figure name, in the order of the page."""
 
 
-def caption_words(summary: Summary) -> dict[str, object]:
-    """The values in the captions of `captions.html`."""
-    units = {row.unit for row in summary.rows} - {"one"}
-    names = {"seeds": "seeds", "tasks": "test tasks"}
-    over = "seeds, or over test tasks for a single seed"
-    if summary.problem or len(units) == 1:
-        over = names[units.pop()] if units else "seeds (here a single seed)"
-    return {"over": over, "several": any(len(row.seeds) > 1 for row in summary.rows)}
-
-
 # Colours of `figures.style` that are replaced by the colour scheme of the page: background, text and axes, grid, guide
 # lines.
 _THEME = {
@@ -79,6 +69,10 @@ def render_page(summary: Summary, records: Sequence[Record], saved_figures: Mapp
         for name, title in TITLES.items()
         if name in saved_figures
     ]
+    units = {row.unit for row in summary.rows} - {"one"}
+    over = "seeds, or over test tasks for a single seed"
+    if summary.problem or len(units) == 1:
+        over = {"seeds": "seeds", "tasks": "test tasks"}[units.pop()] if units else "seeds (here a single seed)"
     subject = f" {'on' if summary.problem else 'of'} {', '.join(summary.learners)}" if summary.rows else ""
     return (
         environment()
@@ -91,7 +85,8 @@ def render_page(summary: Summary, records: Sequence[Record], saved_figures: Mapp
             baseline_notes=baseline_notes(summary),
             score_table=score_table(summary),
             figures=shown,
-            **caption_words(summary),
+            over=over,
+            several=any(len(row.seeds) > 1 for row in summary.rows),
             candidates=candidate_table(summary) if summary.candidates else None,
             summary=summary,
             metric=metric(summary.metric),
