@@ -154,9 +154,7 @@ class TimingTable:
 
     def _memory(self, row: TimingRow) -> str:
         """Memory as text: the total for the reference, the difference to it for other rows."""
-        if row.peak_bytes is None:
-            return NOTHING
-        if row.label == self.reference:
+        if row.label == self.reference and row.peak_bytes is not None:
             return f"{three_digits((row.peak_bytes + row.state_bytes) / 1e6)} MB"
         added = self.added_bytes(row)
         return NOTHING if added is None else f"{signed(added / 1e6)} MB"
