@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gradhomog.cli._output import add_json, print_failures, print_json
+from gradhomog.cli._output import add_json, print_failures, print_result
 
 if TYPE_CHECKING:
     from gradhomog.cli._progress import Progress
@@ -117,14 +117,12 @@ def execute(args: argparse.Namespace, config: Config, stem: str) -> int:
     with Progress() as progress, resume_hint(progress):
         outcome = compare(config, args.out, args.resume, progress, stem, jobs=args.jobs, executor=args.executor)
     code = print_failures({f"run {run}": error for run, error in outcome.failures.items()})
-    if args.json:
-        print_json({"folder": str(outcome.folder), "failures": outcome.failures, **to_json(outcome.summary)})
-    else:
-        print(score_table(outcome.summary).text())
-        if args.quick:
-            print(
-                "\n--quick: one seed and one tenth of the training steps and test tasks. Do not compare methods by "
-                "these numbers."
-            )
-        print(f"\n{outcome.folder / 'report.html'}  the report; figures/, summary.csv and runs/ are in the same folder")
+    data = {"folder": str(outcome.folder), "failures": outcome.failures, **to_json(outcome.summary)}
+    lines = [score_table(outcome.summary).text(), ""]
+    if args.quick:
+        advice = "Do not compare methods by these numbers."
+        lines += [f"--quick: one seed and one tenth of the training steps and test tasks. {advice}", ""]
+    report = outcome.folder / "report.html"
+    lines.append(f"{report}  the report; figures/, summary.csv and runs/ are in the same folder")
+    print_result(args, data, "\n".join(lines))
     return code

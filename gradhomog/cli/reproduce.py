@@ -19,7 +19,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from gradhomog.cli._output import print_failures, print_json
+from gradhomog.cli._output import print_failures, print_result
 from gradhomog.cli._run_command import add_execution_options, add_jobs, add_overrides, resume_hint
 
 SUMMARY = "compute a table or figure of a paper"
@@ -84,13 +84,10 @@ def run(args: argparse.Namespace) -> int:
             executor=args.executor,
         )  # fmt: skip
     code = print_failures(outcome.failures)
-    if args.json:
-        facts = {"data": outcome.description["data"], "differences": outcome.description["differences"]}
-        content = outcome.results.to_json(paper)
-        print_json({"folder": str(out), "failures": outcome.failures, **facts, **content})
-    else:
-        print(text_table(paper, outcome.results, outcome.description).text())
-        print(f"\n{out / REPORT}  the report; each comparison has a folder with its own report beside it")
+    facts = {"data": outcome.description["data"], "differences": outcome.description["differences"]}
+    data = {"folder": str(out), "failures": outcome.failures, **facts, **outcome.results.to_json(paper)}
+    report = f"{out / REPORT}  the report; each comparison has a folder with its own report beside it"
+    print_result(args, data, f"{text_table(paper, outcome.results, outcome.description).text()}\n\n{report}")
     return code
 
 
