@@ -15,9 +15,6 @@ from gradhomog.registry.specs import ProblemSpec
 if TYPE_CHECKING:
     from torch import nn
 
-    from gradhomog.problems import MultiTaskData, Problem, ProblemRun
-
-
 EPISODIC = (
     "learner", "domains", "episodes", "test", "network.channels", "train.inner", "train.inner_steps", "train.inner_lr",
     "train.validation_episodes", "train.ensemble", "train.augmentation",
@@ -60,20 +57,6 @@ def problem_table(spec: ProblemSpec, content: Mapping[str, Any]) -> dict[str, An
 def _as_lists(value: Any) -> Any:
     """Return a value as TOML stores it: tuples are lists."""
     return [_as_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def make_problem(table: Mapping[str, Any], run: ProblemRun) -> Problem | MultiTaskData:
-    """Return the problem of a table, or its data.
-
-    Raises:
-        GradhomogError: options or data are invalid, or the plugin raises or returns another type.
-    """
-    from gradhomog.problems import MultiTaskData, Problem
-
-    options = {name: value for name, value in table.items() if name != "name"}
-    info, _, made = installed().make("problems", table["name"], options, run)
-    checked: Problem | MultiTaskData = info.checked(made, Problem, MultiTaskData)
-    return checked
 
 
 def has_maps(name: str) -> bool:

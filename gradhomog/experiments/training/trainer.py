@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from gradhomog.errors import ConfigError
-from gradhomog.experiments import content
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.execution.environment import device, machine, versions
 from gradhomog.experiments.results import checksums
@@ -24,6 +23,7 @@ from gradhomog.experiments.run_file.schema import Config, Train
 from gradhomog.experiments.training.meta_learning import MetaLearning
 from gradhomog.experiments.training.multi_task import MultiTask
 from gradhomog.problems import MultiTaskData, Problem, ProblemRun
+from gradhomog.registry import installed
 from gradhomog.registry.specs import Observer
 
 Trainable = MetaLearning | Problem
@@ -104,15 +104,15 @@ def make_trainable(config: Config, run: Run) -> Trainable:
     """
     if config.problem is None:
         return MetaLearning(config, run)
-    train, network = config.train, config.network
-    made = content.make_problem(
-        config.problem,
-        ProblemRun(
-            config.problem["name"], run.homogenizers, train.nonfinite, run.seed, train.steps, device(config.device),
-            network.width, network.size,
-        ),
+    train, network, options = config.train, config.network, dict(config.problem)
+    name = options.pop("name")
+    settings = ProblemRun(
+        name, run.homogenizers, train.nonfinite, run.seed, train.steps, device(config.device),
+        network.width, network.size,
     )  # fmt: skip
-    problem = MultiTask(config, run, made) if isinstance(made, MultiTaskData) else made
+    info, _, made = installed().make("problems", name, options, settings)
+    made = info.checked(made, Problem, MultiTaskData)
+    problem: Problem = MultiTask(config, run, made) if isinstance(made, MultiTaskData) else made
     problem.in_optimizer_metric = train.metric == "optimizer"
     return problem
 
