@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import sys
 from pathlib import Path
+from typing import Any
 
 from gradhomog.cli._output import add_json, print_json, print_result
 from gradhomog.cli.completion import complete_plugin_names
@@ -64,12 +65,9 @@ def _add_root(parser: argparse.ArgumentParser) -> None:
 def _list(args: argparse.Namespace) -> int:
     from gradhomog.benchmarks import benchmarks
 
-    data = [
-        {**dataclasses.asdict(benchmark), "rule": benchmark.split_rule, "splits": benchmark.splits}
-        for benchmark in benchmarks()
-    ]
-    lines = []
+    data, lines = list[dict[str, Any]](), list[str]()
     for benchmark in benchmarks():
+        data.append({**dataclasses.asdict(benchmark), "rule": benchmark.split_rule, "splits": benchmark.splits})
         images = "" if benchmark.images is None else f", {benchmark.images:,} images"
         lines.append(f"{benchmark.name}: {benchmark.title}, {benchmark.classes} classes{images}")
         rows = {
