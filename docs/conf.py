@@ -48,6 +48,7 @@ nb_execution_timeout = 300
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+maximum_signature_line_length = 100  # longer signatures have a line for each parameter
 autodoc_default_options = {"members": True, "undoc-members": False}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False

@@ -1,7 +1,5 @@
 """The contract of benchmarks: published data sets of images on the user's disk, checked by `gradhomog data`."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ The measures read a Gramian `[..., tasks, tasks]`, so their own cost is negligib
 differentiable where they are defined. `distance_bound` bounds the distance between the gradients of two distributions.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Literal
 

@@ -8,8 +8,6 @@ first; it contains type and shape. `np.load` has no such limit. This reader diff
 3. Members must be stored or deflated, as NumPy writes them; bzip2 and LZMA expand without a limit.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import stat

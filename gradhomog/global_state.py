@@ -1,7 +1,5 @@
 """Global state of PyTorch: settings and functions that code of plugins must not change, and random generators."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path

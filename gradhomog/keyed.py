@@ -11,8 +11,6 @@ Therefore the order of two tasks with the same key has no effect, and a task tha
 numbers, which are stored as Python floats and computed in float64, or tensors of one shape.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -5,8 +5,6 @@ a network with a shared encoder and one head per task, or a `Problem`, which com
 `gradhomog new NAME --kind problem`.
 """
 
-from __future__ import annotations
-
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

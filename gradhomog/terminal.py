@@ -1,7 +1,5 @@
 """Escape control characters of untrusted text, which a terminal would execute and SVG does not allow."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Keep functions of the library out of the code that `torch.compile` compiles."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar

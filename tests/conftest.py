@@ -1,7 +1,5 @@
 """Hypothesis profiles and common fixtures; tests require that gradhomog is installed, so that its plugins are found."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 from collections.abc import Iterator

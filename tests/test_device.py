@@ -3,8 +3,6 @@
 Run it with `--device cuda` on a GPU, or with `--device pretend`, which refuses operations on tensors of two devices.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

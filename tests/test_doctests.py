@@ -1,7 +1,5 @@
 """Doctests of all installed modules."""
 
-from __future__ import annotations
-
 import doctest
 import importlib.util
 import pkgutil

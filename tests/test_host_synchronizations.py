@@ -3,8 +3,6 @@
 Counted with `--device pretend` (tests/pretend_device.py) and, without the reasons, with `--device cuda`.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping

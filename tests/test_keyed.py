@@ -1,7 +1,5 @@
 """State by key: the rules for keys that are new, absent or repeated, and Adam compared with PyTorch's."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

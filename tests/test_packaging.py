@@ -1,7 +1,5 @@
 """Contents of the wheel, its entry points, and the imports of `import gradhomog`."""
 
-from __future__ import annotations
-
 import configparser
 import importlib.metadata
 import json

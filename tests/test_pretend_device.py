@@ -1,7 +1,5 @@
 """The pretend device refuses what a GPU refuses, counts what a GPU waits for, and the tests on a device pass on it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Suggestions for misspelled names."""
 
-from __future__ import annotations
-
 import pytest
 
 from gradhomog.errors import did_you_mean

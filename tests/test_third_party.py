@@ -1,7 +1,5 @@
 """The example distribution installs with pip and works by name."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

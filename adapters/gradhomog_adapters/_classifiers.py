@@ -1,7 +1,5 @@
 """Classifiers of all training classes, their labels and losses, and the training of a classifier at meta-test."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Conjugate gradients on named tensors, with a fixed number of iterations and no device synchronization."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 

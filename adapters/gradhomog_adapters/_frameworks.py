@@ -1,7 +1,5 @@
 """Shared parts of the adapters of frameworks that train with the sum of several losses."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Gradients and Hessian-vector products of one task, with `torch.autograd` or with `torch.func`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 

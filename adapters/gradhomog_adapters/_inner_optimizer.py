@@ -1,7 +1,5 @@
 """The inner optimizer: TorchOpt's functional transformations on named parameters, one fresh state per task."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal

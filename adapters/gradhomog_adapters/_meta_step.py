@@ -1,7 +1,5 @@
 """`MetaStep` collects and homogenizes the rows of a custom loop's tasks; `Snapshot` restores network and optimizers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Base class of metric learners, which compare queries with support features, and the shape of features."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

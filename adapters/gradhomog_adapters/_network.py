@@ -1,7 +1,5 @@
 """Encoder and head as functions of named parameters; modules with named parameters; networks that are supported."""
 
-from __future__ import annotations
-
 import fnmatch
 import warnings
 from collections import OrderedDict

@@ -1,7 +1,5 @@
 """The mode of a network in a learner: statistics of batch normalization, and correct second derivatives."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Literal

@@ -1,7 +1,5 @@
 """Annotated types of the learners' options, which their constructors validate."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from annotated_types import Ge, Gt

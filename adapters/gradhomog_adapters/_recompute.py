@@ -1,7 +1,5 @@
 """Recomputation of inner steps in the backward pass, so that memory does not grow with their number."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Layer-wise relevance propagation (LRP) through a sequence of layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Rows of all tasks of a batch at once: `torch.func.vmap` of the row of one task, optionally compiled."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """ALFA: MAML with inner rates and weight decays that a small network generates from gradients and weights."""
 
-from __future__ import annotations
-
 from typing import Any, Unpack
 
 import torch

@@ -1,7 +1,5 @@
 """ANIL (almost no inner loop): MAML that adapts only the head."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from gradhomog import LearnerSpec, hookimpl

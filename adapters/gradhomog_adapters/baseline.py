@@ -1,7 +1,5 @@
 """Baseline ("Linear"): one linear classifier for all training classes, and a new one for each task at meta-test."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, Unpack

@@ -1,7 +1,5 @@
 """Baseline++: Baseline with cosine classifiers."""
 
-from __future__ import annotations
-
 from typing import Any, Unpack
 
 import torch

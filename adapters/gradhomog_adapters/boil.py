@@ -1,7 +1,5 @@
 """BOIL (body only update in inner loop): MAML that adapts only the encoder."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from gradhomog import LearnerSpec, hookimpl

@@ -1,7 +1,5 @@
 """CAVIA: MAML whose inner loop adapts a few context parameters, which modulate the network."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Literal, Unpack
 

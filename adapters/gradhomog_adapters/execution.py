@@ -1,7 +1,5 @@
 """`Execution`: the engine, compilation, precision, batch normalization and recomputation of a learner."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """FOMAML: first-order MAML as a preset."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

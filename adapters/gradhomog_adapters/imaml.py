@@ -1,7 +1,5 @@
 """iMAML: learn an initialization by the implicit gradient of a proximal inner problem."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Unpack

@@ -1,7 +1,5 @@
 """`HomogenizedLoss`: the loss of a LightningModule, with homogenized gradients."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args

@@ -1,6 +1,6 @@
 """MAML: learn an initialization by differentiating the query loss through the inner loop."""
 
-from __future__ import annotations
+from __future__ import annotations  # torch.compile does not evaluate annotations of an inner function
 
 from collections.abc import Collection, Sequence
 from typing import Any, Unpack

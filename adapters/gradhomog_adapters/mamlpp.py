@@ -1,7 +1,5 @@
 """MAML++: MAML with learned rates, a multi-step loss, normalization per step, and annealing."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """Meta-SGD: MAML with a learned inner rate for each weight."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Unpack
 

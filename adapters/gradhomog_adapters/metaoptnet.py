@@ -1,7 +1,5 @@
 """MetaOptNet with ridge regression: classify queries by a linear model fitted to the support set in closed form."""
 
-from __future__ import annotations
-
 from typing import Any, Unpack
 
 import torch

@@ -1,7 +1,5 @@
 """MTL (meta-transfer learning): learn scales and shifts of a frozen pre-trained encoder, and an initial head."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

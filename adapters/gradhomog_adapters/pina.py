@@ -1,7 +1,5 @@
 """`HomogenizedWeighting`: homogenize the gradients of the conditions of a PINA solver."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from typing import Any

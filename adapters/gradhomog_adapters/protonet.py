@@ -1,7 +1,5 @@
 """ProtoNet: classify queries by their squared distances to the class means."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from gradhomog import LearnerSpec, hookimpl

@@ -1,7 +1,5 @@
 """RelationNet: classify queries by a learned relation to the class means."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

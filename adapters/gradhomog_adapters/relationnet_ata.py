@@ -1,7 +1,5 @@
 """RelationNet with adversarial task augmentation: it learns from tasks that increase its loss."""
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections import Counter

@@ -1,7 +1,5 @@
 """RelationNet with explanation-guided training: features are weighted by their relevance for the relations."""
 
-from __future__ import annotations
-
 from typing import Any, Unpack
 
 import torch

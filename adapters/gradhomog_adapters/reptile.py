@@ -1,7 +1,5 @@
 """Reptile: move the initialization towards the adapted parameters of each task."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Unpack

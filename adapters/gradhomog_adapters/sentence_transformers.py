@@ -1,7 +1,5 @@
 """`HomogenizedDatasets`: homogenize the gradients of several datasets in the trainers of Sentence Transformers."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sharp-MAML: MAML with sharpness-aware minimization in the outer loop, the inner loop, or both."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Unpack

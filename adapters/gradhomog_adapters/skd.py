@@ -1,7 +1,5 @@
 """SKD: classification with self-supervision by rotations, then distillation from a frozen copy."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections import OrderedDict

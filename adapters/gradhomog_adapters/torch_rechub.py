@@ -1,7 +1,5 @@
 """`HomogenizedMTLTrainer`: the multi-task trainer of torch-rechub, with homogenized gradients."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

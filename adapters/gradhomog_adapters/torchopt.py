@@ -1,7 +1,5 @@
 """`meta_step`: homogenize the task gradients of a custom TorchOpt loop."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """`HomogenizedTrainer`: homogenize the gradients of several losses in the Trainer of Hugging Face Transformers."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from pathlib import Path

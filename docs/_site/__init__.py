@@ -1,7 +1,5 @@
 """The pages that the site makes from the program: one per homogenizer, learners, domains, checks, Python names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

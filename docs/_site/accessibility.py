@@ -1,7 +1,5 @@
 """Corrections of the theme's HTML that an accessibility checker (axe) requires."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

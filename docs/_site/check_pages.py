@@ -1,7 +1,5 @@
 """The page of the conformance kit's checks."""
 
-from __future__ import annotations
-
 from _site.plugin_tables import table_head, table_row
 from gradhomog.testing import checks
 from gradhomog.testing.kits import SUBJECTS

@@ -1,7 +1,5 @@
 """Docstrings as Markdown and as reStructuredText: labelled paragraphs, formulas and code in backticks."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

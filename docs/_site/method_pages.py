@@ -1,7 +1,5 @@
 """One page per homogenizer: formula, picture, use, options, behaviour, cost, deviations, traits, commands."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

@@ -1,7 +1,5 @@
 """The texts of all pages in one script, because a search page that is opened from disk cannot fetch other pages."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

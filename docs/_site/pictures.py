@@ -1,7 +1,5 @@
 """Pictures of the methods' pages: directions in the plane; features and masks of methods that act within a network."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 Colors have contrast on white and on black, because pages are read in both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The pages of the built-in learners, domains and observers: summary, options and documentation of each."""
 
-from __future__ import annotations
-
 import inspect
 import textwrap
 

@@ -1,7 +1,5 @@
 """Tables of plugins: facts, options, traits; and their grouping into families."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 

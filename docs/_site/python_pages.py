@@ -1,7 +1,5 @@
 """Pages of the public Python names: one per name by autodoc, and their list by purpose."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The memory of a step with several losses, in gradients of the shared parameters."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

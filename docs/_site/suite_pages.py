@@ -1,7 +1,5 @@
 """The leaderboard of the suite and a page for each of its problems, from the results in the package."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -6,8 +6,6 @@ Three regressions on made data; most examples have no label of "dose". Start it 
 same arguments: it continues from the checkpoint, and ends with the bits of an uninterrupted run.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -5,8 +5,6 @@ The rows agree if I + H/λ is positive definite. Tasks run one after the other.
 Run: python docs/examples/imaml_custom_root.py
 """
 
-from __future__ import annotations
-
 import warnings
 
 import torch

@@ -5,8 +5,6 @@ Compares the sum of the losses, the best of 13 weights, chosen for each unit by 
 nothing to choose. Needs scikit-learn.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from sklearn.datasets import load_digits

@@ -1,7 +1,5 @@
 """Gradient accumulation: add up the rows of several batches, and homogenize their sums once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """`backward` and `loss`: homogenized gradients of several losses, added to `.grad` or returned through autograd."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

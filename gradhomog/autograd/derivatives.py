@@ -1,7 +1,5 @@
 """Gradients of losses w.r.t. shared parameters and heads: one pass per task, or one pass for their weighted sum."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from abc import ABC, abstractmethod

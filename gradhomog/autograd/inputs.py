@@ -1,7 +1,5 @@
 """The arguments of a step in the forms that training loops pass, and the validation of losses and tensors."""
 
-from __future__ import annotations
-
 import fnmatch
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence

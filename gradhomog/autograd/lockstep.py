@@ -12,8 +12,6 @@ so on. N gradients of the parameters of one segment exist at a time: they are mu
 PyTorch's engine runs each segment, so that any module, custom function or checkpoint is differentiated as usual.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import operator

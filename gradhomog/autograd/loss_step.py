@@ -1,7 +1,5 @@
 """The record of one step from losses: its options, the losses, and the traces of the tangent kernels of residuals."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Norms and inner products can do without the rows, a weighted mean too.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import os

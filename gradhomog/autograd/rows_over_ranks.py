@@ -6,8 +6,6 @@
 * `FullyShardedRows`: hooks of `fully_shard` exchange the rows in the backward passes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, final
 

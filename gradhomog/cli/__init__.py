@@ -1,7 +1,5 @@
 """The command line. Commands import heavy libraries only when they run: `--help` and `list` never import torch."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import os

@@ -1,7 +1,5 @@
 """Output that several commands share: JSON, tables, progress bars, durations."""
 
-from __future__ import annotations
-
 import json
 import sys
 from argparse import ArgumentParser, Namespace

@@ -7,8 +7,6 @@ Multi-task problems: --set problem.name=NAME, with glyph_pairs, digit_pairs, reg
 equation: helmholtz, burgers, klein_gordon. Their table always includes the plain learner and tuned static weights.
 """
 
-from __future__ import annotations
-
 import argparse
 
 from gradhomog.cli._run_command import add_jobs, add_run_options, execute

@@ -1,7 +1,5 @@
 """`gradhomog data`: find, check and list the few-shot benchmarks on your disk. Nothing is downloaded."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import sys

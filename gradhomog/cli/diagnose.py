@@ -5,8 +5,6 @@ without homogenizers and with the first seed, computes the gradients of independ
 95 % intervals, a recommendation, and the overhead of the pipelines of the run file.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`gradhomog env`: print versions, machine and installed plugins, for a bug report."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from typing import Any

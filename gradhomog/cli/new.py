@@ -4,8 +4,6 @@ For example, NAME can be written as sign-vote, sign_vote or gradhomog-sign-vote.
 distribution are named gradhomog-sign-vote, the module gradhomog_sign_vote, and the plugin sign_vote.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -7,8 +7,6 @@ alternately on the same batches. The ratio to the plain learner is computed for 
 Close other programs first: a constant load cancels in the ratios, a varying load does not.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import time

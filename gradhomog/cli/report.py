@@ -1,7 +1,5 @@
 """`gradhomog report DIR`: recreate the table, the figures and the HTML report from the results in a folder."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -13,8 +13,6 @@ comparison; `--resume` continues.
   gradhomog reproduce pinn --target burgers --method Adam --method UPGrad --scale small
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`gradhomog show NAME`: print a plugin's options with ranges, its traits, limits, source and documentation."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

@@ -10,8 +10,6 @@ with --rerun, are computed on the same seeds and data, and kept in a folder, whe
   gradhomog suite pcgrad --rerun                    compute stored rows again, and compare them
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import sys

@@ -10,8 +10,6 @@ On several ranks, each of which computes the rows of a part of the tasks of ever
 If a rank dies, torchrun starts all ranks again, and the run continues from its checkpoint.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 

@@ -5,8 +5,6 @@ the data with those of the results. The exit code is 1 if a file is damaged, mis
 result, or if the data have changed.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`Diagnosis`: collect the rows of independent batches, and estimate signal, noise and conflict of the tasks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated

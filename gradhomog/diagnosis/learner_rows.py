@@ -1,7 +1,5 @@
 """The rows of a learner: after each homogenizer, and for independent batches, without changing the learner."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Recommendation of a diagnosis: rules on confidence intervals, each with a code and a plain sentence."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The result of a diagnosis: estimates, a recommendation, and both as text and for JSON."""
 
-from __future__ import annotations
-
 import html
 import json
 import shlex

@@ -1,7 +1,5 @@
 """Statistics of rows: single ones, their expectations without noise, the plain step, and the noise."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """Detect rows that are not gradients of separate losses: multiples of one gradient, sums of others, running sums."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

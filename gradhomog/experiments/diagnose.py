@@ -1,7 +1,5 @@
 """Diagnosis of a run file: train the plain learner or multi-task problem for some steps, and diagnose it there."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Average the outputs of one learner over several of its saved states."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Results of learners: rows of tasks, and scores at meta-test."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field

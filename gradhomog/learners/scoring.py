@@ -1,7 +1,5 @@
 """The default loss and the scores of learners, and the error of a head with too few outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 

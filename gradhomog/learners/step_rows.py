@@ -1,7 +1,5 @@
 """The rows of a learner's meta-step and its homogenization, with the tasks of one process or of several ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Few-shot tasks drawn from a `torch.utils.data.Dataset`, whose labels are read without loading its examples."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any

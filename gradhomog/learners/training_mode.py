@@ -1,7 +1,5 @@
 """Context managers for the mode and the buffers of modules."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 

@@ -3,8 +3,6 @@
 One process is a group of one rank, whose communicator exchanges nothing.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """Parameters that `fully_shard` (FSDP2) splits over the ranks are DTensors: recognize, validate and convert them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Check that ranks hold replicas of the same parameters and states, by one number for each tensor."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 

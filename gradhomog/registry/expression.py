@@ -8,8 +8,6 @@ value    = number | text in quotes | true | false | none | inf | [ values ] | { 
 Values may be nested 50 levels deep; an integer may have 1000 digits.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping

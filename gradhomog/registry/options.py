@@ -4,8 +4,6 @@ A range is an annotation of the library annotated_types, `Annotated[float, Gt(0)
 be finite unless an upper bound of infinity is annotated.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math

@@ -4,8 +4,6 @@
 an error, and of two plugins with the same name it loads the one that the file system lists first.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 import inspect

@@ -3,8 +3,6 @@
 Products are computed in the dtype of the rows (float32 for half precision), sums of products in float64.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """A new plugin project: its names, its files from templates, written all or none, and the next commands."""
 
-from __future__ import annotations
-
 import builtins
 import datetime
 import importlib.util

@@ -1,7 +1,5 @@
 """Bargaining weights: the equations of Nash-MTL and FairGrad."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The direction in a ball around the mean that is best for the worst task: CAGrad's program."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

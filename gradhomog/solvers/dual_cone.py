@@ -1,7 +1,5 @@
 """The projection onto the cone of directions that conflict with no row: the program of GEM, DualProj and UPGrad."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

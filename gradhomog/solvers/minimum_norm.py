@@ -1,7 +1,5 @@
 """The shortest vector in the convex hull of the rows: MGDA's program."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -4,8 +4,6 @@ The search for the positive entries runs in NumPy on the CPU: for such small mat
 times as long (measured), and on another device every decision would require a transfer.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Validation, precision and scaling of Gramians, and the result type of all solvers."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, cast

@@ -1,7 +1,5 @@
 """One homogenizer of a pipeline: call its stages, validate their results, attribute their errors."""
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The policy for tasks with NaN or infinity, and the error for a direction that is not finite."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The report of a step: measurements of each task, as text, table, record and scalars."""
 
-from __future__ import annotations
-
 import itertools
 import operator
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Requirements of a pipeline for a step, and the members that act at each of its stages; determined once."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Comparisons of tensors, derivatives and errors that raise `CheckFailure` with the found and the expected values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

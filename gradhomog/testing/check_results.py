@@ -1,7 +1,5 @@
 """Checks of plugins: registration, execution, and the report of their results as data and as a printed table."""
 
-from __future__ import annotations
-
 import contextvars
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Checks of a plugin's declarations: documentation, options, and an import without side effects."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import json

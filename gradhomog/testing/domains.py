@@ -1,7 +1,5 @@
 """Checks of domains: attributes, tasks, randomness, splits, limits and variants."""
 
-from __future__ import annotations
-
 import bisect
 import copy
 import functools

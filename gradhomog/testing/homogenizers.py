@@ -1,7 +1,5 @@
 """Checks of homogenizers: directions, state, side effects, stages in the encoder, derivatives."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """A program that imports the plugins of one distribution in a fresh interpreter and prints side effects as JSON."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import io

@@ -1,7 +1,5 @@
 """Run the conformance kit: all checks of a kind on one plugin."""
 
-from __future__ import annotations
-
 import fnmatch
 import importlib
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Checks of learners: rows, stages of homogenizers, training steps, side effects, meta-test."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The conformance kit as pytest tests: one per plugin and binding check."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """Search for the simplest input that violates a property, with Hypothesis; strategies for Jacobians and options."""
 
-from __future__ import annotations
-
 import types
 import typing
 from collections.abc import Callable

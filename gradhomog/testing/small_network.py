@@ -1,7 +1,5 @@
 """A small smooth network, few-shot tasks for it, and homogenizers that record or change what a learner does with it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Snapshots of objects, modules and global generators for comparison before and after; bytes of all live tensors."""
 
-from __future__ import annotations
-
 import gc
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set

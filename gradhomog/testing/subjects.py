@@ -1,7 +1,5 @@
 """The plugin under check, of each kind: fresh objects of it, and the steps, tasks and domains that run them."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

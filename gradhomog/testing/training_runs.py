@@ -1,7 +1,5 @@
 """Checks of training runs: they continue from a saved, pickled or copied plugin, in constant memory."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

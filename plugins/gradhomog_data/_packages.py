@@ -1,7 +1,5 @@
 """Optional packages that read or contain the data of a domain or a problem."""
 
-from __future__ import annotations
-
 import importlib.util
 
 from gradhomog import DataError

@@ -12,8 +12,6 @@ as `.npz`, which the caller reads within the limits of `npz`. It differs from `p
 3. Text of Python 2 is read as Latin-1.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import re

@@ -1,7 +1,5 @@
 """Random number generators, one for each purpose."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -7,8 +7,6 @@ the same function of the same parameters. No layer works in place, because highe
 would overwrite.
 """
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence

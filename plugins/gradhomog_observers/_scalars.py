@@ -1,7 +1,5 @@
 """Scalar metrics of a record by name, for tools that draw one curve per name."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any

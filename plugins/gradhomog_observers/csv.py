@@ -1,7 +1,5 @@
 """The observer `csv`: the metrics of a run as a table, one number per line."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The observer `mlflow`: each run as a run of MLflow, with its configuration and metrics."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator, Mapping

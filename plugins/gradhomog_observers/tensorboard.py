@@ -1,7 +1,5 @@
 """The observer `tensorboard`: the metrics of a run as curves in TensorBoard."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Rows in blocks of columns that fit the cache, and the dtype in which rows of low precision are summed."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

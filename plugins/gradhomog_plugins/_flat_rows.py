@@ -1,7 +1,5 @@
 """Rows as flat vectors `[params]`: one tensor per key, with all parameters in order."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 

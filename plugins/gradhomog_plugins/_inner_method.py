@@ -1,7 +1,5 @@
 """The method whose result `tracked` or `cr_mogm` averages: creation from its name, and validation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

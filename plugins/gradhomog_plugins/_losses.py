@@ -1,7 +1,5 @@
 """Validation of losses and of weights computed from them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

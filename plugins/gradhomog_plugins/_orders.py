@@ -1,7 +1,5 @@
 """Orders of the other tasks for each task, and coefficients of sequential projections in these orders."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal
 

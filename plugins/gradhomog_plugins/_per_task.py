@@ -1,7 +1,5 @@
 """Options with one value per task: one for all, a list by position, or a dict by name; preferences over tasks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, TypeVar
 

@@ -1,7 +1,5 @@
 """Pool the feature gradients of tasks into vectors that are comparable between tasks."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -1,7 +1,5 @@
 """The primary task of a method that treats the other tasks as auxiliary or as constraints: by slot or by domain."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch

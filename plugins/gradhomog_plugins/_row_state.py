@@ -1,7 +1,5 @@
 """State of one row per key: one tensor per parameter and key, with the rules of `gradhomog.keyed`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

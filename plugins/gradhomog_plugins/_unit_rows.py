@@ -1,7 +1,5 @@
 """Functions of a Gramian for NumPy and PyTorch: pseudo-inverse, cosines, and the direction with equal cosines."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

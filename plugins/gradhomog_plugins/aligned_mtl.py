@@ -1,7 +1,5 @@
 """Aligned-MTL: replace the gradients by the nearest orthogonal gradients of equal length."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import numpy as np

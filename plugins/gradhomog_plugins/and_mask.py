@@ -1,7 +1,5 @@
 """AND-mask: the mean of the rows in the coordinates in which enough of them have the same sign."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Annotated, NamedTuple
 

@@ -1,7 +1,5 @@
 """The pipeline that needs no tuning: static weights from the norms of the first gradients."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from gradhomog import HomogenizerSpec, hookimpl

@@ -1,7 +1,5 @@
 """AutoScale: static weights that balance the gradients of the first steps, and are fixed afterwards."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """CAGrad: the direction in a ball around the mean gradient that maximizes the smallest improvement of a task."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from annotated_types import Ge

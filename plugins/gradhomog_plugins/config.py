@@ -1,7 +1,5 @@
 """ConFIG: the direction that has equal cosines with all tasks' gradients."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import numpy as np

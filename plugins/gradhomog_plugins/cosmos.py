@@ -1,7 +1,5 @@
 """COSMOS: a weighted sum of the losses minus the cosine between the losses and a preference."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch

@@ -1,7 +1,5 @@
 """CR-MOGM: the weights of another method, averaged over the steps."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any

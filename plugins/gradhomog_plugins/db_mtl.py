@@ -1,7 +1,5 @@
 """DB-MTL: gradients of the logarithms of the losses, averaged over steps and scaled to equal length."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 

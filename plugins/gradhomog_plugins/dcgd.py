@@ -1,7 +1,5 @@
 """DCGD: a direction from the dual cone of the rows, near the plain mean."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

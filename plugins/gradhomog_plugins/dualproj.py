@@ -1,7 +1,5 @@
 """DualProj: the mean gradient, projected on the directions that conflict with no task."""
 
-from __future__ import annotations
-
 import torch
 
 from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, dual_cone_weights, gramian_rounding, hookimpl

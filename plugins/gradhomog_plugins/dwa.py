@@ -1,7 +1,5 @@
 """Dynamic weight average (DWA): more weight to tasks whose losses fall slowly."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch

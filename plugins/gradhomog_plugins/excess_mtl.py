@@ -1,7 +1,5 @@
 """ExcessMTL: more weight for tasks with large excess risks, which are estimated from their gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any
 

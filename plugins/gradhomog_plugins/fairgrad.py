@@ -1,7 +1,5 @@
 """FairGrad: the direction that divides the improvement among the tasks by α-fairness."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch

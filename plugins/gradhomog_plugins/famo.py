@@ -1,7 +1,5 @@
 """FAMO: learn task weights that equalize the relative decrease of all losses."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 

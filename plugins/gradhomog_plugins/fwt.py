@@ -1,7 +1,5 @@
 """Feature-wise transformation: random scales and shifts of an encoder's channels, to imitate other domains."""
 
-from __future__ import annotations
-
 import fnmatch
 import functools
 import zlib

@@ -1,7 +1,5 @@
 """Geometric mean of the losses (GLS): tasks are weighted by the inverse of their losses."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

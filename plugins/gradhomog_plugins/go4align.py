@@ -1,7 +1,5 @@
 """GO4Align: tasks are grouped by an indicator of their risk, and each group has one weight."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """GradDrop: keep in each coordinate only the entries of one sign, which is chosen at random."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Literal
 

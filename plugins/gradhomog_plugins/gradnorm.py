@@ -1,7 +1,5 @@
 """GradNorm: learn task weights that balance gradient norms by training rate."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import torch

@@ -1,7 +1,5 @@
 """GradVac: add multiples of other tasks' gradients to each gradient, to raise low cosines to their past average."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Any, Literal
 

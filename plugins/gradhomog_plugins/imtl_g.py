@@ -1,7 +1,5 @@
 """IMTL-G: the step whose projections on all tasks' gradients are equal."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

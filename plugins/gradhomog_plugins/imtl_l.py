@@ -1,7 +1,5 @@
 """IMTL-L: learn a factor per task that scales its loss to one."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from annotated_types import Gt, Interval

@@ -1,7 +1,5 @@
 """Krum: select the gradient, or the few gradients, nearest to their neighbours."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch

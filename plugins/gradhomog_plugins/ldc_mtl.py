@@ -1,7 +1,5 @@
 """LDC-MTL: weights that are learned together with the model, with a penalty on differences of the weighted losses."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Any, Literal
 

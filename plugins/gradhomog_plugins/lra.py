@@ -1,7 +1,5 @@
 """LRA: scale auxiliary gradients to the largest entry of the primary gradient (learning-rate annealing)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """MetaBalance: scale the gradients of auxiliary tasks to the norm of the primary task's gradient, tensor by tensor."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """MGDA: the shortest vector in the convex hull of the gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """MoCo: MGDA on gradients averaged over steps, with weights that change gradually."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 

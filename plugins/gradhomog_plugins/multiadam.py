@@ -1,7 +1,5 @@
 """MultiAdam: divide the gradient of each task by its own second moments, coordinate by coordinate."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """Nash-MTL: the Nash bargaining solution of the tasks."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from annotated_types import Gt

@@ -1,7 +1,5 @@
 """NTK: weights inversely proportional to the traces of the tangent kernels of the tasks' residuals."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 

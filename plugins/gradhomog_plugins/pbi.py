@@ -1,7 +1,5 @@
 """Penalty-based boundary intersection (PBI): descend along a ray of losses given by a preference."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """PCD: the direction nearest to the primary task's gradient that improves every other task by a given share."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """PCGrad: remove from each gradient its components that conflict with other tasks."""
 
-from __future__ import annotations
-
 import functools
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """ReLoBRaLo: relative loss balancing with random lookback, for losses that should fall at the same relative rate."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any
 

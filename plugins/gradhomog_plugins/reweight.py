@@ -1,7 +1,5 @@
 """Reweighting of RotoGBML: weights under which the tasks' gradient norms follow their losses."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 

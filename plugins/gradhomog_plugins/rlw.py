@@ -1,7 +1,5 @@
 """Random loss weighting (RLW): random weights in every step, a control for adaptive methods."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

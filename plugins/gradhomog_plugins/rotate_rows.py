@@ -1,7 +1,5 @@
 """Rotation of the rows: rotate each task's gradient towards the mean direction by a limited angle."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """RotoGBML: a preset of invariant self-information, rotation and reweighting."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """RotoGrad: scale feature gradients to one norm, and rotate features to align them."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal

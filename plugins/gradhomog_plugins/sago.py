@@ -1,7 +1,5 @@
 """SAGO: in each coordinate the auxiliary gradient where its sign is the primary gradient's, else the primary one."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

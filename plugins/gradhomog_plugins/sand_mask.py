@@ -1,7 +1,5 @@
 """SAND-mask: the mean of the rows, weighted in each coordinate by the agreement of their signs and magnitudes."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch

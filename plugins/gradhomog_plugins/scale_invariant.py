@@ -1,7 +1,5 @@
 """Scale-invariant scalarization: the sum of the logarithms of the losses."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Step, hookimpl

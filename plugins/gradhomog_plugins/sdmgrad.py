@@ -1,7 +1,5 @@
 """SDMGrad: the direction of MGDA, regularized towards the mean gradient."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import torch

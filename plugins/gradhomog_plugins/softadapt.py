@@ -1,7 +1,5 @@
 """SoftAdapt: more weight to tasks whose losses rise, or fall slowly, from step to step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Literal

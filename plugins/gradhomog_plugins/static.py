@@ -1,7 +1,5 @@
 """Static weights: fixed weights; when tuned, the baseline for adaptive methods."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal

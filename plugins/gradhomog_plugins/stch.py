@@ -1,7 +1,5 @@
 """Smooth Tchebycheff scalarization (STCH): a smooth maximum of the losses, which favours the worst task."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """The bridge to TorchJD: any of its aggregators as a homogenizer."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import inspect

@@ -1,7 +1,5 @@
 """Tracked: another method on averages of the rows, so that a step differentiates one task's loss."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The trimmed mean: the mean of each coordinate without its largest and smallest entries."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Uncertainty weighting (UW): weight each loss by the inverse of a learned variance."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal

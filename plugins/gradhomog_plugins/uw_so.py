@@ -1,7 +1,5 @@
 """Soft optimal uncertainty weighting (UW-SO): a softmax of the inverse losses."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from annotated_types import Gt

@@ -1,7 +1,5 @@
 """Smooth float64 networks, tasks, and assertions that hold for every learner."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

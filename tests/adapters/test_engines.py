@@ -1,7 +1,5 @@
 """Engines, recomputation and supported networks: the same rows, derivatives, memory, and errors."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from functools import partial

@@ -1,7 +1,5 @@
 """Properties of every learner beside those of the conformance kit: engines, derivatives, statistics, faulty tasks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Options of learners and fields of Execution: invalid values, FewShotLearner, and function calls per step."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """iMAML: rows against closed forms, dense solutions and finite differences; its conjugate gradients against SciPy."""
 
-from __future__ import annotations
-
 import copy
 import math
 import weakref

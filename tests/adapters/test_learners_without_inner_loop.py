@@ -1,7 +1,5 @@
 """ProtoNet and MetaOptNet against reference losses and least squares; queries alone are transformed; absent classes."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """MAML and FOMAML: rows against a hand-written loop, `higher` and a closed form; parameters, statistics, steps."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """MAML++: rows against a hand-written loop, MAML, a closed form; rates, scales and statistics per step; schedules."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """RelationNet and its variants: rows against reference pairs, ascents and relevance by hand, published sizes."""
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Reptile: rows against loops with `torch.optim` and a closed form; minibatches; kept optimizer state."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

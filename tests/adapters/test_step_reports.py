@@ -1,7 +1,5 @@
 """Steps of a learner: calls of begin, rows after each stage, probes, and steps of chosen tasks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Baseline, meta-transfer learning and SKD, which train on all classes: formulas, phases, and fits at meta-test."""
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import replace

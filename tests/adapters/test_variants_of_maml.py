@@ -1,7 +1,5 @@
 """Variants of MAML: rows against finite differences, hand-written inner loops, closed forms, and MAML itself."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

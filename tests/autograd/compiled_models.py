@@ -1,7 +1,5 @@
 """A multi-task model whose parts are compiled, checkpointed or called functionally, and the entry points over it."""
 
-from __future__ import annotations
-
 import functools
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A pipeline that chooses tasks: only their losses are differentiated, in every form of the backward pass."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Gradients of compiled, checkpointed and functional models are those of the plain model, or an error is raised."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Inductor reuses saved tensors in the backward pass: N passes are right, or an error is raised before a wrong one."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

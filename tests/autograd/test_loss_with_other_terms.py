@@ -1,7 +1,5 @@
 """A homogenized loss may be a term of a sum, whose other terms depend on the same activations."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

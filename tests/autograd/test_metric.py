@@ -1,7 +1,5 @@
 """Steps in the metric of an optimizer are those of rows times P^½, with a direction times P^-½."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import optim

@@ -1,7 +1,5 @@
 """`gradhomog.loss(reduction="sum")`: value and scale are those of the sum, the direction is that of the pipeline."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

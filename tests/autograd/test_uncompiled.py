@@ -1,7 +1,5 @@
 """Steps within a compiled function: the function is compiled, the library is not, and gradients are the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

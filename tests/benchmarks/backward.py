@@ -1,7 +1,5 @@
 """Benchmark of one step of a network with several losses: `gradhomog.backward`, hand-written loops, and TorchJD."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import sys

@@ -3,8 +3,6 @@
 Its command is `python -m tests.benchmarks.NAME`, from the root of the repository.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys

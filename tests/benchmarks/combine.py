@@ -1,7 +1,5 @@
 """Benchmark of one step on a Jacobian: homogenizers, aggregators of TorchJD, and the minimal operations of a step."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Benchmark of one meta-step of MAML: learners, a hand-written loop, TorchOpt's MetaSGD, and `higher`."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from collections import OrderedDict

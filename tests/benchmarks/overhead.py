@@ -1,7 +1,5 @@
 """Benchmark of one step of a large network with several losses, on a GPU where there is one: every homogenizer."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Benchmark of one data-parallel step with several losses on two processes: rows exchanged, beside plain averages."""
 
-from __future__ import annotations
-
 import multiprocessing
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """`gradhomog check`: table, JSON data, exit codes, and messages instead of tracebacks."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

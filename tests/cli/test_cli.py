@@ -1,7 +1,5 @@
 """The commands: output, JSON, exit codes, and messages instead of tracebacks."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """TAB completion in a real shell, and suggestions for misspelled commands."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """`gradhomog new`: output, exit codes, and messages instead of tracebacks."""
 
-from __future__ import annotations
-
 import json
 import shlex
 

@@ -1,7 +1,5 @@
 """`gradhomog profile` and `gradhomog diagnose`: table, JSON data, files, exit codes, and messages for invalid input."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The lines on standard error during a comparison: one per run, with its name, and the remaining time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Rows with known expectations and covariances."""
 
-from __future__ import annotations
-
 import torch
 
 import gradhomog

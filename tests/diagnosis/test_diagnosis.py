@@ -1,7 +1,5 @@
 """`gradhomog.Diagnosis`: rows and losses in every form, names, bounded memory, no side effects, results."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

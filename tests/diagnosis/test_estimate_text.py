@@ -1,7 +1,5 @@
 """Estimates as text."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

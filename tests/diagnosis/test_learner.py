@@ -1,7 +1,5 @@
 """`Learner.diagnose`: the rows of a learner by domain, without side effects."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Rules of the recommendation on rows with known expectations and noise."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import tomllib

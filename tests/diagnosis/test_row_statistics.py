@@ -1,7 +1,5 @@
 """Statistics of rows: unbiased, with intervals that contain the true values; pairs of rows against loops."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

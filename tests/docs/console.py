@@ -5,8 +5,6 @@ by its output with standard error; `…` matches any text within a line, and alo
 succeed unless the next one is `echo $?`, which prints its exit code.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The words that docstrings, comments, messages and pages avoid, and a search for them."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

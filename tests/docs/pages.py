@@ -1,7 +1,5 @@
 """Parse pages: fenced blocks, inline code and rows of tables."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The scripts in `docs/examples`, run as a user runs them, and the tasks that several of them are tested on."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path

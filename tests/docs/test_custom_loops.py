@@ -1,7 +1,5 @@
 """Loops of users, plain and homogenized: few lines differ, and the pipeline "none" computes the plain loop."""
 
-from __future__ import annotations
-
 import difflib
 import math
 import re

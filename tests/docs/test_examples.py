@@ -1,7 +1,5 @@
 """Scripts in `docs/examples` run and print losses, weights, scores and errors; they resume, and train on ranks."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

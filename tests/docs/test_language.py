@@ -1,7 +1,5 @@
 """Docstrings, comments, messages, names and pages avoid the words of `tests.docs.language`."""
 
-from __future__ import annotations
-
 import doctest
 
 import pytest

@@ -1,7 +1,5 @@
 """Examples on pages run, links have targets, and tables agree with the program."""
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import re

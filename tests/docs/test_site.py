@@ -1,7 +1,5 @@
 """The site builds without warnings, needs no network, and has a page for each public thing."""
 
-from __future__ import annotations
-
 import doctest
 import importlib.metadata
 import json

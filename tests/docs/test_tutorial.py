@@ -1,7 +1,5 @@
 """Run the files and commands of `docs/guide/write-a-homogenizer.md` in a fresh virtual environment; compare outputs."""
 
-from __future__ import annotations
-
 import os
 import re
 import sysconfig

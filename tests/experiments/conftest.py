@@ -1,7 +1,5 @@
 """Configuration of a comparison that takes a second: function families, a small network, a few steps."""
 
-from __future__ import annotations
-
 import pytest
 
 from gradhomog.experiments.run_file.schema import Config, load

@@ -1,7 +1,5 @@
 """Helpers that train runs in this process, interrupt them, or write the folder of a comparison from records."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Synthetic records of comparisons: small, seeded, in the format that training writes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

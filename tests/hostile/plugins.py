@@ -1,7 +1,5 @@
 """Sources of faulty plugins, and a check of the messages about them."""
 
-from __future__ import annotations
-
 import textwrap
 
 IMPORTS = "import gradhomog, numpy, sys, time, torch\nfrom gradhomog import hookimpl\n"

@@ -1,7 +1,5 @@
 """Plugins that cannot be loaded or created: errors name plugin, distribution and version; others still work."""
 
-from __future__ import annotations
-
 import inspect
 import operator
 import sys

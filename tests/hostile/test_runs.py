@@ -1,7 +1,5 @@
 """Comparisons with faulty plugins: results are kept; failures and slow plugins are each reported once."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """Homogenizers that raise or return invalid values, in each stage."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,7 +1,5 @@
 """No control character of a file, a name or an error reaches the terminal or an SVG file."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Rows, steps, scores and states of learners on the device of `pytest --device` are those of the CPU."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping
 from typing import Any

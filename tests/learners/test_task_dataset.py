@@ -1,7 +1,5 @@
 """`TaskDataset`: tasks are functions of seed and index, disjoint, balanced, and loaded lazily."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from typing import Any

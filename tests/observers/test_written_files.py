@@ -1,7 +1,5 @@
 """The observers csv, tensorboard and mlflow write the numbers of the run's events."""
 
-from __future__ import annotations
-
 import csv
 import math
 

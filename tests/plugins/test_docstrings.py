@@ -1,7 +1,5 @@
 """The common form of the docstrings of the built-in homogenizers, and `docs/methods/formulas.toml`."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """Functions that run on every rank of a process group; they return numbers that a test compares."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """Comparison of the results of several ranks with those of one process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Processes that are ranks of a process group on this machine; started once, because importing torch takes seconds."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

@@ -1,7 +1,5 @@
 """Functions that run on every rank of a process group, of which one rank does something else than the others."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

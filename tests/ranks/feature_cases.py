@@ -1,7 +1,5 @@
 """Functions that run on every rank of a process group, with homogenizers that read features or residuals."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

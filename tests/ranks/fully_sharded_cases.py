@@ -1,7 +1,5 @@
 """Functions that run on every rank of a process group, with models that `fully_shard` splits over the ranks."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from typing import Any

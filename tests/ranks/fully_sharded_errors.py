@@ -1,7 +1,5 @@
 """Steps with `fully_shard` that cannot be taken, and the error of each rank."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Functions that run on every rank of a process group, and homogenize groups of parameters separately (`per`)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Counts of the messages and bytes that a rank sends, at the functions of PyTorch that gradhomog calls."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """Functions that run on every rank, with models whose backward passes have collective operations."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The number of bytes that a rank sends is that of the cost model."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.ranks import cases

@@ -1,7 +1,5 @@
 """Homogenizers that read features or residuals take the step of one process, across ranks with parts of the batch."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

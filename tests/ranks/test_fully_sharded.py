@@ -1,7 +1,5 @@
 """Steps of models that `fully_shard` splits over ranks are those of one process with the whole model."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Groups of parameters (`per`) are homogenized across ranks as in one process."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

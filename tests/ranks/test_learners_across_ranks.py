@@ -1,7 +1,5 @@
 """Meta-steps whose tasks are distributed over ranks are those of one process."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

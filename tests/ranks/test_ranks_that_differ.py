@@ -1,7 +1,5 @@
 """A rank that has other options, values, labels or gradients than the others: the step of one process, or an error."""
 
-from __future__ import annotations
-
 import re
 
 import numpy

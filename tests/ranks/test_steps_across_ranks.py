@@ -1,7 +1,5 @@
 """Steps across ranks are those of one process, with the same bits on every rank."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

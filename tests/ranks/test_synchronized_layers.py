@@ -1,7 +1,5 @@
 """Models with layers that compute something over the examples of all ranks, also in their backward passes."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

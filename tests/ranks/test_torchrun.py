@@ -1,7 +1,5 @@
 """`torchrun -m gradhomog train` on several ranks gives the result of one process, also after a rank has died."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A process that runs functions of other modules as one rank of a process group, until its input ends."""
 
-from __future__ import annotations
-
 import datetime
 import importlib
 import pickle

@@ -1,8 +1,6 @@
 """A plugin whose options have every annotation that gradhomog supports."""
 # ruff: noqa: B006
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """A plugin whose paper uses another scale than the mean."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch

@@ -1,7 +1,5 @@
 """Sources of plugins to install for a test."""
 
-from __future__ import annotations
-
 IMPORTS = "from gradhomog import DomainSpec, Homogenizer, HomogenizerSpec, LearnerSpec, OptionError, hookimpl\n"
 
 FINE = (

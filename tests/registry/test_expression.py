@@ -1,7 +1,5 @@
 """The text form of a pipeline."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from typing import Any

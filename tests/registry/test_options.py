@@ -1,7 +1,5 @@
 """Options: read from the factory's annotations, validated by gradhomog, described in errors."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import inspect

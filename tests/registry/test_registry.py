@@ -1,7 +1,5 @@
 """The registry: listing without imports, names, loading of good and broken plugins, creating objects."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

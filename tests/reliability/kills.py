@@ -8,8 +8,6 @@ Every tenth kill is of the command with two worker processes: of the parent, of 
 if a table differs, or if a worker outlives its parent by more than `--grace` seconds.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

@@ -1,7 +1,5 @@
 """Complete errors: one message names all errors of an input, with exit code 2."""
 
-from __future__ import annotations
-
 import tracemalloc
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Full or read-only disks and deleted folders: errors report them, completed work is kept; a short run of `kills`."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Fuzzing of all inputs: any bytes and any structure give a value or an error of gradhomog, no other exception."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

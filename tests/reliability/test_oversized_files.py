@@ -1,7 +1,5 @@
 """Small files that declare large content: they are rejected before anything large is decompressed or decoded."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """The command line as a process: signals at any time, and output encodings other than Unicode."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

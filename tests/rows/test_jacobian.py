@@ -1,7 +1,5 @@
 """Jacobians: Gramian, norms and directions compared with matrix algebra in float64, for every form of the rows."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

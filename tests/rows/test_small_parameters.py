@@ -1,7 +1,5 @@
 """Many small tensors have the statistics of the same rows in one matrix, by a number of operations that stays small."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -1,7 +1,5 @@
 """Fixtures: one project of each kind, and a virtual environment in which the projects are installed as wheels."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

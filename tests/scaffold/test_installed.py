@@ -1,7 +1,5 @@
 """The projects as wheels in a clean environment: they are listed, run in a comparison, and pass their tests."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

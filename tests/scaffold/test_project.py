@@ -1,7 +1,5 @@
 """A project: its names, its metadata and code, all files or none, and only under a name that is not in use."""
 
-from __future__ import annotations
-
 import ast
 import datetime
 import keyword

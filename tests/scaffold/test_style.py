@@ -1,7 +1,5 @@
 """The generated code passes ruff, its formatter and strict mypy with the settings of this repository."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tomllib

@@ -1,7 +1,5 @@
 """Registry of faulty plugins: one error each, the check that must find it, and the expected message."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

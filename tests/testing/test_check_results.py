@@ -1,7 +1,5 @@
 """The outcome of a check for every result of its function, and reports as a table and as JSON values."""
 
-from __future__ import annotations
-
 import json
 import math
 

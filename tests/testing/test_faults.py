@@ -1,7 +1,5 @@
 """Every check finds its faults, and correct plugins pass all checks."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import re

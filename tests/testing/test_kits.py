@@ -1,7 +1,5 @@
 """Selection of checks and plugins: names, kinds, patterns, expected failures, and errors."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

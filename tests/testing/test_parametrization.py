@@ -1,7 +1,5 @@
 """`parametrize_with_checks` in a test suite of a plugin author: tests, names and outcomes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

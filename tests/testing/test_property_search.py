@@ -1,7 +1,5 @@
 """The search for an input that violates a property, and the strategy of Jacobians: what it draws and shrinks to."""
 
-from __future__ import annotations
-
 import itertools
 
 import hypothesis

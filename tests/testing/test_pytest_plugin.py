@@ -1,7 +1,5 @@
 """The pytest fixtures of gradhomog: an empty registry and installed distributions."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`tensor_bytes` counts each storage once and ignores wrappers and fake tensors."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

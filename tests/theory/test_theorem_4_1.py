@@ -4,8 +4,6 @@ Rows are exact: expectations over discrete distributions, with the inner loop by
 docs/decisions/0007-theorem-4-1.md.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass

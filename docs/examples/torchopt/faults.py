@@ -4,8 +4,6 @@
 the last cell.
 """
 
-from __future__ import annotations
-
 import copy
 import pickle
 import warnings

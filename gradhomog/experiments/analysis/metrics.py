@@ -1,7 +1,5 @@
 """The metrics of scores: names, units, and which of two scores is better."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

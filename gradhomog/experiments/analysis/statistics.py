@@ -3,8 +3,6 @@
 Student's t distribution is that of SciPy.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 A row has the scores of a method, compared with the plain learner and with the best baseline, and Δm.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Augmentation of training images: random resized crop, color jitter and horizontal flip, without torchvision."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Streams of tasks for training and evaluation, in which every task is a pure function of its index."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Open the domains of a configuration and create the streams of training, validation and test tasks."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Comparisons, from configuration to table: dry run, plan, runs without a result, report."""
 
-from __future__ import annotations
-
 import signal
 import textwrap
 import threading

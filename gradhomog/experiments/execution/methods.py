@@ -1,7 +1,5 @@
 """The methods of a comparison: the pipelines of its configuration, validated and labelled; those of wrong weights."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections import Counter

@@ -1,7 +1,5 @@
 """The observers of a run, created from its configuration. An observer that raises is reported once and removed."""
 
-from __future__ import annotations
-
 import copy
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """End worker processes with their parent. Imports no large module: a worker calls it before it imports PyTorch."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

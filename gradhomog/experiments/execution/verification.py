@@ -1,7 +1,5 @@
 """Integrity check of a comparison: its files, its runs against its plan, and its data."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Iterator

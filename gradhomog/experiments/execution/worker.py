@@ -4,8 +4,6 @@ An executor is called with jobs and yields one outcome per job, in any order. Re
 a run is a function of its configuration and writes only its own folder.
 """
 
-from __future__ import annotations
-
 import threading
 import traceback
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """Measure the overhead of each homogenizer in a training step, with the user's network, tasks and machine."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The findings of a comparison in sentences: methods better than the best baseline, and limits of the comparison."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from gradhomog.experiments.analysis.metrics import metric

@@ -1,7 +1,5 @@
 """Write the report of a comparison: `summary.csv`, `figures/` and a self-contained `report.html`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

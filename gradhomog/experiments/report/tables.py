@@ -1,7 +1,5 @@
 """Format the tables of a comparison, whose numbers `analysis.summary` computes, and the notes below them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

@@ -1,7 +1,5 @@
 """An experiment as a list of comparisons, one for each column, number of shots, learner and group of rows; its data."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence

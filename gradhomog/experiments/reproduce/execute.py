@@ -1,7 +1,5 @@
 """Compute the comparisons of an experiment, one folder each, and collect them into one table."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Papers as TOML files: the experiments, settings and published numbers of one paper, found by entry point."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Annotated, Any, Literal

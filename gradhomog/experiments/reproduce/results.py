@@ -1,7 +1,5 @@
 """The results of an experiment: our scores, the paper's, and their differences; with averages over columns."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence, Set

@@ -1,7 +1,5 @@
 """Files in run folders from which figures are drawn: saliency maps of test images, and optimization trajectories."""
 
-from __future__ import annotations
-
 import sys
 from abc import abstractmethod
 from collections.abc import Iterable

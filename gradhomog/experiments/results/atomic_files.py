@@ -1,7 +1,5 @@
 """Atomic replacement of files: a process that is killed while writing leaves the previous file unchanged."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

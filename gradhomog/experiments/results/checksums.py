@@ -1,7 +1,5 @@
 """Files with SHA-256 checksums: reading a damaged file raises an error and never returns another result."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -3,8 +3,6 @@
 JSON has no NaN and no infinity: non-finite numbers are written as null, and `numbers` reads null as NaN.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

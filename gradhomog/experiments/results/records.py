@@ -8,8 +8,6 @@ of its table, `time`, `versions` and `machine` of the run that started last, the
 `Plan.metadata`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Methods and runs of a comparison, and the selection of a tuned method's candidate by validation."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

@@ -1,7 +1,5 @@
 """Pins: the distribution and version of each plugin that a run file uses."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.metadata
 import re

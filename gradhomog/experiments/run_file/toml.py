@@ -1,7 +1,5 @@
 """Read untrusted TOML, with limits on size, nesting depth and digits."""
 
-from __future__ import annotations
-
 import itertools
 import tomllib
 from collections.abc import Mapping

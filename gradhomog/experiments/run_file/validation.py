@@ -1,7 +1,5 @@
 """Validate tables of a run file and convert them to frozen dataclasses; errors contain the key path."""
 
-from __future__ import annotations
-
 import dataclasses
 import typing
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Figures of the suite: the regret over processor time, and over the factor of a loss."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The fixed problems of the suite, from `problems.toml`, and the runs of a method on each."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """The runs that are stored with the package, and those of a folder: lines of JSON, one for the runs of a row."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterable, Sequence

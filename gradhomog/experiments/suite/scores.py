@@ -1,7 +1,5 @@
 """Scores of methods over the suite: regret, robustness and rank, and comparisons with the plain mean."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -1,7 +1,5 @@
 """The tables of the suite: methods over all problems, methods in a problem, agreement of rows computed again."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The trainable of meta-learning runs: a learner with its streams of episodes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The trainable of multi-task runs: a shared encoder and one head per task."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

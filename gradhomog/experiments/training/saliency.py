@@ -1,7 +1,5 @@
 """SmoothGrad saliency of adapted networks, and the maps of homogenizers, for a few test images."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Trainer of one run: training with validation, the best states, test, and checkpoints, from which it resumes."""
 
-from __future__ import annotations
-
 import copy
 import datetime
 import time

@@ -1,7 +1,5 @@
 """Published few-shot benchmarks on the user's disk: facts, search, file lists, checks. Nothing is downloaded."""
 
-from __future__ import annotations
-
 import functools
 import tomllib
 from importlib.resources import files

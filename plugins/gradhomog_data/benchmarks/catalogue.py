@@ -1,7 +1,5 @@
 """The facts about a published few-shot benchmark: folders, archives and split rule."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

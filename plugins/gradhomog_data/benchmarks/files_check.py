@@ -1,7 +1,5 @@
 """Check the files of a benchmark: counts, splits, readable images, digests."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Find a benchmark below a data root, and list its images by class with the published split."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

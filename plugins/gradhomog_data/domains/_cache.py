@@ -3,8 +3,6 @@
 A failure of the cache (no folder, no space, a damaged file) costs time, but never stops a run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The formats of pictures on disk: how each is detected, read and limited."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

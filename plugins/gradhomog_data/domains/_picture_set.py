@@ -4,8 +4,6 @@ Decoding and resizing 10,000 photographs takes about a minute; a mapped array is
 all processes of a machine, and takes no more memory than the pages in use.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import functools

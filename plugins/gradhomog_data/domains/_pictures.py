@@ -1,7 +1,5 @@
 """Read picture files, crop them to a square and resize them."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Read images from one `.npz` file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

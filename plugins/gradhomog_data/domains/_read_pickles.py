@@ -1,7 +1,5 @@
 """Read images from the pickles of miniImageNet: `mini-imagenet-cache-train.pkl`, `-val.pkl` and `-test.pkl`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any

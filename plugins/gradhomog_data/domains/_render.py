@@ -1,7 +1,5 @@
 """Render characters as pictures: random affine transforms, then ink over a procedural grey texture."""
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 import unicodedata

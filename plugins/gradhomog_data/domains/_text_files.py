@@ -1,7 +1,5 @@
 """Read lists of images, JSON and CSV: text within a size limit, and paths that must exist."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

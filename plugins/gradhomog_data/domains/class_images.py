@@ -1,7 +1,5 @@
 """Few-shot classification tasks drawn from an array of images, in memory or mapped from a file."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

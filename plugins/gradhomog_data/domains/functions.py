@@ -1,7 +1,5 @@
 """Domain `functions:FAMILY`: regression on one-dimensional functions with random parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, get_args

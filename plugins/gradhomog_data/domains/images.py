@@ -1,7 +1,5 @@
 """Domain `images:PATH`: your own pictures, from an .npz file, folders, file lists or pickles."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """Base class of small generated problems: one network without heads of tasks, scored on held-out examples."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

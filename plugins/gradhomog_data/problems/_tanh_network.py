@@ -1,7 +1,5 @@
 """A tanh network with its first and second derivatives w.r.t. the inputs, propagated from layer to layer."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

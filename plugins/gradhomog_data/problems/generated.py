@@ -1,7 +1,5 @@
 """Generated problems: a policy gradient, a recommender, regressions through one unit, regressions of unequal scale."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated
 

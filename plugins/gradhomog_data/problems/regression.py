@@ -3,8 +3,6 @@
 A table is a CSV file, an NPZ file or a data set of scikit-learn.
 """
 
-from __future__ import annotations
-
 import math
 from array import array
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Problems on the 1797 handwritten digits of 8 × 8 pixels in scikit-learn: diffusion, forgetting and joint replay."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Mapping

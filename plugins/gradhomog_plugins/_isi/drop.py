@@ -1,7 +1,5 @@
 """Calibrated drop probabilities from kernel sums, and two samplers of masks."""
 
-from __future__ import annotations
-
 import math
 
 import torch

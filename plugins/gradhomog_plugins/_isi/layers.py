@@ -1,7 +1,5 @@
 """Select layers of an encoder by name, and register hooks on their calls."""
 
-from __future__ import annotations
-
 import fnmatch
 import functools
 from collections.abc import Callable, Mapping, Sequence

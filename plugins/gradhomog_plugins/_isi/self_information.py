@@ -1,7 +1,5 @@
 """The kernel sum of self-information over the neighbours of each patch of a map; patches are not materialized."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

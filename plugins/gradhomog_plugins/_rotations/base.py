@@ -1,7 +1,5 @@
 """The interface of rotations: rotate, rotate back, and take a step on the objective."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A dense rotation matrix, updated by gradient steps on the rotation group."""
 
-from __future__ import annotations
-
 import math
 from typing import Self
 

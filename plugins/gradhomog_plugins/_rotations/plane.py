@@ -1,7 +1,5 @@
 """The rotation in one plane that maps v to u, in closed form."""
 
-from __future__ import annotations
-
 import math
 from typing import Self
 

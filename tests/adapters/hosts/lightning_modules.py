@@ -1,7 +1,5 @@
 """Small LightningModules in float64, and their training."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Trainings with Lightning's DDP on two ranks, for `test_lightning_on_ranks.py`; started by torchrun."""
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

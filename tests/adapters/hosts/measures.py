@@ -1,7 +1,5 @@
 """Parameters and gradients of the models of every host, as vectors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

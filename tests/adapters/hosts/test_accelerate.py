@@ -1,7 +1,5 @@
 """`gradhomog.loss` in a loop of Accelerate: "none" is training with the sum of the losses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`homogenize` with DeepXDE itself: "none" is DeepXDE, the direction is the pipeline's, other phases are unchanged."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

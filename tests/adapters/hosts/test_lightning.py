@@ -1,7 +1,5 @@
 """`HomogenizedLoss` with Lightning itself: "none" is Lightning, the direction is the pipeline's, logs and state."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

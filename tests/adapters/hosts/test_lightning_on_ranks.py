@@ -1,7 +1,5 @@
 """`HomogenizedLoss` with Lightning's DDP: "none" is DDP, other pipelines train as one process with the whole batch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """`HomogenizedWeighting` with PINA itself: "none" is PINA, the direction is the pipeline's, checkpoints keep state."""
 
-from __future__ import annotations
-
 import random
 import warnings
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The trainer with one dataset per batch: "none" is plain training, `tracked` averages the rows of each dataset."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`HomogenizedMTLTrainer` with torch-rechub itself: "none" is `MTLTrainer`, the direction is that of the pipeline."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Callable

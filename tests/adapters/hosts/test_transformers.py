@@ -1,7 +1,5 @@
 """`HomogenizedTrainer` with Transformers itself: "none" is its training, logs and checkpoints are complete."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

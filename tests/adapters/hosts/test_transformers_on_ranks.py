@@ -1,7 +1,5 @@
 """`HomogenizedTrainer` and Accelerate in two processes: "none" is DDP, others train as one with the whole batch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

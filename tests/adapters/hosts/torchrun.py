@@ -1,7 +1,5 @@
 """Start a module of this folder by torchrun on two ranks, and read what each rank found."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A small encoder with two heads, its data, and its training by Transformers in float64."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

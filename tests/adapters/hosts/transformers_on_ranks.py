@@ -1,7 +1,5 @@
 """Trainings with Transformers and Accelerate in two processes, for `test_transformers_on_ranks.py`; for torchrun."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

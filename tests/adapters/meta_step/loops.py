@@ -1,7 +1,5 @@
 """Small networks, tasks, custom loops with `meta_step`, and reference inner loops on lists of tensors."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

@@ -1,7 +1,5 @@
 """Errors of meta_step with the fix in the message; homogenizers within the network act as in a learner."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torchopt

@@ -1,7 +1,5 @@
 """Rows of meta_step against a reference MAML, and the network and optimizers, restored after tasks and errors."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import weakref

@@ -1,7 +1,5 @@
 """The published folders of each benchmark, with tiny pictures in the true layout."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Fixtures: a small multi-task problem, and a cache folder instead of the user's."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Problems that train in a second: losses, the gain of training, exact repetition and resumption, disjoint splits."""
 
-from __future__ import annotations
-
 import copy
 import math
 

@@ -1,7 +1,5 @@
 """Augmentation of training images: ranges, independence of the images, and each step against Pillow."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Comparisons: interruptions, kills and resuming do not change the table, and failures are reported separately."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

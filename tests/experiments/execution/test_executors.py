@@ -1,7 +1,5 @@
 """Results do not depend on the executor: processes on this machine, a Dask cluster, or jobs of submitit."""
 
-from __future__ import annotations
-
 from unittest import mock
 
 import pytest

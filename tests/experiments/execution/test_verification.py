@@ -1,7 +1,5 @@
 """`gradhomog verify` names every file of a comparison that was changed, moved or removed, and data that differ."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

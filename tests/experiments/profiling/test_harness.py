@@ -1,7 +1,5 @@
 """Comparing workloads of fixed durations: orders, budgets, ratios within rounds, columns, notes, failures, memory."""
 
-from __future__ import annotations
-
 import math
 import time
 

@@ -1,7 +1,5 @@
 """The HTML report in headless Chromium: no console message, sorting by click, 400 px without overflow, printing."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Figures: the drawn numbers are those of the records, files are reproducible, and matplotlib's state is unchanged."""
 
-from __future__ import annotations
-
 import math
 import sys
 

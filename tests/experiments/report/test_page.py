@@ -1,7 +1,5 @@
 """The report is one valid, self-contained page for every event log, also of unfinished comparisons."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tomllib

@@ -1,7 +1,5 @@
 """Small data in place of the nine benchmarks: random pictures whose classes differ in color."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Reproductions from settings to table and report: numbers, averages, resumption and errors."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

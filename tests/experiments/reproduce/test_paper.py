@@ -1,7 +1,5 @@
 """Files of papers: their numbers, those of third parties, and errors in them."""
 
-from __future__ import annotations
-
 import re
 import sys
 import tomllib

@@ -1,7 +1,5 @@
 """The experiment `pinn`: results and notes of a paper without data and learners."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

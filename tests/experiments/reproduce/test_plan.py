@@ -1,7 +1,5 @@
 """Experiments as lists of comparisons: rows, domains, splits and settings of the papers."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

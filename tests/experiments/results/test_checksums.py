@@ -1,7 +1,5 @@
 """A flipped bit of a checkpoint or result raises an error and never gives another state or result."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """The suite: scores against numbers computed by hand, the protocol on a small problem, and files that were cut off."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """Faulty domains, by the module of the check that must find them."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import itertools

@@ -1,7 +1,5 @@
 """Correct domains in small methods. Each faulty domain differs from one of them by a single error."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every built-in domain passes the conformance kit, with several variants and options."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Faulty homogenizers, by the module of the check that must find them."""
 
-from __future__ import annotations
-
 import collections
 import copy
 import math

@@ -1,7 +1,5 @@
 """Correct homogenizers. Each faulty homogenizer differs from one of them by a single error."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Faulty learners, by the module of the check that must find them."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A correct learner in small methods. Each faulty learner differs from it by a single error."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

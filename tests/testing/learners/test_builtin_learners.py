@@ -4,8 +4,6 @@ Learners that compute rows like another learner, and other options, are checked 
 loop only one learner is checked, in the fast mode.
 """
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Majority vote over the signs of gradient entries."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch

@@ -1,7 +1,5 @@
 """Executors for clusters of Dask, Ray and Slurm. All machines share the folder of the comparison."""
 
-from __future__ import annotations
-
 import importlib
 import time
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Executor for this machine: runs in this process, or in several worker processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence

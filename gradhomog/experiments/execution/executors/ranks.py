@@ -1,7 +1,5 @@
 """Executor for the ranks that `torchrun` has started: each computes the rows of some tasks of every batch."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterable, Sequence
