@@ -9,7 +9,7 @@ would overwrite.
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -122,21 +122,16 @@ def _plain_network(
     name: str, depth: int, input_shape: Sequence[int], outputs: int, width: int, flatten: bool
 ) -> tuple[nn.Module, nn.Module]:
     channels, side = image_shape(name, input_shape, smallest=16)
-    layers = list(_plain_layers(depth, channels, width))
+    layers: list[nn.Module] = []
+    for index in range(depth):
+        inputs = channels if index == 0 else width
+        layers += [convolution(inputs, width, 3, padding=1, bias=True), nn.BatchNorm2d(width), nn.ReLU()]
+        if index < POOLS:
+            layers.append(nn.MaxPool2d(2))
     body = {str(index): layer for index, layer in enumerate(layers)}
     # The tail continues the numbering, so that an encoder is a plain sequence and its old checkpoints load.
     tail = {str(len(layers)): nn.Flatten()}
     return split_network(body, tail, nn.Linear(width * (side // 2**POOLS) ** 2, outputs), flatten=flatten)
-
-
-def _plain_layers(depth: int, channels: int, width: int) -> Iterator[nn.Module]:
-    for index in range(depth):
-        inputs = channels if index == 0 else width
-        yield convolution(inputs, width, 3, padding=1, bias=True)
-        yield nn.BatchNorm2d(width)
-        yield nn.ReLU()
-        if index < POOLS:
-            yield nn.MaxPool2d(2)
 
 
 class Block(nn.Module):
