@@ -74,11 +74,9 @@ class Scores:
     """
 
     def __init__(self, results: Results, problems: Sequence[SuiteProblem]) -> None:
-        self.problems = [problem for problem in problems if {PLAIN, STATIC} <= set(_methods(results, problem))]
+        self.problems = [p for p in problems if {(p.name, PLAIN), (p.name, STATIC)} <= results.keys()]
         self._runs = {
-            (problem.name, method): by_factor(results[problem.name, method])
-            for problem in self.problems
-            for method in _methods(results, problem)
+            row: by_factor(runs) for problem in self.problems for row, runs in results.items() if row[0] == problem.name
         }
 
     def runs(self, problem: SuiteProblem, method: str, factor: float = GIVEN) -> list[SuiteRun]:
@@ -225,7 +223,3 @@ def _summary(function: Callable[[list[float]], Any], values: Sequence[float]) ->
 def _finite_interval(values: Sequence[float]) -> Interval:
     """The mean with its interval; infinite if a run failed."""
     return mean_interval(values) if all(map(math.isfinite, values)) else Interval(math.inf, math.nan, len(values))
-
-
-def _methods(results: Results, problem: SuiteProblem) -> list[str]:
-    return [method for name, method in results if name == problem.name]
