@@ -170,12 +170,10 @@ BANK: tuple[Texture, ...] = (
 """All textures. At 28 px the shortest period, 1/6.5 of the side, is more than four pixels."""
 
 
-def assign(
-    random: np.random.Generator, own: NDArray[np.int64], *, correlation: float, textures: int = len(BANK)
-) -> NDArray[np.int64]:
+def assign(random: np.random.Generator, own: NDArray[np.int64], *, correlation: float) -> NDArray[np.int64]:
     """Choose a texture for each picture `[n]`: its class's `own` with probability `correlation`, else any texture."""
     cued = random.random(len(own)) < correlation
-    return np.where(cued, own, random.integers(textures, size=len(own)))
+    return np.where(cued, own, random.integers(len(BANK), size=len(own)))
 
 
 def draw(random: np.random.Generator, chosen: NDArray[np.int64], size: int) -> Floats:
