@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gradhomog.cli._output import add_json, print_json, print_result
+from gradhomog.cli._output import add_json, print_result
 from gradhomog.cli.completion import complete_plugin_names
 from gradhomog.table import aligned
 
@@ -86,23 +86,20 @@ def _check(args: argparse.Namespace) -> int:
     chosen = [benchmark(name) for name in dict.fromkeys(args.names)] or benchmarks()
     _require_root(args.root)
     results = [each.check(args.root, full=args.full) for each in chosen]
-    if args.json:
-        print_json([dataclasses.asdict(result) for result in results])
-    else:
-        rows = [("BENCHMARK", "STATUS", "FORM", "CLASSES", "IMAGES", "SHA-256")]
-        for result in results:
-            classes = f"{result.classes} of {result.published_classes}" if result.classes else ""
-            images = f"{result.images:,}" if result.images else ""
-            if images and result.published_images is not None:
-                images += f" of {result.published_images:,}"
-            rows.append((result.benchmark, result.status, result.form or "", classes, images, result.sha256[:16]))
-        print(*aligned(rows), sep="\n")
-        for result in results:
-            for text in (*result.problems, "; ".join(result.differences), result.advice):
-                if text:
-                    print(f"{result.benchmark}: {text}")
-        if any(result.status == "missing" for result in results):
-            print(NAMES)
+    rows = [("BENCHMARK", "STATUS", "FORM", "CLASSES", "IMAGES", "SHA-256")]
+    for result in results:
+        classes = f"{result.classes} of {result.published_classes}" if result.classes else ""
+        images = f"{result.images:,}" if result.images else ""
+        if images and result.published_images is not None:
+            images += f" of {result.published_images:,}"
+        rows.append((result.benchmark, result.status, result.form or "", classes, images, result.sha256[:16]))
+    lines = list(aligned(rows))
+    for result in results:
+        texts = (*result.problems, "; ".join(result.differences), result.advice)
+        lines += [f"{result.benchmark}: {text}" for text in texts if text]
+    if any(result.status == "missing" for result in results):
+        lines.append(NAMES)
+    print_result(args, [dataclasses.asdict(result) for result in results], "\n".join(lines))
     good = {"complete"} if args.names else {"complete", "missing"}
     return 0 if all(result.status in good for result in results) else 1
 
@@ -137,14 +134,12 @@ def _write_lists(args: argparse.Namespace) -> int:
             else:
                 write_bytes(folder / name, content)
         manifests.append({**manifest, "folder": str(folder)})
-    if args.json:
-        print_json(manifests)
-    elif manifests:
-        rows = [("BENCHMARK", "BASE", "VAL", "NOVEL", "IMAGES", "FOLDER")]
-        for item in manifests:
-            classes = [str(item["splits"][split]["classes"]) for split in ("base", "val", "novel")]
-            rows.append((item["benchmark"], *classes, f"{item['images']:,}", item["folder"]))
-        print(*aligned(rows), sep="\n")
+    rows = [("BENCHMARK", "BASE", "VAL", "NOVEL", "IMAGES", "FOLDER")]
+    for item in manifests:
+        classes = [str(item["splits"][split]["classes"]) for split in ("base", "val", "novel")]
+        rows.append((item["benchmark"], *classes, f"{item['images']:,}", item["folder"]))
+    if args.json or manifests:
+        print_result(args, manifests, "\n".join(aligned(rows)))
     for message in errors:
         print(f"gradhomog: {message}", file=sys.stderr)
     return 1 if errors else 0
