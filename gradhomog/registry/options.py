@@ -284,10 +284,12 @@ def describe(spec: Spec) -> list[str]:
     return described
 
 
-def bind(spec: Spec, plugin: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options for the factory, all but `SCALE`, if their names and types are right.
+def validate_options(spec: Spec, plugin: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Validate the options of a plugin, and return those that its factory receives: all but `SCALE`.
 
-    An integer is a valid float.
+    An integer is a valid float. The message of a wrong value is that of `describe_mismatch`. The arguments of a
+    constructor that is called in Python are validated by `ValidatedConstructor`, the keys of `[problem]` in a run file
+    by `gradhomog.experiments.content.problem_table`.
 
     Raises:
         OptionError: a name is unknown (the message lists the options), a required option is missing, or a type is

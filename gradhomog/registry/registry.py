@@ -21,7 +21,7 @@ import pluggy
 from gradhomog import errors
 from gradhomog._version import __version__
 from gradhomog.registry import specs
-from gradhomog.registry.options import bind
+from gradhomog.registry.options import validate_options
 from gradhomog.registry.specs import GROUPS, KINDS, PROJECT, DomainSpec, Kind, PluginInfo, Spec, hookimpl
 
 HOOKS = tuple(name for name in vars(specs) if name.startswith("gradhomog_"))
@@ -296,7 +296,7 @@ class Registry:
             PluginRunError: the factory raised another exception.
         """
         info, spec = self.load(kind, selector)
-        bound = bind(spec, info.name, options)  # without `scale`, which the pipeline applies
+        bound = validate_options(spec, info.name, options)  # without `scale`, which the pipeline applies
         if isinstance(spec, DomainSpec) and spec.variants and arguments and arguments[0] not in spec.variants:
             variant = arguments[0]
             hint = errors.did_you_mean(variant, spec.variants, f"`{info.name}:{{}}`")

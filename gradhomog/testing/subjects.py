@@ -13,7 +13,7 @@ from gradhomog.errors import GradhomogError, OptionError, PluginRunError
 from gradhomog.learners.learner import Learner
 from gradhomog.learners.tasks import Task, TaskBatch
 from gradhomog.registry import Kind, PluginInfo, Registry, expression, installed
-from gradhomog.registry.options import bind
+from gradhomog.registry.options import validate_options
 from gradhomog.registry.specs import DomainSpec, HomogenizerSpec, LearnerSpec
 from gradhomog.step.homogenizer import Homogenizer
 from gradhomog.step.member import Member
@@ -61,7 +61,7 @@ class PluginSubject(Generic[Spec]):
                 )
         if not isinstance(plugin, self.spec_type):
             self.info, self.spec = self.registry.load(self.kind, self.name)  # type: ignore[assignment]
-        bind(self.spec, self.name, self.options)
+        validate_options(self.spec, self.name, self.options)
         self.title = self.name  # in reports and messages
 
     def parse(self, text: str) -> tuple[str, dict[str, Any]]:
@@ -84,7 +84,7 @@ class PluginSubject(Generic[Spec]):
         if self.info is not None:
             made = self.registry.make(self.kind, self.name, merged, *arguments, **supplied)[2]
         else:
-            made = self.spec.factory(*arguments, **supplied, **bind(self.spec, self.name, merged))
+            made = self.spec.factory(*arguments, **supplied, **validate_options(self.spec, self.name, merged))
         if not isinstance(made, self.product):
             raise PluginRunError(f"{self} must make a gradhomog.{self.product.__name__}; got {type(made).__name__}.")
         return made
@@ -233,7 +233,7 @@ class HomogenizerSubject(PluginSubject[HomogenizerSpec]):
 
     def _pipeline_from_spec(self, options: Mapping[str, Any], nonfinite: Any) -> Pipeline:
         merged = {**self.options, **options}
-        made = self.spec.factory(**bind(self.spec, self.name, merged))
+        made = self.spec.factory(**validate_options(self.spec, self.name, merged))
         if isinstance(made, Homogenizer):
             return Pipeline([Member(made, self.name, merged, None, self.spec)], nonfinite)
         if isinstance(made, Sequence):

@@ -1,1 +1,6 @@
-"""Runs of a comparison: `comparison` plans them, `executors` start processes, and `worker` trains one run in each."""
+"""The execution of a comparison, from its plan to its runs.
+
+`comparison` plans the runs, and stops them after Ctrl-C. An executor starts processes: `Executor`, the base class, is
+in `worker`, and implementations are in `executors`. In a process, `Job` of `worker` computes one run: it calls
+`Trainer` of `gradhomog.experiments.training.trainer`, which trains, tests and writes checkpoints.
+"""

@@ -9,7 +9,7 @@ from typing import Any
 from gradhomog.errors import ConfigError, GradhomogError, describe_error, join_errors
 from gradhomog.experiments.run_file.schema import Config
 from gradhomog.registry import PluginInfo, expression, installed
-from gradhomog.registry.options import bind
+from gradhomog.registry.options import validate_options
 from gradhomog.registry.specs import Observer
 
 
@@ -24,7 +24,7 @@ def check(config: Config) -> None:
         try:
             selector, options = expression.parse_one(text)
             info, spec = installed().load("observers", selector)
-            bind(spec, info.name, options)
+            validate_options(spec, info.name, options)
         except GradhomogError as cause:
             errors.append(str(cause))
     if errors:
