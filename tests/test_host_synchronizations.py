@@ -32,7 +32,7 @@ REASONS = {
     "step/pipelines.compute": LOSSES,
     "rows/arithmetic.finite_rows": ROWS,
     "rows/storage.finite_tasks": ROWS,
-    "autograd/loss.backward": "incoming gradient",
+    "autograd/backward.backward": "incoming gradient",
 }
 ROTATE = {"rotate._directions": 2, "_pooling.pooled_energy": 1}
 # Further synchronizations of single homogenizers and learners, for 4 tasks.
