@@ -223,9 +223,9 @@ def test_a_step_calls_few_functions(text: str, calls: int, files: int) -> None:
 BUDGETS = {
     "gradhomog": 645,
     "gradhomog/autograd": 2207,
-    "gradhomog/cli": 994,
+    "gradhomog/cli": 1000,
     "gradhomog/diagnosis": 1110,
-    "gradhomog/experiments": 5828,
+    "gradhomog/experiments": 5831,
     "gradhomog/learners": 726,
     "gradhomog/ranks": 488,
     "gradhomog/registry": 770,
@@ -237,7 +237,7 @@ BUDGETS = {
     "plugins": 4433,
     "plugins/gradhomog_data": 3279,
     "adapters": 3759,
-    "tests": 31821,
+    "tests": 31830,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

@@ -130,10 +130,10 @@ class OptimizerMetric:
 
     def unscale(self, direction: Mapping[str, Tensor]) -> Direction:
         """Return P^-½ d̃ for a direction d̃ of scaled rows."""
-        roots = [
-            as_dtensor(root, value) if (root := self._inverse_roots[name]).dim() and any_dtensor([value]) else root
-            for name, value in direction.items()
-        ]
+        roots = [self._inverse_roots[name] for name in direction]
+        for index, value in enumerate(direction.values()):
+            if roots[index].dim() and any_dtensor([value]):
+                roots[index] = as_dtensor(roots[index], value)
         scaled = zip(direction, torch._foreach_mul(list(direction.values()), roots), strict=True)
         return {name: self._rotate(name, value, "backward") for name, value in scaled}
 

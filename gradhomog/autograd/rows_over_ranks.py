@@ -242,7 +242,7 @@ class ExchangedLossRows(LazyRows):
 
 
 class TaskRows(RanksRows):
-    """The rows of the tasks of all ranks, in the order of the ranks.
+    """The rows of the tasks of all ranks, in the order of the ranks; `head_scales` has no effect without heads.
 
     Raises:
         OptionError: a loss depends on a head, whose gradients other ranks would not receive.

@@ -19,10 +19,10 @@ def print_json(value: Any) -> None:
 
 
 def print_result(args: Namespace, data: Any, text: str) -> None:
-    """Print the result of a command as JSON, or as text."""
+    """Print the result of a command as JSON, or as text if there is any."""
     if args.json:
         print_json(data)
-    else:
+    elif text:
         print(text)
 
 

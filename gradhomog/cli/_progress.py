@@ -33,7 +33,14 @@ class Progress:
         self._clock = clock
         self._terminal = sys.stderr.isatty()
         self._bar: Any = None
+        self._steps = self._total = self._jobs = 0
+        self._several_learners = False
         self._titles: Mapping[tuple[str, str], str] = {}  # by learner and pipeline, where rows have titles
+        self._done: dict[str, int] = {}  # steps by run
+        self._at_start = 0  # steps of runs that finished before this call
+        self._began: dict[str, tuple[float, int]] = {}  # time and steps of the first record of each run
+        self._run_seconds: list[float] = []  # of finished runs
+        self._last = 0.0
 
     def __enter__(self) -> Progress:
         return self
@@ -93,13 +100,11 @@ class Progress:
         """Begin to count the steps of a comparison; its other records follow."""
         self.started = True
         self._several_learners = len(record["learners"]) > 1
-        self._done: dict[str, int] = {}  # steps by run
-        self._began: dict[str, tuple[float, int]] = {}  # time and steps of the first record of each run
-        self._run_seconds: list[float] = []  # of finished runs
+        self._done, self._began, self._run_seconds = {}, {}, []
         if self._bar is not None:
             self._bar.close()
         self._steps, self._total = record["steps"], record["runs"] * record["steps"]
-        self._at_start = record["finished"] * self._steps  # steps of runs that finished before this call
+        self._at_start = record["finished"] * self._steps
         self._bar = self._make_bar(self._total, initial=self._at_start)
         self._last = self._clock()
         self._jobs = min(record["jobs"], record["runs"])

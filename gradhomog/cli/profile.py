@@ -75,4 +75,5 @@ def run(args: argparse.Namespace) -> int:
         )  # fmt: skip
     data = {"versions": versions(), "machine": machine(), "tables": [table.record() for table in tables]}
     print_result(args, data, "\n\n".join(table.render() for table in tables))
-    return max(print_failures(table.failures) for table in tables)
+    codes = [print_failures(table.failures) for table in tables]
+    return max(codes)

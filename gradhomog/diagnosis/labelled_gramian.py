@@ -182,7 +182,7 @@ class RowStore:
         """Add the rows of one batch: `[rows, params]`, or by parameter name `[rows, *shape]`; copied.
 
         Args:
-            names: the name of each row: its task, or the domain of its task.
+            names: the name of each row, one for each: its task, or the domain of its task.
 
         Raises:
             DataError: a name is not one of the constructor's, the parameters differ, or a row contains NaN or infinity.

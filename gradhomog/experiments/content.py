@@ -48,15 +48,17 @@ def problem_table(spec: ProblemSpec, content: Mapping[str, Any]) -> dict[str, An
     fields: list[Any] = [("name", str)]
     for name, parameter in option_parameters(spec).items():
         default = dataclasses.MISSING if parameter.default is parameter.empty else parameter.default
-        factory = dataclasses.field(default_factory=lambda value=default: _as_lists(value))  # type: ignore[misc]
+        factory = dataclasses.field(default_factory=lambda value=default: _as_toml(value))  # type: ignore[misc]
         fields.append((name, parameter.annotation, dataclasses.field() if default is dataclasses.MISSING else factory))
     made: Any = build(dataclasses.make_dataclass("Options", fields, kw_only=True), content, "problem.")
-    return dataclasses.asdict(made)
+    return {name: _as_toml(value) for name, value in dataclasses.asdict(made).items()}
 
 
-def _as_lists(value: Any) -> Any:
-    """Return a value as TOML stores it: tuples are lists."""
-    return [_as_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
+def _as_toml(value: Any) -> Any:
+    """Return a value as TOML stores it: tuples are lists, and integers of more than 64 bits are floats."""
+    if isinstance(value, (list, tuple)):
+        return [_as_toml(item) for item in value]
+    return float(value) if isinstance(value, int) and not -(2**63) <= value < 2**63 else value
 
 
 def has_maps(name: str) -> bool:

@@ -358,7 +358,7 @@ _active_registries: list[Registry] = []
 def installed() -> Registry:
     """Return the registry of the installed distributions, created once; within `using`, the registry passed to it."""
     if not _active_registries:
-        _active_registries.append(Registry())
+        _active_registries.insert(0, Registry())  # below a registry that another thread uses meanwhile
     return _active_registries[-1]
 
 

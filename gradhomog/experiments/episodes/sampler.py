@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Literal
 
 import numpy as np
@@ -96,6 +96,10 @@ class EpisodeStream(ValidatedConstructor):
     def task(self, index: int) -> Task:
         """Return task i, from domain i % len(domains), for evaluation: every domain has an equal share."""
         return self._draw(index, self.domains[index % len(self.domains)])
+
+    def batches(self, start: int = 0) -> Iterator[TaskBatch]:
+        """Return an endless iterator over the batches from `start` on."""
+        return (self.batch(index) for index in itertools.count(start))
 
     @property
     def class_count(self) -> int:

@@ -90,9 +90,9 @@ def streams(config: Config, seed: int) -> Streams:
     train, validation, test = _open_domains(config, size, registry)
     texts = dict.fromkeys((*config.domains.train, *config.domains.validation, *config.domains.test))
     trained = {domain_identity(text) for text in config.domains.train}
-    tested: dict[bool, list[str]] = {True: [], False: []}  # names of the domains that are trained on, and of the others
-    for text, each in zip(config.domains.test, test, strict=True):
-        tested[domain_identity(text) in trained].append(each.name)
+    pairs = [(domain.name, domain_identity(text)) for text, domain in zip(config.domains.test, test, strict=True)]
+    both = [name for name, identity in pairs if identity in trained]
+    unseen = [name for name, identity in pairs if identity not in trained]
     everything = train + validation + test
     channels: Any = None  # validated by `EpisodeStream`
     if len(train[0].input_shape) == 3:
@@ -100,13 +100,13 @@ def streams(config: Config, seed: int) -> Streams:
         channels = int(config.network.channels) or native
     outputs = _common_outputs(everything)
     normalize = all_have_variance(everything)
-    if tested[True] and tested[False]:
+    if both and unseen:
         raise ConfigError(
             "`domains.test` must hold only domains that are trained on (their test classes are used), or only domains "
-            f"that are not (all their classes are used); it mixes {', '.join(tested[True])} with "
-            f"{', '.join(tested[False])}."
+            f"that are not (all their classes are used); it mixes {', '.join(both)} with "
+            f"{', '.join(unseen)}."
         )
-    test_split: Split = "test" if tested[True] else "all"
+    test_split: Split = "test" if both else "all"
     test_queries = config.test.queries or shape.queries
     _check_episodes(
         shape, [(train, "train", shape.queries), (validation, "val", shape.queries), (test, test_split, test_queries)]

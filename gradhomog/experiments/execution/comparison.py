@@ -215,7 +215,7 @@ class _Runner:
             thread.join()
 
     def _report_steps(self) -> None:
-        """Call `progress` with each new last event `step` (or `start`) of a run and `Run.identity`, as `progress`."""
+        """Report each new last event `step` (or `start`) of a run, with `Run.identity`, as a record `progress`."""
         for run in self.polled:
             path = run_dir(self.path, run).events
             try:
@@ -232,7 +232,7 @@ class _Runner:
 
 @contextmanager
 def _stop_file(folder: Path) -> Iterator[Path]:
-    """Yield the path of a file whose existence makes all runs of one invocation stop, on every machine of the folder.
+    """Yield the path of a file whose existence makes all runs of one invocation stop, also on other machines.
 
     SIGINT and SIGTERM create the file within the context; it is removed at the end.
     """

@@ -167,7 +167,7 @@ def interval_cell(ratio: Quantiles) -> str:
 
 def ratio_text(value: float) -> str:
     """A ratio as text: `1.04`, `29.3`, or a fraction if it is small: `1/52`."""
-    if value < 0.25:
+    if 0 < value < 0.25:
         return f"1/{1 / value:.3g}" if value > 0.001 else f"1/{1 / value:,.0f}"
     return f"{value:.2f}" if value < 10 else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 

@@ -277,8 +277,7 @@ def load(
     """Read a run file and apply `--set key.path=value` overrides; omitted keys have defaults.
 
     The defaults are those of `Config`, which suit images; without `domains.train`, `domains.test` and `problem`, they
-    are those of `first_comparison`. `defaults` replaces defaults of other keys and of the options of the
-    problem.
+    are those of `first_comparison`. `defaults` replaces defaults of other keys and of the options of the problem.
 
     Raises:
         ConfigError: the file is missing or is not valid TOML, a key is unknown, or a value has the wrong type or is out
@@ -367,10 +366,9 @@ REDUCTION = 10
 
 def shorten(config: Config) -> Config:
     """Return the configuration with its first seed only, one tenth of the training steps and of the test tasks."""
-    steps, episodes, tested = (
-        max(2, count // REDUCTION)
-        for count in (config.train.steps, config.train.validation_episodes, config.test.episodes)
-    )
+    steps = max(2, config.train.steps // REDUCTION)
     every = min(config.train.validate_every, steps)
+    episodes = max(2, config.train.validation_episodes // REDUCTION)
     train = replace(config.train, steps=steps, validate_every=every, validation_episodes=episodes)
-    return replace(config, seeds=config.seed_list[:1], train=train, test=replace(config.test, episodes=tested))
+    test = replace(config.test, episodes=max(2, config.test.episodes // REDUCTION))
+    return replace(config, seeds=config.seed_list[:1], train=train, test=test)

@@ -74,7 +74,7 @@ class Scores:
     """
 
     def __init__(self, results: Results, problems: Sequence[SuiteProblem]) -> None:
-        self.problems = [p for p in problems if {(p.name, PLAIN), (p.name, STATIC)} <= results.keys()]
+        self.problems = [p for p in problems if (p.name, PLAIN) in results and (p.name, STATIC) in results]
         self._runs = {
             row: by_factor(runs) for problem in self.problems for row, runs in results.items() if row[0] == problem.name
         }

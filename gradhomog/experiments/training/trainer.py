@@ -64,7 +64,10 @@ def restore_checkpoint(
     optimizer: torch.optim.Optimizer,
     device: torch.device | None = None,
 ) -> int:
-    """Load a checkpoint, without the generator of the GPU if there is no `device`; return its number of steps."""
+    """Load network, optimizer and generators of a checkpoint, and return its number of steps.
+
+    Without `device` the generator of the GPU is not loaded.
+    """
     trainable.load_state_dict(state["trained"])
     optimizer.load_state_dict(state["outer"])
     torch.set_rng_state(state["random"])

@@ -112,6 +112,7 @@ def test_the_draws_are_the_same_on_every_machine():
     assert corner(task.support_x, 0) == [9, 9, 4, 4, 7, 7]
     assert corner(task.support_x, 1) == [7, 0, 3, 7, 7, 6]
     assert stream(seed=7).batch(3).domains == ("a", "d", "b", "e")
+    assert next(stream(seed=7).batches(3)).domains == ("a", "d", "b", "e")
 
 
 def test_grey_becomes_rgb_by_repetition_and_rgb_grey_by_luminance():

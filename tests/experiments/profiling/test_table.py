@@ -6,22 +6,23 @@ import math
 import pytest
 from scipy import stats
 
-from gradhomog.experiments.profiling import harness as table
+from gradhomog.experiments.profiling import harness
 from gradhomog.experiments.profiling.harness import Quantiles
 
 
 @pytest.mark.parametrize(
     ("function", "value", "text"),
     [
-        (table.ratio_text, 1.0449, "1.04"),
-        (table.ratio_text, 29.33, "29.3"),
-        (table.ratio_text, 4321.0, "4,321"),
-        (table.ratio_text, 1 / 52, "1/52"),
-        (table.ratio_text, 1 / 52813, "1/52,813"),
-        (table.time_text, 12.34, "12.3 s"),
-        (table.time_text, 0.1072, "107 ms"),
-        (table.time_text, 0.000234, "234 µs"),
-        (table.time_text, 5e-9, "5 ns"),
+        (harness.ratio_text, 1.0449, "1.04"),
+        (harness.ratio_text, 29.33, "29.3"),
+        (harness.ratio_text, 4321.0, "4,321"),
+        (harness.ratio_text, 1 / 52, "1/52"),
+        (harness.ratio_text, 1 / 52813, "1/52,813"),
+        (harness.ratio_text, 0.0, "0.00"),
+        (harness.time_text, 12.34, "12.3 s"),
+        (harness.time_text, 0.1072, "107 ms"),
+        (harness.time_text, 0.000234, "234 µs"),
+        (harness.time_text, 5e-9, "5 ns"),
     ],
 )
 def test_numbers_are_written_with_three_digits(function, value, text):
@@ -30,13 +31,13 @@ def test_numbers_are_written_with_three_digits(function, value, text):
 
 def test_the_table_has_times_ratios_columns_and_added_memory_in_all_formats():
     def row(label, seconds, ratio, *sizes):
-        return table.TimingRow(label, Quantiles.of([seconds] * 6), Quantiles.of([ratio] * 6), *sizes)
+        return harness.TimingRow(label, Quantiles.of([seconds] * 6), Quantiles.of([ratio] * 6), *sizes)
 
-    made = table.TimingTable(
+    made = harness.TimingTable(
         "a step", "plain", (row("plain", 0.1, 1.0, 10**7), row("b", 0.103, 1.03, 12 * 10**6, 10**6)), ("a note",),
         {"c": "broke"}, (
-            table.Column("over plain", {"b": Quantiles.of([0.003])}, lambda value: f"+{1e3 * value.median:.2f} ms"),
-            table.Column("cosine", {"plain": 0.5}, lambda value: f"{value:.6f}"),
+            harness.Column("over plain", {"b": Quantiles.of([0.003])}, lambda value: f"+{1e3 * value.median:.2f} ms"),
+            harness.Column("cosine", {"plain": 0.5}, lambda value: f"{value:.6f}"),
         ),
     )  # fmt: skip
     lines = made.render().splitlines()

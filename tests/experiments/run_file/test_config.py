@@ -53,6 +53,13 @@ def test_overrides_are_toml_values_or_words_and_replace_values_of_the_file(tmp_p
     assert config.domains.setting == "weak"
 
 
+def test_an_integer_of_more_than_64_bits_among_floats_is_read_back(tmp_path):
+    config = load(None, ["problem.name=landscape", f"problem.starts=[[{10**20}, 0.5]]"])
+    (tmp_path / "run.toml").write_text(config.to_toml(), encoding="utf-8")
+    assert load(tmp_path / "run.toml") == config
+    assert config.problem["starts"] == [[1e20, 0.5]]
+
+
 def test_the_digest_depends_on_all_settings_that_determine_results():
     for change in ("threads=2", "train.steps=3", "seeds=[5]", "learner=fomaml", "test.episodes=9"):
         assert load(None, [change]).digest != load().digest

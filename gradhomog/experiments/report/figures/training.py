@@ -156,7 +156,7 @@ def draw_curve(
     """
     averaged = average([curve(run, value, smooth) for run in runs], interval=not smooth)
     steps = list(averaged)
-    middle, low, high = (list(map(transform, line)) for line in zip(*averaged.values(), strict=True))
+    middle, low, high = ([transform(entry[place]) for entry in averaged.values()] for place in range(3))
     # A line of one point is invisible, and the points of a line of few points are not recognizable.
     marker = "o" if not smooth or len(steps) < _FEW_POINTS else None
     panel.plot(
@@ -388,7 +388,7 @@ def _unique_names(names: Sequence[str]) -> list[str]:
     return [name if count == 1 else f"{name}#{count}" for name, count in zip(names, counts, strict=True)]
 
 
-LEVELS = 12
+CONTOUR_LEVELS = 12
 
 
 def trajectories(by_method: Mapping[tuple[str, str], Trajectory]) -> Figure | None:
@@ -412,7 +412,7 @@ def _draw_trajectory(panel: Axes, trajectory: Trajectory) -> None:
     panel.set_aspect("equal")
     panel.grid(False)
     axis = trajectory.axis
-    panel.contour(axis, axis, trajectory.surface, LEVELS, cmap="viridis", linewidths=0.7, alpha=0.8, zorder=1)
+    panel.contour(axis, axis, trajectory.surface, CONTOUR_LEVELS, cmap="viridis", linewidths=0.7, alpha=0.8, zorder=1)
     panel.plot(*trajectory.front.T, color=style.GUIDE_COLOR, linewidth=3.5, solid_capstyle="round", zorder=2)
     for start in range(trajectory.path.shape[1]):
         path = trajectory.path[:, start]
