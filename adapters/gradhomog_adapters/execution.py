@@ -1,7 +1,7 @@
 """`Execution`: the engine, compilation, precision, batch normalization and recomputation of a learner."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
@@ -94,12 +94,8 @@ class Execution(ValidatedConstructor):
             raise OptionError(f"{requirement} one task after the other. Use engine='loop' and compile=False.")
 
     @contextmanager
-    def mode(self, modules: Iterable[nn.Module], device: torch.device) -> Iterator[SupportStatistics]:
+    def mode(self, modules: Sequence[nn.Module], device: torch.device) -> Iterator[SupportStatistics]:
         """Context in which a network uses this normalization and precision and is twice differentiable."""
-        modules = list(modules)
-        with ExitStack() as stack:
-            statistics = stack.enter_context(norm_policy(modules, self.norm))
-            stack.enter_context(enable_second_derivatives(modules))
-            if self.autocast is not None:
-                stack.enter_context(torch.autocast(device.type, getattr(torch, self.autocast)))
+        precision = torch.autocast(device.type, getattr(torch, self.autocast)) if self.autocast else nullcontext()
+        with norm_policy(modules, self.norm) as statistics, enable_second_derivatives(modules), precision:
             yield statistics
