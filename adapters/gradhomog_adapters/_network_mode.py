@@ -70,8 +70,11 @@ class SupportStatistics:
 
 
 @contextmanager
-def norm_policy(modules: Iterable[nn.Module], norm: Norm) -> Iterator[SupportStatistics]:
-    """Context in which batch normalization layers use the statistics of `norm`; restored afterwards, also on errors."""
+def norm_policy(modules: Iterable[nn.Module], norm: Norm | Literal["running"]) -> Iterator[SupportStatistics]:
+    """Context in which batch normalization layers use the statistics of `norm`; restored afterwards, also on errors.
+
+    `"running"`: those of each batch, which also update the running statistics with the layers' `momentum`.
+    """
     layers = [part for module in modules for part in module.modules() if isinstance(part, _BatchNorm)]
     layers = list(dict.fromkeys(layers))
     for layer in layers:
@@ -85,7 +88,7 @@ def norm_policy(modules: Iterable[nn.Module], norm: Norm) -> Iterator[SupportSta
     try:
         for index, layer in enumerate(layers):
             layer.training = norm != "frozen"
-            layer.track_running_stats = norm == "frozen"  # other policies neither read nor write running statistics
+            layer.track_running_stats = norm in ("frozen", "running")  # others neither read nor write such statistics
             if norm == "support":
                 layer.forward = statistics.forward_of(index)  # type: ignore[method-assign, assignment]
         yield statistics

@@ -22,7 +22,7 @@ from gradhomog_adapters._network import (
     parameter_module,
     step_counter,
 )
-from gradhomog_adapters._network_mode import Norm, Statistics
+from gradhomog_adapters._network_mode import Norm, Statistics, norm_policy
 from gradhomog_adapters._option_types import CountOrZero, NonNegative, Positive
 from gradhomog_adapters.execution import ExecutionOptionsExceptNorm
 from gradhomog_adapters.few_shot import Query, Support
@@ -72,47 +72,6 @@ def statistics(network: Network, slots: int) -> nn.Module:
         for part, buffer in layer.named_buffers(recurse=False):
             found[f"{name}.{part}"] = torch.stack([buffer] * slots)
     return buffer_module(found)
-
-
-class RunningStatistics:
-    """Replaces the network's running statistics by those of a slot, within `read` or `record`."""
-
-    def __init__(self, network: Network) -> None:
-        self.network = network
-        self._active: Mapping[str, Tensor] = {}
-
-    def at_step(self, support: Support, slot: int) -> Support:
-        """Support set with the buffers of a slot; they are views, which layers update while recording."""
-        if not self._active:
-            return support
-        return replace(support, buffers={**support.buffers, **{n: b[slot] for n, b in self._active.items()}})
-
-    @contextmanager
-    def read(self, statistics: Mapping[str, Tensor]) -> Iterator[None]:
-        """Context in which layers normalize with these statistics."""
-        with self._activate(statistics, training=False):
-            yield
-
-    @contextmanager
-    def record(self, statistics: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-        """Context in which layers normalize with each batch and update a copy of `statistics` with their `momentum`."""
-        found = {name: buffer.clone() for name, buffer in statistics.items()}
-        with self._activate(found, training=True):
-            yield found
-
-    @contextmanager
-    def _activate(self, statistics: Mapping[str, Tensor], training: bool) -> Iterator[None]:
-        layers = list(dict.fromkeys(batch_norm_layers(self.network).values()))
-        before = [(layer.training, layer.track_running_stats) for layer in layers]
-        try:
-            self._active = statistics
-            for layer in layers:
-                layer.training, layer.track_running_stats = training, True
-            yield
-        finally:
-            self._active = {}
-            for layer, (was, tracks) in zip(layers, before, strict=True):
-                layer.training, layer.track_running_stats = was, tracks
 
 
 # Minimum weight of a step before the last, in units of 1/K, until the annealing ends (the authors' code).
@@ -315,7 +274,7 @@ class MAMLPP(MAML):
                 "`adapt` must match more than scales and shifts of batch normalization, which step_norm=True trains in "
                 f"the outer loop; got {adapt!r}."
             )
-        self._running = RunningStatistics(self.network)
+        self._statistics_in_use: Mapping[str, Tensor] = {}
         self.register_module("count", step_counter())
         if learn_rates:
             self.register_module("rates", rates(self.adapted, inner_steps, inner_lr))
@@ -328,8 +287,8 @@ class MAMLPP(MAML):
     # -- θ^{k+1} = θ^k − α_k ∇L_S(θ^k; γ_k, β_k) ---------------------------------------------------------------------
 
     def support_loss(self, parameters: Parameters, support: Support, k: int, features: Tensor | None) -> Tensor:
-        support_at_step = self._running.at_step(support, max(min(k, self.inner_steps - 1), 0))
-        return support_at_step.loss(self.at_step(parameters, k))
+        with_statistics = self.with_statistics(support, max(min(k, self.inner_steps - 1), 0))
+        return with_statistics.loss(self.at_step(parameters, k))
 
     def scale_updates(self, updates: Tensors, theta: Parameters, fixed: Parameters, k: int) -> Tensors:
         if not self.learn_rates:
@@ -360,8 +319,8 @@ class MAMLPP(MAML):
         return self.at_step(super().adapt(parameters, support), support.steps - 1)
 
     def query(self, point: Parameters, support: Support, x: Tensor, y: Tensor | None, statistics: Statistics) -> Query:
-        support_at_step = self._running.at_step(support, min(support.steps, self.inner_steps))
-        return super().query(point, support_at_step, x, y, statistics)
+        with_statistics = self.with_statistics(support, min(support.steps, self.inner_steps))
+        return super().query(point, with_statistics, x, y, statistics)
 
     # -- schedules and recorded statistics ---------------------------------------------------------------------------
 
@@ -378,8 +337,25 @@ class MAMLPP(MAML):
             if training:
                 self._read_schedules()
             elif self._keeps_statistics:
-                stack.enter_context(self._running.read(dict(self.extra_modules["statistics"].named_buffers())))
+                recorded = dict(self.extra_modules["statistics"].named_buffers())
+                stack.enter_context(self._use_statistics(recorded, "frozen"))
             yield
+
+    @contextmanager
+    def _use_statistics(self, statistics: Mapping[str, Tensor], norm: Literal["frozen", "running"]) -> Iterator[None]:
+        """Context in which the running statistics of the network are these, used according to `norm_policy`."""
+        self._statistics_in_use = statistics
+        try:
+            with norm_policy((self.encoder, self.head), norm):
+                yield
+        finally:
+            self._statistics_in_use = {}
+
+    def with_statistics(self, support: Support, slot: int) -> Support:
+        """Support set with the running statistics of a slot; they are views, which layers update while recording."""
+        if not self._statistics_in_use:
+            return support
+        return replace(support, buffers={**support.buffers, **{n: b[slot] for n, b in self._statistics_in_use.items()}})
 
     def step(
         self, batch: TaskBatch | Sequence[Task], outer: Any, group: Ranks | ProcessGroup | None = None,
@@ -425,7 +401,8 @@ class MAMLPP(MAML):
         """Running statistics updated with those of a batch, after adaptation as at meta-test."""
         current = dict(self.extra_modules["statistics"].named_buffers())
         for task in batch:
-            with super().mode(training=False), self._running.record(current) as found:
+            found = {name: buffer.clone() for name, buffer in current.items()}
+            with super().mode(training=False), self._use_statistics(found, "running"):
                 support = self.support_at_meta_test(task.support_x, task.support_y)
                 self.outputs_at_meta_test(replace(support, steps=self.inner_steps), task.query_x)
             # A task with NaN is skipped, because the pipeline may drop it.
