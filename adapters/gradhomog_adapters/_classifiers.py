@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gradhomog import DataError, OptionError, Task, TaskBatch, TaskKey, TaskRow, to_device
 from gradhomog_adapters._metric import at_least_float32, check_classification
-from gradhomog_adapters._network import Parameters, call_learner_module
+from gradhomog_adapters._network import Parameters
 from gradhomog_adapters.few_shot import FewShotLearner, Query, Tasks
 
 # SGD in the code of Chen et al. 2019.
@@ -165,4 +165,4 @@ class ClassifierLearner(FewShotLearner):
 
     def classifier_outputs(self, parameters: Parameters, features: Tensor) -> Tensor:
         """Outputs `[n, classes]` of the classifier for features `[n, features]`."""
-        return at_least_float32(call_learner_module(self.extra_modules, parameters, "classifier", features))
+        return at_least_float32(self.call_extra_module(parameters, "classifier", features))

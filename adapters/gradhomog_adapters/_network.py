@@ -111,20 +111,6 @@ def _submodel(prefix: str, module: nn.Module, canonical: Mapping[int, str]) -> _
     return _Submodel(module, parameters, {(prefix + path).rstrip(".") for path, _ in module.named_modules()})
 
 
-def learner_parameter(extra_modules: nn.ModuleDict, parameters: Parameters, part: str, name: str) -> Tensor:
-    """Parameter `learner.<part>.<name>`: from `parameters`, or its stored value if it is frozen."""
-    found = parameters.get(f"learner.{part}.{name}")
-    return extra_modules[part].get_parameter(name).detach() if found is None else found
-
-
-def call_learner_module(extra_modules: nn.ModuleDict, parameters: Parameters, part: str, inputs: Tensor) -> Tensor:
-    """Output of a learner's module with the parameters `learner.<part>.*`; frozen ones keep their stored values."""
-    prefix = f"learner.{part}."
-    tensors = {n.removeprefix(prefix): tensor for n, tensor in parameters.items() if n.startswith(prefix)}
-    result: Tensor = functional_call(extra_modules[part], tensors, (inputs,))
-    return result
-
-
 def match_names(names: Sequence[str], patterns: str | Sequence[str], option: str) -> list[str]:
     """Names that match at least one of the glob patterns, in order.
 

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from gradhomog import LearnerSpec, OptionError, hookimpl
-from gradhomog_adapters._network import Parameters, call_learner_module
+from gradhomog_adapters._network import Parameters
 from gradhomog_adapters._option_types import CountOrZero, NonNegative, Positive
 from gradhomog_adapters.maml import MAML, InnerLoopOptions, Tensors
-from gradhomog_adapters.mamlpp import rates, step_parameter
+from gradhomog_adapters.mamlpp import entry_of_step, rates
 
 
 class ALFA(MAML):
@@ -83,11 +83,11 @@ class ALFA(MAML):
                 "before the learner is created."
             )
         means = [tensor.mean() for tensor in theta.values()] + [-updates[name].detach().mean() for name in theta]
-        alpha, beta = call_learner_module(self.extra_modules, fixed, "generator", torch.stack(means)).chunk(2)
+        alpha, beta = self.call_extra_module(fixed, "generator", torch.stack(means)).chunk(2)
         moved = {}
         for index, (name, tensor) in enumerate(theta.items()):
-            a = step_parameter(self.extra_modules, fixed, "rates", name, k)
-            b = step_parameter(self.extra_modules, fixed, "decays", name, k)
+            a = entry_of_step(self.extra_parameter(fixed, "rates", name), k)
+            b = entry_of_step(self.extra_parameter(fixed, "decays", name), k)
             moved[name] = alpha[index] * a * updates[name] - beta[index] * b * tensor
         return moved
 

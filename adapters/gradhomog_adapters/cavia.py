@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, OptionError, hookimpl
 from gradhomog_adapters._inner_optimizer import Inner
-from gradhomog_adapters._network import Parameters, learner_parameter
+from gradhomog_adapters._network import Parameters
 from gradhomog_adapters._network_mode import Statistics
 from gradhomog_adapters._option_types import Count, CountOrZero, Positive
 from gradhomog_adapters.few_shot import LearnerOptions, Query, Support
@@ -99,7 +99,7 @@ class CAVIA(MAML):
 
     def modulate(self, parameters: Parameters, features: Tensor) -> Tensor:
         """(1 + γ) ∘ z + β"""
-        film = learner_parameter(self.extra_modules, parameters, "film", "weight")
+        film = self.extra_parameter(parameters, "film", "weight")
         gamma, beta = (film @ parameters[CONTEXT]).chunk(2)
         return (1 + gamma) * features + beta
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from gradhomog import Learner, OptionError, Task, TaskBatch, TaskKey, TaskRow
 from gradhomog_adapters._gradients import (
@@ -213,6 +214,20 @@ class FewShotLearner(Learner):
         assert query.y is not None
         outputs = self.outputs(parameters, query)
         return self.loss(outputs, query.y), outputs
+
+    # -- methods for learners with further modules -------------------------------------------------------------------
+
+    def extra_parameter(self, parameters: Parameters, module: str, name: str) -> Tensor:
+        """Parameter `learner.<module>.<name>`: from `parameters`, or its stored value if it is frozen."""
+        found = parameters.get(f"learner.{module}.{name}")
+        return self.extra_modules[module].get_parameter(name).detach() if found is None else found
+
+    def call_extra_module(self, parameters: Parameters, module: str, inputs: Tensor) -> Tensor:
+        """Output of a module with the parameters `learner.<module>.*`; frozen ones keep their stored values."""
+        prefix = f"learner.{module}."
+        tensors = {n.removeprefix(prefix): tensor for n, tensor in parameters.items() if n.startswith(prefix)}
+        result: Tensor = functional_call(self.extra_modules[module], tensors, (inputs,))
+        return result
 
     # -- methods for learners with other rows ------------------------------------------------------------------------
 

@@ -14,14 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradhomog import LearnerSpec, OptionError, Ranks, StepReport, Task, TaskBatch, hookimpl, to_device
 from gradhomog_adapters._inner_optimizer import Inner, make_inner_optimizer
-from gradhomog_adapters._network import (
-    Network,
-    Parameters,
-    buffer_module,
-    learner_parameter,
-    parameter_module,
-    step_counter,
-)
+from gradhomog_adapters._network import Network, Parameters, buffer_module, parameter_module, step_counter
 from gradhomog_adapters._network_mode import Norm, Statistics, norm_policy
 from gradhomog_adapters._option_types import CountOrZero, NonNegative, Positive
 from gradhomog_adapters.execution import ExecutionOptionsExceptNorm
@@ -34,9 +27,8 @@ def rates(names: Sequence[str], inner_steps: int, start: float) -> nn.Module:
     return parameter_module({name: torch.full((max(inner_steps, 1),), start, dtype=torch.float64) for name in names})
 
 
-def step_parameter(extra_modules: nn.ModuleDict, parameters: Parameters, part: str, name: str, k: int) -> Tensor:
+def entry_of_step(entries: Tensor, k: int) -> Tensor:
     """The entry of step k of a parameter `[inner_steps, ...]`; steps beyond the last use its entry."""
-    entries = learner_parameter(extra_modules, parameters, part, name)
     return entries[max(min(k, len(entries) - 1), 0)]
 
 
@@ -293,14 +285,13 @@ class MAMLPP(MAML):
     def scale_updates(self, updates: Tensors, theta: Parameters, fixed: Parameters, k: int) -> Tensors:
         if not self.learn_rates:
             return updates
-        rate = partial(step_parameter, self.extra_modules, fixed, "rates", k=k)
-        return {name: rate(name) * update for name, update in updates.items()}
+        rate = {name: entry_of_step(self.extra_parameter(fixed, "rates", name), k) for name in updates}
+        return {name: rate[name] * update for name, update in updates.items()}
 
     def at_step(self, parameters: Parameters, k: int) -> Parameters:
         """Parameters with γ_k and β_k; frozen layers use their own."""
         live = [name for name, parameter in self._layers.items() if parameter.requires_grad]
-        norm = partial(step_parameter, self.extra_modules, parameters, "norm", k=k)
-        return {**parameters, **{name: norm(name) for name in live}}
+        return {**parameters, **{n: entry_of_step(self.extra_parameter(parameters, "norm", n), k) for n in live}}
 
     def shared_features(self, start: Parameters, others: Parameters, support: Support) -> None:
         """Return None, because normalization differs between steps."""

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from gradhomog import LearnerSpec, OptionError, hookimpl
-from gradhomog_adapters._network import Parameters, learner_parameter, parameter_module
+from gradhomog_adapters._network import Parameters, parameter_module
 from gradhomog_adapters._option_types import CountOrZero
 from gradhomog_adapters.maml import MAML, InnerLoopOptions, Tensors
 
@@ -70,10 +70,7 @@ class MetaSGD(MAML):
 
     def scale_updates(self, updates: Tensors, theta: Parameters, fixed: Parameters, k: int) -> Tensors:
         """−α∘∇L_S, from the updates of gradient descent at rate 1."""
-        return {
-            name: learner_parameter(self.extra_modules, fixed, "rates", name) * update
-            for name, update in updates.items()
-        }
+        return {name: self.extra_parameter(fixed, "rates", name) * update for name, update in updates.items()}
 
 
 @hookimpl

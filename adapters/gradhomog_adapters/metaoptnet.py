@@ -72,7 +72,7 @@ class MetaOptNet(MetricLearner):
         return {**parameters, **task, "task.weights": x.T @ dual}
 
     def outputs(self, parameters: Parameters, query: Query) -> Tensor:
-        scale = parameters.get("learner.logits.scale", self.extra_modules["logits"].get_parameter("scale"))
+        scale = self.extra_parameter(parameters, "logits", "scale")
         with torch.autocast(query.features.device.type, enabled=False):
             outputs: Tensor = (query.features.double() @ parameters["task.weights"]).to(query.features) * scale
         return self.mask_absent_classes(parameters, outputs)

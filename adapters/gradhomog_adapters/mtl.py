@@ -13,7 +13,7 @@ from gradhomog import LearnerSpec, OptionError, hookimpl
 from gradhomog_adapters._classifiers import ClassifierLearner, class_count, make_linear
 from gradhomog_adapters._inner_optimizer import Inner
 from gradhomog_adapters._metric import at_least_float32, feature_shape
-from gradhomog_adapters._network import Parameters, learner_parameter, parameter_module, step_counter
+from gradhomog_adapters._network import Parameters, parameter_module, step_counter
 from gradhomog_adapters._option_types import Count, CountOrZero, Positive
 from gradhomog_adapters.few_shot import LearnerOptions, Support
 from gradhomog_adapters.maml import MAML
@@ -141,9 +141,9 @@ class MTL(ClassifierLearner, MAML):
                 continue
             found[name] = parameter.detach()
             if name in self._scaled:
-                found[name] = found[name] * learner_parameter(self.extra_modules, parameters, "scales", name)
+                found[name] = found[name] * self.extra_parameter(parameters, "scales", name)
             if name in self._shifted:
-                found[name] = found[name] + learner_parameter(self.extra_modules, parameters, "shifts", name)
+                found[name] = found[name] + self.extra_parameter(parameters, "shifts", name)
         return found
 
     def adapt(self, parameters: Parameters, support: Support) -> Parameters:

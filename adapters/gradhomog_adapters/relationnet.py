@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gradhomog import DataError, LearnerSpec, OptionError, hookimpl
 from gradhomog_adapters._metric import MetricLearner, class_means, feature_shape, one_hot
-from gradhomog_adapters._network import Parameters, call_learner_module
+from gradhomog_adapters._network import Parameters
 from gradhomog_adapters._network_mode import Norm, SupportStatistics, norm_policy
 from gradhomog_adapters._option_types import Count
 from gradhomog_adapters.few_shot import LearnerOptions, Query, Support
@@ -177,7 +177,7 @@ class RelationNet(MetricLearner):
             yield
 
     def _relation_scores(self, parameters: Parameters, pairs: Tensor) -> Tensor:
-        scores = call_learner_module(self.extra_modules, parameters, "relation", pairs.flatten(0, 1))
+        scores = self.call_extra_module(parameters, "relation", pairs.flatten(0, 1))
         return scores.to(pairs).reshape(pairs.shape[:2])
 
 

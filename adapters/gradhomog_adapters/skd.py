@@ -15,7 +15,7 @@ from gradhomog import DataError, LearnerSpec, Task, TaskBatch, hookimpl
 from gradhomog_adapters._classifiers import ClassifierLearner, class_count, make_linear, normalize_rows
 from gradhomog_adapters._gradients import detach_all
 from gradhomog_adapters._metric import MetricLearner, at_least_float32, feature_shape
-from gradhomog_adapters._network import Parameters, call_learner_module, step_counter
+from gradhomog_adapters._network import Parameters, step_counter
 from gradhomog_adapters._network_mode import SupportStatistics, norm_policy
 from gradhomog_adapters._option_types import Count, CountOrZero, NonNegative, Positive
 from gradhomog_adapters.few_shot import LearnerOptions, Query, Support, Tasks
@@ -246,7 +246,7 @@ class SKD(ClassifierLearner, MetricLearner):
             loss = distillation_loss(plain, targets, self.temperature)
             loss = loss + self.distance_weight * mean_distance(outputs[len(targets) :], plain)
         else:
-            turns = at_least_float32(call_learner_module(self.extra_modules, parameters, "rotation", outputs))
+            turns = at_least_float32(self.call_extra_module(parameters, "rotation", outputs))
             loss = self.loss(outputs, targets.repeat(4)) + self.rotation_weight * rotation_loss(turns)
         return loss, plain[len(support) :]
 
