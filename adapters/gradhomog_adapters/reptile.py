@@ -50,7 +50,6 @@ class InnerOptimizerState(nn.Module):
 
     The first is stored in buffers.
 
-
     Args:
         inner: the inner optimizer.
         parameters: the parameters that it adapts, by name.
@@ -71,15 +70,15 @@ class InnerOptimizerState(nn.Module):
         self._count = len(leaves)
         for index, leaf in enumerate(leaves):
             self.register_buffer(f"leaf{index}", leaf.clone())
-        self._current: list[Tensor] | None = None
+        self._current: list[Tensor] = []
 
     def restart(self) -> None:
         """Start a meta-step with the state after the last one."""
-        self._current = None
+        self._current = self._leaves()
 
     def current(self, parameters: dict[str, Tensor]) -> Any:
         """State for the next task of a meta-step. Raises as `committed`."""
-        return self._tree(parameters, self._leaves() if self._current is None else self._current)
+        return self._tree(parameters, self._current)
 
     def committed(self, parameters: dict[str, Tensor]) -> Any:
         """State after the last meta-step.
@@ -91,17 +90,14 @@ class InnerOptimizerState(nn.Module):
 
     def record_task(self, state: Any, checked: Sequence[Tensor]) -> None:
         """Store the state after a task, unless it or a tensor in `checked` is not finite."""
-        before = self._leaves() if self._current is None else self._current
         after = [leaf.detach() for leaf in torchopt.pytree.tree_leaves(state)]
         finite = torch.stack([torch.isfinite(tensor).all() for tensor in (*after, *checked)]).all()
-        self._current = [torch.where(finite, new, old) for new, old in zip(after, before, strict=True)]
+        self._current = [torch.where(finite, new, old) for new, old in zip(after, self._current, strict=True)]
 
     def commit(self) -> None:
         """Store the state after a meta-step, for the next one."""
-        if self._current is not None:
-            for index, leaf in enumerate(self._current):
-                setattr(self, f"leaf{index}", leaf)
-        self._current = None
+        for index, leaf in enumerate(self._current):
+            setattr(self, f"leaf{index}", leaf)
 
     def _tree(self, parameters: dict[str, Tensor], leaves: list[Tensor]) -> Any:
         if list(parameters) != self.names:
