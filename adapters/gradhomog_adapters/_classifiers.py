@@ -1,19 +1,17 @@
 """Classifiers of all training classes, their labels and losses, and the training of a classifier at meta-test."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from gradhomog import DataError, OptionError, Task, TaskBatch, TaskKey, TaskRow, to_device
-from gradhomog_adapters._metric import at_least_float32, check_classification
+from gradhomog import DataError, OptionError, Task, TaskBatch, TaskKey, TaskRow
+from gradhomog_adapters._metric import at_least_float32, check_classification, feature_shape
 from gradhomog_adapters._network import Parameters
 from gradhomog_adapters.few_shot import FewShotLearner, Query, Tasks
 
-# SGD in the code of Chen et al. 2019.
-MOMENTUM, DAMPENING, WEIGHT_DECAY = 0.9, 0.9, 1e-3
 MANY_CLASSES = 200  # classes
 
 
@@ -53,36 +51,6 @@ def normalize_rows(vectors: Tensor) -> Tensor:
     return vectors / torch.where(square > 0, square, 1).sqrt()
 
 
-def fit(
-    classifier: nn.Module,
-    features: Tensor,
-    targets: Tensor,
-    loss: Callable[[Tensor, Tensor], Tensor],
-    generator: torch.Generator,
-    *,
-    lr: float,
-    epochs: int,
-    batch: int,
-) -> nn.Module:
-    """Train a classifier on fixed features by SGD; return it with `requires_grad=False`."""
-    parameters = list(classifier.parameters())
-    velocities: list[Tensor] = []
-    with torch.enable_grad(), torch.autocast(features.device.type, enabled=False):
-        for _ in range(epochs):
-            order = to_device(torch.randperm(len(features), generator=generator, device="cpu"), features.device)
-            for chosen in torch.split(order, batch):
-                value = loss(classifier(features[chosen]), targets[chosen])
-                gradients = torch.autograd.grad(value, parameters)
-                with torch.no_grad():  # not `torch.optim`: on a problem this small it doubles the time
-                    steps = [g.add(p, alpha=WEIGHT_DECAY) for g, p in zip(gradients, parameters, strict=True)]
-                    # The first velocity is the first gradient without dampening, as in `torch.optim.SGD`.
-                    velocities = velocities or [step * (DAMPENING / MOMENTUM) for step in steps]
-                    for parameter, velocity, step in zip(parameters, velocities, steps, strict=True):
-                        velocity.mul_(MOMENTUM).add_(step, alpha=1 - DAMPENING)
-                        parameter.sub_(velocity, alpha=lr)
-    return classifier.requires_grad_(False)
-
-
 def class_count(classes: int | None, head: nn.Module) -> int:
     """The number of training classes: the option `classes`, or the number of outputs of the head.
 
@@ -95,34 +63,6 @@ def class_count(classes: int | None, head: nn.Module) -> int:
     if linear is None:
         raise OptionError("`classes` must be given: the head has no torch.nn.Linear whose outputs could be counted.")
     return linear.out_features
-
-
-def with_class_ids(name: str, tasks: Tasks, classes: int | None) -> Tasks:
-    """Replace the labels of tasks by the indices of their classes among all training classes.
-
-    Args:
-        name: of the learner, for errors.
-        classes: the option `classes` of the learner. None: labels are indices already.
-
-    Raises:
-        DataError: only one of `tasks.classes` and `classes` is set, or an index is out of range.
-    """
-    ids = tasks.classes
-    if ids is None and classes is None:
-        return tasks
-    if ids is None or classes is None:
-        actual = "no `classes`" if ids is None else "`classes`, the indices of their classes"
-        option = f"has classes={classes}" if classes else "has no option `classes`, the number of classes"
-        raise DataError(
-            f"the option `classes` of {name} and `classes` of the tasks must be set together: the tasks have {actual}, "
-            f"and {name} {option}. An EpisodeStream sets `Task.classes`; pass its `class_count` as the option."
-        )
-    low, high = (int(bound) for bound in ids.aminmax())
-    if low < 0 or high >= classes:
-        raise DataError(f"`classes` of tasks must be in 0..{classes - 1}; got {low}..{high}.")
-    return replace(
-        tasks, support_y=ids.gather(-1, tasks.support_y), query_y=ids.gather(-1, tasks.query_y), classes=None
-    )
 
 
 def keep_own_classes(row: TaskRow, classes: Tensor | None) -> TaskRow:
@@ -140,11 +80,43 @@ class ClassifierLearner(FewShotLearner):
     classifies = True
     """True if rows are those of the classifier."""
 
+    def register_classifier(self, input_shape: Sequence[int] | None) -> None:
+        """Register `learner.classifier`, from the features of one input to all training classes."""
+        features = math.prod(feature_shape(self, input_shape))
+        self.register_module("classifier", self.make_classifier(features, class_count(self.classes, self.head)))
+
+    def make_classifier(self, features: int, outputs: int, generator: torch.Generator | None = None) -> nn.Module:
+        """Return a new classifier; its weights are drawn from `generator`, by default from the global generator."""
+        return make_linear(features, outputs, generator)
+
     def prepared(self, tasks: Tasks) -> Tasks:
+        """Replace the labels of tasks by the indices of their classes among all training classes.
+
+        If the option `classes` is None, labels are indices already.
+
+        Raises:
+            DataError: only one of `tasks.classes` and `classes` is set, or an index is out of range.
+        """
         if not self.classifies:
             return tasks
         check_classification(self, tasks.support_y)
-        return with_class_ids(type(self).__name__, tasks, self.classes)
+        name, ids, classes = type(self).__name__, tasks.classes, self.classes
+        if ids is None and classes is None:
+            return tasks
+        if ids is None or classes is None:
+            actual = "no `classes`" if ids is None else "`classes`, the indices of their classes"
+            option = f"has classes={classes}" if classes else "has no option `classes`, the number of classes"
+            raise DataError(
+                f"the option `classes` of {name} and `classes` of the tasks must be set together: the tasks have "
+                f"{actual}, and {name} {option}. An EpisodeStream sets `Task.classes`; pass its `class_count` as the "
+                "option."
+            )
+        low, high = (int(bound) for bound in ids.aminmax())
+        if low < 0 or high >= classes:
+            raise DataError(f"`classes` of tasks must be in 0..{classes - 1}; got {low}..{high}.")
+        return replace(
+            tasks, support_y=ids.gather(-1, tasks.support_y), query_y=ids.gather(-1, tasks.query_y), classes=None
+        )
 
     def task_row(self, task: Task, key: TaskKey) -> TaskRow:
         row = super().task_row(task, key)

@@ -1,19 +1,21 @@
 """Baseline ("Linear"): one linear classifier for all training classes, and a new one for each task at meta-test."""
 
-import math
 from collections.abc import Sequence
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from gradhomog import LearnerSpec, hookimpl
-from gradhomog_adapters._classifiers import ClassifierLearner, class_count, fit, make_linear
+from gradhomog import LearnerSpec, hookimpl, to_device
+from gradhomog_adapters._classifiers import ClassifierLearner
 from gradhomog_adapters._gradients import detach_all
-from gradhomog_adapters._metric import MetricLearner, check_classification, feature_shape
+from gradhomog_adapters._metric import MetricLearner, check_classification
 from gradhomog_adapters._network import Parameters
 from gradhomog_adapters._option_types import Count, CountOrZero, Positive
 from gradhomog_adapters.few_shot import LearnerOptions, Support
+
+# SGD in the code of Chen et al. 2019.
+MOMENTUM, DAMPENING, WEIGHT_DECAY = 0.9, 0.9, 1e-3
 
 
 class BaselineOptions(LearnerOptions, total=False):
@@ -83,12 +85,7 @@ class Baseline(ClassifierLearner, MetricLearner):
         super().__init__(encoder, head, homogenizers, **options)
         self.classes, self.seed = classes, seed
         self.test_lr, self.test_epochs, self.test_batch = test_lr, test_epochs, test_batch
-        features = math.prod(feature_shape(self, input_shape))
-        self.register_module("classifier", self.make_classifier(features, class_count(classes, head)))
-
-    def make_classifier(self, features: int, outputs: int, generator: torch.Generator | None = None) -> nn.Module:
-        """Return a new classifier; its weights are drawn from `generator`, by default from the global generator."""
-        return make_linear(features, outputs, generator)
+        self.register_classifier(input_shape)
 
     # -- training ----------------------------------------------------------------------------------------------------
 
@@ -106,14 +103,30 @@ class Baseline(ClassifierLearner, MetricLearner):
         features = features.flatten(1)
         generator = torch.Generator().manual_seed(self.seed)  # a new generator per task: tasks are independent
         classifier = self.make_classifier(features.shape[1], ways, generator).to(features)
-        fit(
-            classifier, features, support_y, self.loss, generator,
-            lr=self.test_lr, epochs=self.test_epochs, batch=self.test_batch,
-        )  # fmt: skip
+        self.fit(classifier, features, support_y, generator)
         with torch.set_grad_enabled(torch.is_grad_enabled() and query_x.requires_grad):
             statistics = self.support_statistics(parameters, support)
             outputs: Tensor = classifier(self.query(parameters, support, query_x, None, statistics).features)
             return outputs
+
+    def fit(self, classifier: nn.Module, features: Tensor, targets: Tensor, generator: torch.Generator) -> None:
+        """Train a classifier on fixed features by SGD; afterwards its parameters have `requires_grad=False`."""
+        parameters = list(classifier.parameters())
+        velocities: list[Tensor] = []
+        with torch.enable_grad(), torch.autocast(features.device.type, enabled=False):
+            for _ in range(self.test_epochs):
+                order = to_device(torch.randperm(len(features), generator=generator, device="cpu"), features.device)
+                for chosen in torch.split(order, self.test_batch):
+                    value = self.loss(classifier(features[chosen]), targets[chosen])
+                    gradients = torch.autograd.grad(value, parameters)
+                    with torch.no_grad():  # not `torch.optim`: on a problem this small it doubles the time
+                        steps = [g.add(p, alpha=WEIGHT_DECAY) for g, p in zip(gradients, parameters, strict=True)]
+                        # The first velocity is the first gradient without dampening, as in `torch.optim.SGD`.
+                        velocities = velocities or [step * (DAMPENING / MOMENTUM) for step in steps]
+                        for parameter, velocity, step in zip(parameters, velocities, steps, strict=True):
+                            velocity.mul_(MOMENTUM).add_(step, alpha=1 - DAMPENING)
+                            parameter.sub_(velocity, alpha=self.test_lr)
+        classifier.requires_grad_(False)
 
 
 @hookimpl

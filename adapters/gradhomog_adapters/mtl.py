@@ -1,6 +1,5 @@
 """MTL (meta-transfer learning): learn scales and shifts of a frozen pre-trained encoder, and an initial head."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Unpack
@@ -10,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from gradhomog import LearnerSpec, OptionError, hookimpl
-from gradhomog_adapters._classifiers import ClassifierLearner, class_count, make_linear
+from gradhomog_adapters._classifiers import ClassifierLearner
 from gradhomog_adapters._inner_optimizer import Inner
-from gradhomog_adapters._metric import at_least_float32, feature_shape
+from gradhomog_adapters._metric import at_least_float32
 from gradhomog_adapters._network import Parameters, parameter_module, step_counter
 from gradhomog_adapters._option_types import Count, CountOrZero, Positive
 from gradhomog_adapters.few_shot import LearnerOptions, Support
@@ -93,8 +92,7 @@ class MTL(ClassifierLearner, MAML):
         )  # fmt: skip
         self.classes, self.classifies = classes, False
         if pretrain_steps:
-            features = math.prod(feature_shape(self, input_shape))
-            self.register_module("classifier", make_linear(features, class_count(classes, head)))
+            self.register_classifier(input_shape)
             self.register_module("count", step_counter())
         scales, shifts = _scales_and_shifts(self.network.modules(), self.network.parameters())
         self.register_module("scales", parameter_module(scales))

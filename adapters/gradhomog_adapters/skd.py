@@ -1,7 +1,6 @@
 """SKD: classification with self-supervision by rotations, then distillation from a frozen copy."""
 
 import copy
-import math
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from gradhomog import DataError, LearnerSpec, Task, TaskBatch, hookimpl
 from gradhomog_adapters._classifiers import ClassifierLearner, class_count, make_linear, normalize_rows
 from gradhomog_adapters._gradients import detach_all
-from gradhomog_adapters._metric import MetricLearner, at_least_float32, feature_shape
+from gradhomog_adapters._metric import MetricLearner, at_least_float32
 from gradhomog_adapters._network import Parameters, step_counter
 from gradhomog_adapters._network_mode import SupportStatistics, norm_policy
 from gradhomog_adapters._option_types import Count, CountOrZero, NonNegative, Positive
@@ -175,9 +174,8 @@ class SKD(ClassifierLearner, MetricLearner):
         self.rotation_weight, self.distance_weight = rotation_weight, distance_weight
         self.temperature, self.regularization = temperature, regularization
         self._teacher_statistics, self._distills = SupportStatistics(()), False
-        features, outputs = math.prod(feature_shape(self, input_shape)), class_count(classes, head)
-        self.register_module("classifier", make_linear(features, outputs))
-        self.register_module("rotation", make_linear(outputs, 4))
+        self.register_classifier(input_shape)
+        self.register_module("rotation", make_linear(class_count(classes, head), 4))
         if generation0_steps is not None:
             self.register_module("count", step_counter())
             parts = OrderedDict(encoder=encoder, flatten=nn.Flatten(), classifier=self.extra_modules["classifier"])

@@ -12,7 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, conv2d, cross_
 
 import gradhomog
 from gradhomog import DataError, OptionError, TaskBatch
-from gradhomog_adapters._classifiers import CosineClassifier, fit, make_linear
+from gradhomog_adapters._classifiers import CosineClassifier, make_linear
 from gradhomog_adapters.anil import anil
 from gradhomog_adapters.baseline import Baseline
 from gradhomog_adapters.baseline_pp import BaselinePP
@@ -119,7 +119,7 @@ def test_the_fit_is_that_of_torch_optim_with_the_published_constants(make):
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(10, 5, dtype=torch.float64), torch.arange(10) % 3
     ours, theirs = (make(5, 3, generator=torch.Generator().manual_seed(1)).double() for _ in range(2))
-    fit(ours, x, y, nn.functional.cross_entropy, generator, lr=0.01, epochs=20, batch=4)
+    Baseline(nn.Identity(), nn.Linear(5, 3), test_lr=0.01, test_epochs=20, test_batch=4).fit(ours, x, y, generator)
     outer = torch.optim.SGD(theirs.parameters(), lr=0.01, momentum=0.9, dampening=0.9, weight_decay=0.001)
     generator.manual_seed(0)
     for _ in range(20):
