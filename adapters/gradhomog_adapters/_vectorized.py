@@ -37,10 +37,7 @@ class VectorizedRows:
         return {**vars(self), "_compiled": None}
 
     def try_rows(self, learner: Any, batch: TaskBatch) -> TaskRow | None:
-        """Return the rows, or None if the loop must compute them.
-
-        Args:
-            prepare: a change of the batch that takes time; not called if the loop must compute the rows.
+        """Return the rows, or None if the loop must compute them; `learner.prepared` is called for the rows only.
 
         Raises:
             OptionError: this engine is required, and a homogenizer acts before rows, on one task after the other.
