@@ -5,7 +5,6 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +33,7 @@ class Network:
         for name, parameter in self._both.named_parameters(remove_duplicate=False):
             canonical.setdefault(id(parameter), name)
         self._parts = {
-            prefix: _submodel(prefix, module, canonical)
+            prefix: _Submodel(prefix, module, canonical)
             for prefix, module in (("", self._both), ("encoder.", encoder), ("head.", head))
         }
 
@@ -86,7 +85,7 @@ class Network:
         return result
 
 
-class _Submodel(NamedTuple):
+class _Submodel:
     """The encoder, the head, or both, as one callable.
 
     Attributes:
@@ -97,18 +96,14 @@ class _Submodel(NamedTuple):
     A module with two names is listed once, because `functional_call` must replace each tensor once.
     """
 
-    module: nn.Module
-    parameters: list[tuple[str, str]]
-    module_names: set[str]
-
-
-def _submodel(prefix: str, module: nn.Module, canonical: Mapping[int, str]) -> _Submodel:
-    parameters = [
-        (local, canonical[id(parameter)])
-        for path, part in module.named_modules()
-        for local, parameter in part.named_parameters(path, recurse=False, remove_duplicate=False)
-    ]
-    return _Submodel(module, parameters, {(prefix + path).rstrip(".") for path, _ in module.named_modules()})
+    def __init__(self, prefix: str, module: nn.Module, canonical: Mapping[int, str]) -> None:
+        self.module = module
+        self.parameters = [
+            (local, canonical[id(parameter)])
+            for path, part in module.named_modules()
+            for local, parameter in part.named_parameters(path, recurse=False, remove_duplicate=False)
+        ]
+        self.module_names = {(prefix + path).rstrip(".") for path, _ in module.named_modules()}
 
 
 def match_names(names: Sequence[str], patterns: str | Sequence[str], option: str) -> list[str]:
