@@ -182,21 +182,20 @@ class RunningMeans:
     """Weighted means of values by name. Tensors stay on their device until `pop`, which synchronizes."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, Tensor | float] = {}
-        self._weights: dict[str, float] = {}
+        self._sums: dict[str, tuple[Tensor | float, float]] = {}  # of weighted values, and of weights
 
     def add(self, name: str, value: Tensor | float, weight: float = 1.0) -> None:
         """Add a value to the mean of its name."""
         value = value.detach().double() if isinstance(value, Tensor) else value
-        self._sums[name] = self._sums.get(name, 0.0) + weight * value
-        self._weights[name] = self._weights.get(name, 0.0) + weight
+        before = self._sums.get(name, (0.0, 0.0))
+        self._sums[name] = before[0] + weight * value, before[1] + weight
 
-    def pop(self, ranks: int = 1) -> dict[str, float]:
+    def pop(self, ranks: Ranks | None = None) -> dict[str, float]:
         """Return the means, and begin new ones; with several ranks those over the values of all, the same on each."""
-        values = {name: (float(total), self._weights[name]) for name, total in self._sums.items()}
-        self._sums, self._weights = {}, {}
-        parts = [values] * ranks
-        if ranks > 1:
+        values = {name: (float(total), weight) for name, (total, weight) in self._sums.items()}
+        self._sums = {}
+        parts = [values] * (1 if ranks is None else ranks.size)
+        if len(parts) > 1:
             dist.all_gather_object(parts, values)  # names may differ: a task can be absent on a rank
         sums: dict[str, tuple[float, float]] = {}
         for part in parts:

@@ -223,15 +223,13 @@ def _collected_losses(data: Any) -> Iterator[list[Tensor]]:
         collected.extend(losses if isinstance(losses, list) else [losses])
         return losses
 
-    replaced = vars(data).get("losses_train")  # an attribute of the object, if the user set one
+    replaced = {name: value for name, value in vars(data).items() if name == "losses_train"}  # if the user set it
     data.losses_train = losses_train
     try:
         yield collected
     finally:
-        if replaced is None:
-            del data.losses_train
-        else:
-            data.losses_train = replaced
+        del data.losses_train
+        vars(data).update(replaced)
 
 
 def _without_gradient(inputs: Any, parameters: Mapping[str, Tensor]) -> Any:

@@ -198,7 +198,7 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
 
         A log of the training loss (`"loss"`) must be called by all processes, as the Trainer does.
         """
-        super().log({**logs, **self._pop(self._training_means)} if "loss" in logs else logs, start_time)
+        super().log({**logs, **self._training_means.pop(self._ranks)} if "loss" in logs else logs, start_time)
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Evaluate one batch; the means of the losses weigh batches by their size, as `eval_loss` does."""
@@ -209,18 +209,14 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
         """Evaluate, and add the mean loss of each task to the metrics."""
         self._evaluation_means.pop()
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
-        output.metrics.update(
-            {f"{metric_key_prefix}_{name}": mean for name, mean in self._pop(self._evaluation_means).items()}
-        )
+        means = self._evaluation_means.pop(self._ranks)
+        output.metrics.update({f"{metric_key_prefix}_{name}": mean for name, mean in means.items()})
         return output
 
     def call_model_init(self, trial: Any = None) -> Any:
         """Return a new model, and give the pipeline its initial state, because its rows belong to the earlier one."""
         self.homogenizers.load_state_dict(self._initial_state)
         return super().call_model_init(trial)
-
-    def _pop(self, means: RunningMeans) -> dict[str, float]:
-        return means.pop(1 if self._ranks is None else self._ranks.size)
 
     # Methods of Trainer, not callbacks: callbacks do not receive the folder from which a run is resumed.
 
