@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from gradhomog import DataError, LearnerSpec, Task, TaskBatch, hookimpl
 from gradhomog_adapters._classifiers import ClassifierLearner, class_count, make_linear, normalize_rows
-from gradhomog_adapters._gradients import detach_all
 from gradhomog_adapters._metric import MetricLearner, at_least_float32
 from gradhomog_adapters._network import Parameters, step_counter
 from gradhomog_adapters._network_mode import SupportStatistics, norm_policy
@@ -209,7 +208,7 @@ class SKD(ClassifierLearner, MetricLearner):
             with norm_policy(teacher, self.execution.norm) as self._teacher_statistics:
                 yield
 
-    # -- training ----------------------------------------------------------------------------------------------------
+    # -- rows and meta-test ------------------------------------------------------------------------------------------
 
     def prepared(self, tasks: Tasks) -> Tasks:
         """Add the rotated images to the support set; replace labels by indices of classes or outputs of the teacher."""
@@ -232,7 +231,12 @@ class SKD(ClassifierLearner, MetricLearner):
         return replace(task, support_y=support, query_y=query)
 
     def adapt(self, parameters: Parameters, support: Support) -> Parameters:
-        return {**parameters, "task.features": self.support_features(parameters, support).flatten(1)}
+        if support.order != "none":
+            return {**parameters, "task.features": self.support_features(parameters, support).flatten(1)}
+        task = self.class_tensors(parameters, support)
+        features = normalize_rows(task["task.features"].flatten(1))
+        weights, bias = fit_logistic_regression(features, task["task.members"], self.regularization)
+        return {**parameters, **task, "task.weights": weights.to(features), "task.bias": bias.to(features)}
 
     def query_loss(self, parameters: Parameters, query: Query) -> tuple[Tensor, Tensor]:
         assert query.y is not None
@@ -248,20 +252,11 @@ class SKD(ClassifierLearner, MetricLearner):
             loss = self.loss(outputs, targets.repeat(4)) + self.rotation_weight * rotation_loss(turns)
         return loss, plain[len(support) :]
 
-    # -- meta-test ---------------------------------------------------------------------------------------------------
-
-    def adapted_outputs(self, support_x: Tensor, support_y: Tensor, query_x: Tensor) -> Tensor:
-        parameters, support = detach_all(self.live_parameters), self.support_at_meta_test(support_x, support_y)
-        with torch.no_grad():
-            task = self.class_tensors(parameters, support)
-            features = normalize_rows(task["task.features"].flatten(1))
-            weights, bias = fit_logistic_regression(features, task["task.members"], self.regularization)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and query_x.requires_grad):
-            statistics = self.support_statistics(parameters, support)
-            features = normalize_rows(self.query(parameters, support, query_x, None, statistics).features)
-            return self.mask_absent_classes(
-                task, nn.functional.linear(features, weights.to(features), bias.to(features))
-            )
+    def outputs(self, parameters: Parameters, query: Query) -> Tensor:
+        """Outputs of the logistic regression, at meta-test."""
+        features = normalize_rows(query.features)
+        outputs = nn.functional.linear(features, parameters["task.weights"], parameters["task.bias"])
+        return self.mask_absent_classes(parameters, outputs)
 
 
 @hookimpl
