@@ -140,7 +140,14 @@ def buffer_module(tensors: Mapping[str, Tensor]) -> nn.Module:
     return _tree(tensors, lambda place, name, tensor: place.register_buffer(name, tensor))
 
 
-class SeededByStep(nn.Module):
+class StepModule(nn.Module):
+    """A module of a learner whose state changes at the end of each meta-step."""
+
+    def on_step_end(self) -> None:
+        """Change the state; called by `FewShotLearner.on_step_end`."""
+
+
+class SeededByStep(StepModule):
     """A module whose random numbers are a function of a seed and the number of the meta-step, which is its state."""
 
     def __init__(self, seed: int) -> None:
@@ -158,9 +165,15 @@ class SeededByStep(nn.Module):
         self.step = state["step"]
 
 
-def step_counter() -> nn.Module:
-    """Module with the buffer `done`: the number of completed meta-steps, of learners with schedules or phases."""
-    return buffer_module({"done": torch.zeros((), dtype=torch.int64)})
+class StepCounter(StepModule):
+    """A module with the buffer `done`: the number of completed meta-steps, of learners with schedules or phases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done = nn.Buffer(torch.zeros((), dtype=torch.int64))
+
+    def on_step_end(self) -> None:
+        self.done.add_(1)
 
 
 def _tree(tensors: Mapping[str, Tensor], register: Callable[[nn.Module, str, Tensor], None]) -> nn.Module:

@@ -26,8 +26,8 @@ from gradhomog_adapters._gradients import (
     func_hessian,
     zeros_for_missing,
 )  # fmt: skip
-from gradhomog_adapters._network import Network, Parameters, check_supported
-from gradhomog_adapters._network_mode import Norm, Statistics, SupportStatistics
+from gradhomog_adapters._network import Network, Parameters, StepModule, check_supported
+from gradhomog_adapters._network_mode import Norm, Statistics
 from gradhomog_adapters._recompute import InnerStep, recompute_step
 from gradhomog_adapters._vectorized import VectorizedRows
 from gradhomog_adapters.execution import Autocast, Compile, Engine, Execution, ExecutionOptions
@@ -195,7 +195,6 @@ class FewShotLearner(Learner):
         self.execution = Execution(engine, compile, autocast, norm, recompute)
         check_supported(encoder, head)
         self.network = Network(encoder, head)
-        self.normalizations = SupportStatistics(())
         self.live_parameters: Mapping[str, Tensor] = {}
         self._vectorized_rows = VectorizedRows()
 
@@ -228,6 +227,16 @@ class FewShotLearner(Learner):
         tensors = {n.removeprefix(prefix): tensor for n, tensor in parameters.items() if n.startswith(prefix)}
         result: Tensor = functional_call(self.extra_modules[module], tensors, (inputs,))
         return result
+
+    @property
+    def completed_steps(self) -> int:
+        """The number of completed meta-steps, for learners with the module `count`, a `StepCounter`."""
+        return int(self.extra_modules["count"].get_buffer("done"))
+
+    def on_step_end(self) -> None:
+        for module in self.extra_modules.values():
+            if isinstance(module, StepModule):
+                module.on_step_end()
 
     # -- methods for learners with other rows ------------------------------------------------------------------------
 

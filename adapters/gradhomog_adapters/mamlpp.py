@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradhomog import LearnerSpec, OptionError, Ranks, StepReport, Task, TaskBatch, hookimpl, to_device
 from gradhomog_adapters._inner_optimizer import Inner, make_inner_optimizer
-from gradhomog_adapters._network import Network, Parameters, buffer_module, parameter_module, step_counter
+from gradhomog_adapters._network import Network, Parameters, StepCounter, buffer_module, parameter_module
 from gradhomog_adapters._network_mode import Norm, Statistics, norm_policy
 from gradhomog_adapters._option_types import CountOrZero, NonNegative, Positive
 from gradhomog_adapters.execution import ExecutionOptionsExceptNorm
@@ -267,14 +267,13 @@ class MAMLPP(MAML):
                 f"the outer loop; got {adapt!r}."
             )
         self._statistics_in_use: Mapping[str, Tensor] = {}
-        self.register_module("count", step_counter())
+        self.register_module("count", StepCounter())
         if learn_rates:
             self.register_module("rates", rates(self.adapted, inner_steps, inner_lr))
         if self._layers:
             self.register_module("norm", copies_by_step(self._layers, inner_steps))
         if self._keeps_statistics:
             self.register_module("statistics", statistics(self.network, inner_steps + 1))
-        self._read_schedules()
 
     # -- θ^{k+1} = θ^k − α_k ∇L_S(θ^k; γ_k, β_k) ---------------------------------------------------------------------
 
@@ -360,19 +359,12 @@ class MAMLPP(MAML):
         batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
         with ExitStack() as stack:
             if self.anneal_steps:
-                stack.enter_context(anneal_rate(outer, self._done, self.anneal_steps, self.final_outer_lr))
+                stack.enter_context(anneal_rate(outer, self.completed_steps, self.anneal_steps, self.final_outer_lr))
             found = self._updated_statistics(batch) if self._keeps_statistics else {}
             report = super().step(batch, outer, group, metric)
         for name, buffer in found.items():
             self.extra_modules["statistics"].get_buffer(name).copy_(buffer)
         return report
-
-    def on_step_end(self) -> None:
-        self.extra_modules["count"].get_buffer("done").add_(1)
-
-    @property
-    def _done(self) -> int:
-        return int(self.extra_modules["count"].get_buffer("done"))
 
     def _read_schedules(self) -> None:
         """Set the order of derivatives, and the passes of the query loss, for the current number of meta-steps.
@@ -381,7 +373,7 @@ class MAMLPP(MAML):
         `_loss_weights` `[passes]` are their weights; a tensor, so that compiled code reads new values. Read once per
         meta-step, because this synchronizes with the device.
         """
-        done, like = self._done, next(iter(self.named_parameters().values()))
+        done, like = self.completed_steps, next(iter(self.named_parameters().values()))
         self.order = "first" if done < self.first_order_steps else "second"
         weights = dict(enumerate(loss_weights(self.inner_steps, done, self.multi_step_steps), 1))
         weights = {k: weight for k, weight in weights.items() if weight} or {0: 1.0}

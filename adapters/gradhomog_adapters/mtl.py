@@ -12,7 +12,7 @@ from gradhomog import LearnerSpec, OptionError, hookimpl
 from gradhomog_adapters._classifiers import ClassifierLearner
 from gradhomog_adapters._inner_optimizer import Inner
 from gradhomog_adapters._metric import at_least_float32
-from gradhomog_adapters._network import Parameters, parameter_module, step_counter
+from gradhomog_adapters._network import Parameters, StepCounter, parameter_module
 from gradhomog_adapters._option_types import Count, CountOrZero, Positive
 from gradhomog_adapters.few_shot import LearnerOptions, Support
 from gradhomog_adapters.maml import MAML
@@ -93,7 +93,7 @@ class MTL(ClassifierLearner, MAML):
         self.classes, self.classifies = classes, False
         if pretrain_steps:
             self.register_classifier(input_shape)
-            self.register_module("count", step_counter())
+            self.register_module("count", StepCounter())
         scales, shifts = _scales_and_shifts(self.network.modules(), self.network.parameters())
         self.register_module("scales", parameter_module(scales))
         self.register_module("shifts", parameter_module(shifts))
@@ -106,7 +106,7 @@ class MTL(ClassifierLearner, MAML):
     @property
     def pretraining(self) -> bool:
         """True during the first `pretrain_steps` meta-steps."""
-        return self.pretrain_steps > 0 and int(self.extra_modules["count"].get_buffer("done")) < self.pretrain_steps
+        return self.pretrain_steps > 0 and self.completed_steps < self.pretrain_steps
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters that the current phase trains, and the head."""
@@ -124,10 +124,6 @@ class MTL(ClassifierLearner, MAML):
         self.classifies = training and self.pretraining
         with super().mode(training):
             yield
-
-    def on_step_end(self) -> None:
-        if self.pretrain_steps:
-            self.extra_modules["count"].get_buffer("done").add_(1)
 
     # -- Θ ⊙ Φ -------------------------------------------------------------------------------------------------------
 

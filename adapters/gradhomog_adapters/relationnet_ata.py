@@ -121,10 +121,6 @@ class RelationNetATA(RelationNet):
         batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
         return super().rows(self.augment(batch))
 
-    def on_step_end(self) -> None:
-        super().on_step_end()
-        self.convolution.on_step_end()
-
     def augment(self, batch: TaskBatch) -> TaskBatch:
         """Return the augmented tasks of the next meta-step, without a graph."""
         places: Counter[str] = Counter()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gradhomog import LearnerSpec, OptionError, TaskBatch, TaskRow, hookimpl, to_device
 from gradhomog_adapters._gradients import autograd_gradient, detach_all
 from gradhomog_adapters._inner_optimizer import Inner, InnerOptimizer, make_inner_optimizer
-from gradhomog_adapters._network import Parameters, SeededByStep, match_names
+from gradhomog_adapters._network import Parameters, SeededByStep, StepModule, match_names
 from gradhomog_adapters._network_mode import Statistics
 from gradhomog_adapters._option_types import Count, CountOrZero, Positive
 from gradhomog_adapters.few_shot import FewShotLearner, LearnerOptions, QueryRow, Support, Tasks
@@ -45,7 +45,7 @@ class Minibatches(SeededByStep):
         return drawn[: steps * self.size].view(steps, self.size)
 
 
-class InnerOptimizerState(nn.Module):
+class InnerOptimizerState(StepModule):
     """Two states of the inner optimizer, after the previous meta-step and after the previous task of this meta-step.
 
     The first is stored in buffers.
@@ -94,7 +94,7 @@ class InnerOptimizerState(nn.Module):
         finite = torch.stack([torch.isfinite(tensor).all() for tensor in (*after, *checked)]).all()
         self._current = [torch.where(finite, new, old) for new, old in zip(after, self._current, strict=True)]
 
-    def commit(self) -> None:
+    def on_step_end(self) -> None:
         """Store the state after a meta-step, for the next one."""
         for index, leaf in enumerate(self._current):
             setattr(self, f"leaf{index}", leaf)
@@ -254,12 +254,6 @@ class Reptile(FewShotLearner):
         if self._inner_state is not None:
             self._inner_state.restart()
         return super().batch_row(batch)
-
-    def on_step_end(self) -> None:
-        if self._minibatches is not None:
-            self._minibatches.on_step_end()
-        if self._inner_state is not None:
-            self._inner_state.commit()
 
     def support_statistics(self, point: Parameters, support: Support) -> Statistics:
         if support.order != "none":  # in training `on="all"` appends the query set to the support set

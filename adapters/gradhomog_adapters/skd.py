@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from gradhomog import DataError, LearnerSpec, Task, TaskBatch, hookimpl
 from gradhomog_adapters._classifiers import ClassifierLearner, class_count, make_linear, normalize_rows
 from gradhomog_adapters._metric import MetricLearner, at_least_float32
-from gradhomog_adapters._network import Parameters, step_counter
-from gradhomog_adapters._network_mode import SupportStatistics, norm_policy
+from gradhomog_adapters._network import Parameters, StepCounter
+from gradhomog_adapters._network_mode import norm_policy
 from gradhomog_adapters._option_types import Count, CountOrZero, NonNegative, Positive
 from gradhomog_adapters.few_shot import LearnerOptions, Query, Support, Tasks
 
@@ -172,11 +172,10 @@ class SKD(ClassifierLearner, MetricLearner):
         self.classes, self.generation0_steps = classes, generation0_steps
         self.rotation_weight, self.distance_weight = rotation_weight, distance_weight
         self.temperature, self.regularization = temperature, regularization
-        self._teacher_statistics, self._distills = SupportStatistics(()), False
         self.register_classifier(input_shape)
         self.register_module("rotation", make_linear(class_count(classes, head), 4))
         if generation0_steps is not None:
-            self.register_module("count", step_counter())
+            self.register_module("count", StepCounter())
             parts = OrderedDict(encoder=encoder, flatten=nn.Flatten(), classifier=self.extra_modules["classifier"])
             self.register_module("teacher", copy.deepcopy(nn.Sequential(parts)).requires_grad_(False))
 
@@ -189,13 +188,11 @@ class SKD(ClassifierLearner, MetricLearner):
         """0 during the first `generation0_steps` meta-steps, then 1."""
         if self.generation0_steps is None:
             return 0
-        return int(int(self.extra_modules["count"].get_buffer("done")) >= self.generation0_steps)
+        return int(self.completed_steps >= self.generation0_steps)
 
     def on_step_end(self) -> None:
-        if self.generation0_steps is None:
-            return
-        done = self.extra_modules["count"].get_buffer("done").add_(1)
-        if int(done) == self.generation0_steps:
+        super().on_step_end()
+        if self.generation0_steps is not None and self.completed_steps == self.generation0_steps:
             teacher = self.extra_modules["teacher"]
             teacher.get_submodule("encoder").load_state_dict(self.encoder.state_dict())
             teacher.get_submodule("classifier").load_state_dict(self.extra_modules["classifier"].state_dict())
