@@ -34,8 +34,14 @@ class Snapshot:
             self._buffers.append((module._buffers, dict(module._buffers)))
             for name, parameter in container.items():
                 if parameter is not None:
-                    _check_leaf(f"{path}.{name}".lstrip("."), parameter)
-                    slots.setdefault(id(parameter), []).append((f"{path}.{name}".lstrip("."), container, name))
+                    whole = f"{path}.{name}".lstrip(".")
+                    if not parameter.is_leaf:
+                        raise OptionError(
+                            f"the parameters of `net` must be leaf tensors when a meta-step starts; `{whole}` is the "
+                            "result of an inner loop. Restore them first: torchopt.recover_state_dict(net, state), "
+                            "with a state extracted with by='reference', detach_buffers=True."
+                        )
+                    slots.setdefault(id(parameter), []).append((whole, container, name))
         self._tied = [places for places in slots.values() if len(places) > 1]
         self._values = [
             (name, parameter, parameter.detach().clone())
@@ -90,15 +96,6 @@ class Snapshot:
             if len({id(container[key]) for _, container, key in places}) > 1:
                 return [name for name, _, _ in places]
         return []
-
-
-def _check_leaf(name: str, parameter: Tensor) -> None:
-    if not parameter.is_leaf:
-        raise OptionError(
-            f"the parameters of `net` must be leaf tensors when a meta-step starts; `{name}` is the result of an inner "
-            "loop. Restore them first: torchopt.recover_state_dict(net, state), with a state extracted with "
-            "by='reference', detach_buffers=True."
-        )
 
 
 def _check_inner(optimizer: object, containers: Sequence[Container]) -> None:

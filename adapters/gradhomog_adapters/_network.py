@@ -3,7 +3,7 @@
 import fnmatch
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -130,14 +130,12 @@ def parameter_module(tensors: Mapping[str, Tensor]) -> nn.Module:
 
     `nn.ParameterDict` does not allow dots, and users select parameters by these names.
     """
-    return _tree(
-        tensors, lambda place, name, tensor: place.register_parameter(name, nn.Parameter(tensor.detach().clone()))
-    )
+    return _tree({name: nn.Parameter(tensor.detach().clone()) for name, tensor in tensors.items()})
 
 
 def buffer_module(tensors: Mapping[str, Tensor]) -> nn.Module:
     """Module whose buffers have the given names and values: saved with the module, not trained."""
-    return _tree(tensors, lambda place, name, tensor: place.register_buffer(name, tensor))
+    return _tree({name: nn.Buffer(tensor) for name, tensor in tensors.items()})
 
 
 class StepModule(nn.Module):
@@ -176,7 +174,7 @@ class StepCounter(StepModule):
         self.done.add_(1)
 
 
-def _tree(tensors: Mapping[str, Tensor], register: Callable[[nn.Module, str, Tensor], None]) -> nn.Module:
+def _tree(tensors: Mapping[str, Tensor]) -> nn.Module:
     root = nn.Module()
     for name, tensor in tensors.items():
         *path, last = name.split(".")
@@ -185,7 +183,7 @@ def _tree(tensors: Mapping[str, Tensor], register: Callable[[nn.Module, str, Ten
             if part not in place._modules:
                 place.add_module(part, nn.Module())
             place = place.get_submodule(part)
-        register(place, last, tensor)
+        setattr(place, last, tensor)
     return root
 
 

@@ -73,7 +73,15 @@ def meta_step(
     (torch.Size([2, 2]), ('lines', 'lines'))
     """
     optimizers = [*inner] if isinstance(inner, Sequence) else [inner]
-    _check(net, pipe, encoder)
+    require_pipeline(pipe)
+    attaching = [member.selector for member in pipe.requirements.attaching]
+    if encoder is None and attaching:
+        raise OptionError(
+            f"`encoder` must be given, as {' and '.join(attaching)} attaches to it: meta_step(net, pipe, "
+            "encoder=net.encoder), or the part of `net` that computes features."
+        )
+    if encoder is not None and all(module is not encoder for module in net.modules()):
+        raise OptionError("`encoder` must be a module of `net`; this one is not part of it.")
     parameters: dict[str, Tensor] = {name: p for name, p in net.named_parameters() if p.requires_grad}
     for name, tensor in (extra or {}).items():
         if name in parameters or not (isinstance(tensor, Tensor) and tensor.is_leaf and tensor.requires_grad):
@@ -89,15 +97,3 @@ def meta_step(
     with step.open_block(encoder):
         yield step
     step.finish(in_metric)
-
-
-def _check(net: nn.Module, pipe: Pipeline, encoder: nn.Module | None) -> None:
-    require_pipeline(pipe)
-    attaching = [member.selector for member in pipe.requirements.attaching]
-    if encoder is None and attaching:
-        raise OptionError(
-            f"`encoder` must be given, as {' and '.join(attaching)} attaches to it: meta_step(net, pipe, "
-            "encoder=net.encoder), or the part of `net` that computes features."
-        )
-    if encoder is not None and all(module is not encoder for module in net.modules()):
-        raise OptionError("`encoder` must be a module of `net`; this one is not part of it.")
