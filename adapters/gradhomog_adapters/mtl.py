@@ -165,11 +165,10 @@ def _scales_and_shifts(
     shifts: dict[str, Tensor] = {}
     for layer in layers:
         # Frozen weights, and weights that a parametrization computes, have no name.
-        for part, found in (("weight", scales), ("bias", shifts)):
-            parameter = layer._parameters.get(part)
-            if parameter is not None and (name := names.get(id(parameter))) is not None:
-                shape = [*parameter.shape[:2], *[1] * (parameter.dim() - 2)] if part == "weight" else parameter.shape
-                found[name] = torch.ones(shape) if part == "weight" else torch.zeros(shape)
+        if name := names.get(id(layer._parameters.get("weight"))):
+            scales[name] = torch.ones(*parameters[name].shape[:2], *[1] * (parameters[name].dim() - 2))
+        if name := names.get(id(layer._parameters.get("bias"))):
+            shifts[name] = torch.zeros(parameters[name].shape)
     return scales, shifts
 
 
