@@ -19,14 +19,7 @@ from gradhomog.diagnosis.learner_rows import encoder_pattern, stage_rows
 from gradhomog.diagnosis.result import DiagnosisResult
 from gradhomog.errors import ConfigError, MomentumWarning, OptionError
 from gradhomog.learners.results import Evaluation, TaskRow, TaskRows
-from gradhomog.learners.scoring import (
-    Loss,
-    accuracies,
-    check_classes,
-    default_loss,
-    explain_head_errors,
-    score_tasks,
-)
+from gradhomog.learners.scoring import Loss, accuracies, check_classes, default_loss, explain_head_errors, score_tasks
 from gradhomog.learners.step_rows import compute_meta_step
 from gradhomog.learners.tasks import Task, TaskBatch
 from gradhomog.learners.training_mode import training_mode
