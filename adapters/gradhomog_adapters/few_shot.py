@@ -14,18 +14,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from gradhomog import Learner, OptionError, Task, TaskBatch, TaskKey, TaskRow
-from gradhomog_adapters._gradients import (
-    Loss,
-    Operator,
-    Order,
-    autograd_gradient,
-    autograd_hessian,
-    detach_all,
-    differentiate,
-    func_gradient,
-    func_hessian,
-    zeros_for_missing,
-)  # fmt: skip
+from gradhomog_adapters import _gradients
+from gradhomog_adapters._gradients import Loss, Operator, Order, detach_all, differentiate, zeros_for_missing
 from gradhomog_adapters._network import Network, Parameters, StepModule, check_supported
 from gradhomog_adapters._network_mode import Norm, Statistics
 from gradhomog_adapters._recompute import InnerStep, recompute_step
@@ -287,7 +277,7 @@ class FewShotLearner(Learner):
         """
         pipe = self.homogenizers
         begin = partial(pipe.begin, key)
-        support = self.support(task.support_x, task.support_y, begin, autograd_gradient, autograd_hessian)
+        support = self.support(task.support_x, task.support_y, begin)
 
         def query_row(evaluation_points: EvaluationPoints, at: Parameters) -> TaskRow:
             at = {name: t if t.requires_grad else t.detach().requires_grad_() for name, t in at.items()}
@@ -326,7 +316,8 @@ class FewShotLearner(Learner):
 
         No homogenizer acts in between.
         """
-        support = self.support(support_x, support_y, ignore, func_gradient, func_hessian, buffers)
+        derivatives = _gradients.func_gradient, _gradients.func_hessian
+        support = self.support(support_x, support_y, ignore, *derivatives, buffers)
 
         def query_row(evaluation_points: EvaluationPoints, at: Parameters) -> TaskRow:
             def features_from(at: dict[str, Tensor]) -> Any:
@@ -367,8 +358,8 @@ class FewShotLearner(Learner):
             return self.outputs(point, self.query(point, support, query_x, None, statistics))
 
     def support(
-        self, x: Tensor, y: Tensor, begin: Callable[[Any], None], differentiate: Any, differentiate_twice: Any,
-        buffers: Parameters | None = None,
+        self, x: Tensor, y: Tensor, begin: Callable[[Any], None], differentiate: Any = _gradients.autograd_gradient,
+        differentiate_twice: Any = _gradients.autograd_hessian, buffers: Parameters | None = None,
     ) -> Support:  # fmt: skip
         """Support set of a task in training."""
         buffers = self.network.buffers() if buffers is None else dict(buffers)
@@ -376,7 +367,7 @@ class FewShotLearner(Learner):
 
     def support_at_meta_test(self, x: Tensor, y: Tensor) -> Support:
         """Support set of a task at meta-test."""
-        support = self.support(x, y, ignore, autograd_gradient, autograd_hessian)
+        support = self.support(x, y, ignore)
         steps = self.inner_steps if self.test_steps is None else self.test_steps
         return replace(support, steps=steps, order="none")
 

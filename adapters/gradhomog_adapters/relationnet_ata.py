@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
 from gradhomog import LearnerSpec, Task, TaskBatch, TaskRows, hookimpl, to_device
-from gradhomog_adapters._gradients import autograd_gradient, autograd_hessian, detach_all
+from gradhomog_adapters._gradients import detach_all
 from gradhomog_adapters._network import SeededByStep
 from gradhomog_adapters._option_types import CountOrZero, NonNegative
 from gradhomog_adapters.few_shot import ignore
@@ -149,7 +149,7 @@ class RelationNetATA(RelationNet):
 
     def _query_loss_of(self, task: Task) -> Tensor:
         """The query loss of a task without homogenizers, differentiable w.r.t. its inputs."""
-        support = self.support(task.support_x, task.support_y, ignore, autograd_gradient, autograd_hessian)
+        support = self.support(task.support_x, task.support_y, ignore)
         losses = []
         for point in self.evaluation_points(detach_all(self.live_parameters), support):
             statistics = self.support_statistics(point, support)
