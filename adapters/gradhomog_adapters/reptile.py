@@ -1,5 +1,6 @@
 """Reptile: move the initialization towards the adapted parameters of each task."""
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Unpack
@@ -27,7 +28,7 @@ class Minibatches(SeededByStep):
     shuffles. All tasks of a meta-step use the same positions, so both engines do; the examples at a position differ.
 
     Args:
-        size: examples in a minibatch, the option `inner_batch`.
+        size: examples in a minibatch, the option `inner_batch`; without it, more than any task has.
         seed: seed of a separate generator, the option `seed`.
     """
 
@@ -199,8 +200,8 @@ class Reptile(FewShotLearner):
         self.scale = inner_lr if scale is None else scale
         self.adapted = match_names(list(self.network.parameters()), adapt, "adapt")
         self.on = on
-        self._minibatches = None if inner_batch is None else Minibatches(inner_batch, seed)
-        if self._minibatches is not None:
+        self._minibatches = Minibatches(inner_batch or sys.maxsize, seed)
+        if inner_batch is not None:
             self.register_module("minibatches", self._minibatches)
         self._inner_state: InnerOptimizerState | None = None
         if keep_state:
@@ -209,7 +210,6 @@ class Reptile(FewShotLearner):
             start = {name: self.network.parameters()[name] for name in self.adapted}
             self._inner_state = InnerOptimizerState(self.inner, start)
             self.register_module("inner_state", self._inner_state)
-        self._positions: Tensor | None = None
         self._support_size = 0
 
     def adapt(self, parameters: Parameters, support: Support) -> Parameters:
@@ -269,17 +269,14 @@ class Reptile(FewShotLearner):
                 tasks, support_x=torch.cat([tasks.support_x, tasks.query_x], dim),
                 support_y=torch.cat([tasks.support_y, tasks.query_y], dim),
             )  # fmt: skip
-        if self._minibatches is not None:
-            drawn = self._minibatches.positions(tasks.support_x.shape[dim], self.inner_steps, self._minibatches.step)
-            self._positions = None if drawn is None else to_device(drawn, tasks.support_x.device)
+        drawn = self._minibatches.positions(tasks.support_x.shape[dim], self.inner_steps, self._minibatches.step)
+        self._positions = None if drawn is None else to_device(drawn, tasks.support_x.device)
         return tasks
 
     def _step_examples(self, support: Support, training: bool) -> Iterable[Support]:
         """Return the examples of each inner step."""
-        positions = self._positions if training else None
-        if self._minibatches is not None and not training:
-            # Those of the first meta-step, so that predictions do not depend on the number of training steps.
-            positions = self._minibatches.positions(len(support.x), support.steps, 0)
+        # At meta-test those of the first meta-step, so that predictions do not depend on the number of training steps.
+        positions = self._positions if training else self._minibatches.positions(len(support.x), support.steps, 0)
         if positions is None:
             return [support] * support.steps
         return (replace(support, x=support.x[chosen], y=support.y[chosen]) for chosen in positions)
