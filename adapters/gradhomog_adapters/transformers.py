@@ -152,10 +152,8 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
         """
         training = torch.is_grad_enabled()
         if training and self.homogenizers.steps == 0:
-            optimizer = self.optimizer
-            warn_of_momentum(
-                optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer, self.homogenizers
-            )
+            optimizer = self.optimizer.optimizer if isinstance(self.optimizer, AcceleratedOptimizer) else self.optimizer
+            warn_of_momentum(optimizer, self.homogenizers)
         for name, loss in losses.items():
             if loss is not None and not training:
                 self._evaluation_means.add(f"{name}_loss", loss, self._evaluated_examples)
