@@ -226,7 +226,7 @@ BUDGETS = {
     "gradhomog/cli": 1000,
     "gradhomog/diagnosis": 1110,
     "gradhomog/experiments": 5831,
-    "gradhomog/learners": 726,
+    "gradhomog/learners": 719,
     "gradhomog/ranks": 488,
     "gradhomog/registry": 770,
     "gradhomog/rows": 529,
@@ -236,7 +236,7 @@ BUDGETS = {
     "gradhomog/testing": 2747,
     "plugins": 4433,
     "plugins/gradhomog_data": 3279,
-    "adapters": 3759,
+    "adapters": 3672,
     "tests": 31830,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.

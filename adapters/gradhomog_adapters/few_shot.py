@@ -17,7 +17,7 @@ from gradhomog import Learner, OptionError, Task, TaskBatch, TaskKey, TaskRow
 from gradhomog_adapters import _gradients
 from gradhomog_adapters._gradients import Loss, Operator, Order, detach_all, differentiate, zeros_for_missing
 from gradhomog_adapters._network import Network, Parameters, StepModule, check_supported
-from gradhomog_adapters._network_mode import Norm, Statistics
+from gradhomog_adapters._network_mode import Norm, Statistics, SupportStatistics
 from gradhomog_adapters._recompute import InnerStep, recompute_step
 from gradhomog_adapters._vectorized import VectorizedRows
 from gradhomog_adapters.execution import Autocast, Compile, Engine, Execution, ExecutionOptions
@@ -185,6 +185,7 @@ class FewShotLearner(Learner):
         self.execution = Execution(engine, compile, autocast, norm, recompute)
         check_supported(encoder, head)
         self.network = Network(encoder, head)
+        self.normalizations = SupportStatistics(())
         self.live_parameters: Mapping[str, Tensor] = {}
         self._vectorized_rows = VectorizedRows()
 

@@ -274,6 +274,7 @@ class MAMLPP(MAML):
             self.register_module("norm", copies_by_step(self._layers, inner_steps))
         if self._keeps_statistics:
             self.register_module("statistics", statistics(self.network, inner_steps + 1))
+        self._read_schedules()
 
     # -- θ^{k+1} = θ^k − α_k ∇L_S(θ^k; γ_k, β_k) ---------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gradhomog import DataError, LearnerSpec, OptionError, hookimpl
 from gradhomog_adapters._metric import MetricLearner, class_means, feature_shape, one_hot
 from gradhomog_adapters._network import Parameters
-from gradhomog_adapters._network_mode import Norm, norm_policy
+from gradhomog_adapters._network_mode import Norm, SupportStatistics, norm_policy
 from gradhomog_adapters._option_types import Count
 from gradhomog_adapters.few_shot import LearnerOptions, Query, Support
 
@@ -117,6 +117,7 @@ class RelationNet(MetricLearner):
         self.objective = objective
         if objective == "mse":
             self.absent_output = 0.0
+        self._relation_statistics = SupportStatistics(())
         self.shape = feature_shape(self, input_shape)
         if not maps:
             self.shape = (math.prod(self.shape),)

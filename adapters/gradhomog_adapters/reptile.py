@@ -75,11 +75,11 @@ class InnerOptimizerState(StepModule):
 
     def restart(self) -> None:
         """Start a meta-step with the state after the last one."""
-        self._current = self._leaves()
+        self._current = []
 
     def current(self, parameters: dict[str, Tensor]) -> Any:
         """State for the next task of a meta-step. Raises as `committed`."""
-        return self._tree(parameters, self._current)
+        return self._tree(parameters, self._current or self._leaves())
 
     def committed(self, parameters: dict[str, Tensor]) -> Any:
         """State after the last meta-step.
@@ -91,14 +91,16 @@ class InnerOptimizerState(StepModule):
 
     def record_task(self, state: Any, checked: Sequence[Tensor]) -> None:
         """Store the state after a task, unless it or a tensor in `checked` is not finite."""
+        before = self._current or self._leaves()
         after = [leaf.detach() for leaf in torchopt.pytree.tree_leaves(state)]
         finite = torch.stack([torch.isfinite(tensor).all() for tensor in (*after, *checked)]).all()
-        self._current = [torch.where(finite, new, old) for new, old in zip(after, self._current, strict=True)]
+        self._current = [torch.where(finite, new, old) for new, old in zip(after, before, strict=True)]
 
     def on_step_end(self) -> None:
         """Store the state after a meta-step, for the next one."""
         for index, leaf in enumerate(self._current):
             setattr(self, f"leaf{index}", leaf)
+        self._current = []
 
     def _tree(self, parameters: dict[str, Tensor], leaves: list[Tensor]) -> Any:
         if list(parameters) != self.names:

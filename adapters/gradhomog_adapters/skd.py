@@ -14,7 +14,7 @@ from gradhomog import DataError, LearnerSpec, Task, TaskBatch, hookimpl
 from gradhomog_adapters._classifiers import ClassifierLearner, class_count, make_linear, normalize_rows
 from gradhomog_adapters._metric import MetricLearner, at_least_float32
 from gradhomog_adapters._network import Parameters, StepCounter
-from gradhomog_adapters._network_mode import norm_policy
+from gradhomog_adapters._network_mode import SupportStatistics, norm_policy
 from gradhomog_adapters._option_types import Count, CountOrZero, NonNegative, Positive
 from gradhomog_adapters.few_shot import LearnerOptions, Query, Support, Tasks
 
@@ -172,6 +172,7 @@ class SKD(ClassifierLearner, MetricLearner):
         self.classes, self.generation0_steps = classes, generation0_steps
         self.rotation_weight, self.distance_weight = rotation_weight, distance_weight
         self.temperature, self.regularization = temperature, regularization
+        self._teacher_statistics, self._distills = SupportStatistics(()), False
         self.register_classifier(input_shape)
         self.register_module("rotation", make_linear(class_count(classes, head), 4))
         if generation0_steps is not None:
