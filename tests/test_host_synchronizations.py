@@ -51,7 +51,7 @@ OWN: dict[str, dict[str, int]] = {
     },
     "torchjd": {"torchjd.rows": 3},
     "tracked": {GRAMIAN: 1},
-    "mamlpp": {"mamlpp._done": 1},
+    "mamlpp": {"few_shot.completed_steps": 1},
     "reptile": {"reptile.row": 5},
     "sharp_maml": {"sharp_maml.rows": 1},
 }  # fmt: skip
