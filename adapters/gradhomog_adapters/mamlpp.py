@@ -285,8 +285,7 @@ class MAMLPP(MAML):
     def scale_updates(self, updates: Tensors, theta: Parameters, fixed: Parameters, k: int) -> Tensors:
         if not self.learn_rates:
             return updates
-        rate = {name: entry_of_step(self.extra_parameter(fixed, "rates", name), k) for name in updates}
-        return {name: rate[name] * update for name, update in updates.items()}
+        return {n: entry_of_step(self.extra_parameter(fixed, "rates", n), k) * update for n, update in updates.items()}
 
     def at_step(self, parameters: Parameters, k: int) -> Parameters:
         """Parameters with γ_k and β_k; frozen layers use their own."""
