@@ -1,16 +1,23 @@
-"""`gradhomog list`: list the installed plugins from their metadata, without importing them."""
+"""`gradhomog list`: list the installed plugins from their metadata and sources, without importing them."""
 
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
+import functools
+import importlib.util
+import tokenize
+import tomllib
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradhomog.cli._output import add_json, print_result
 from gradhomog.table import aligned
 
 if TYPE_CHECKING:
-    from gradhomog.registry import Kind
+    from gradhomog.registry import Kind, PluginInfo
 
 # Not imported from the registry, which takes as long as all other imports of the command line.
 KINDS: tuple[Kind, ...] = (
@@ -32,9 +39,59 @@ def run(args: argparse.Namespace) -> int:
     from gradhomog.registry import installed
 
     infos = [info for kind in GROUPS if args.kind in (None, kind) for info in installed().list(kind)]
-    rows = [("KIND", "NAME", "DISTRIBUTION", "MODULE")]
-    for info in infos:
+    data = [{**dataclasses.asdict(info), "tier": tier(info), "summary": first_sentence(info.module)} for info in infos]
+    rows = [("KIND", "NAME", "DISTRIBUTION", "TIER", "SUMMARY")]
+    for info, row in zip(infos, data, strict=True):
         name = f"{info.name} (disabled)" if info.disabled else info.name
-        rows.append((info.kind[:-1], name, f"{info.distribution} {info.version}", info.module))
-    print_result(args, [dataclasses.asdict(info) for info in infos], "\n".join(aligned(rows)))
+        rows.append((info.kind[:-1], name, f"{info.distribution} {info.version}", row["tier"], row["summary"]))
+    print_result(args, data, "\n".join(aligned(rows)))
     return 0
+
+
+def tier(info: PluginInfo) -> str:
+    """The tier of a built-in homogenizer: recommended, for a need, or catalogue; empty for other plugins."""
+    if (info.kind, info.distribution) != ("homogenizers", "gradhomog"):
+        return ""
+    listed = tiers()
+    if info.name in listed["recommended"]:
+        return "recommended"
+    return "for a need" if any(info.name in names for names in listed["for_a_need"].values()) else "catalogue"
+
+
+@functools.cache
+def tiers() -> dict[str, dict[str, str]]:
+    """The tables of `tiers.toml`, beside the built-in homogenizers."""
+    package = source("gradhomog_plugins")
+    return tomllib.loads(package.with_name("tiers.toml").read_text(encoding="utf-8")) if package else {}
+
+
+def first_sentence(module: str) -> str:
+    """The first sentence of a module's docstring, on one line; empty if there is no such source."""
+    path = source(module)
+    if path is None or path.suffix != ".py":
+        return ""
+    try:
+        with tokenize.open(path) as file:
+            tokens = tokenize.generate_tokens(file.readline)
+            first = next(token for token in tokens if token.type not in (tokenize.COMMENT, tokenize.NL))
+        text = ast.literal_eval(first.string) if first.type == tokenize.STRING else ""
+    except (OSError, SyntaxError, ValueError, tokenize.TokenError):  # the error is printed when the plugin is used
+        return ""
+    words = " ".join(text.split()) if isinstance(text, str) else ""
+    return words.partition(". ")[0].removesuffix(".")
+
+
+def source(module: str) -> Path | None:
+    """The file of a module, found without importing it or the package that contains it."""
+    package, *parts = module.partition(":")[0].split(".")
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return None
+    for part in parts:
+        folders = spec.submodule_search_locations if spec else None
+        if folders is None:
+            return None
+        package = f"{package}.{part}"
+        spec = PathFinder.find_spec(package, folders)
+    return Path(spec.origin) if spec and spec.origin else None

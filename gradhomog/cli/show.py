@@ -5,7 +5,7 @@ from typing import Any
 
 from gradhomog.cli._output import add_json, print_result
 from gradhomog.cli.completion import complete_plugin_names
-from gradhomog.cli.list_ import KINDS
+from gradhomog.cli.list_ import KINDS, tier
 
 SUMMARY = "describe one plugin"
 
@@ -34,11 +34,14 @@ def run(args: argparse.Namespace) -> int:
         "module": info.module, "summary": spec.summary, "reference": spec.reference, "options": accepted,
     }  # fmt: skip
     if isinstance(spec, HomogenizerSpec):
-        data |= {"traits": sorted(spec.traits), "needs": sorted(spec.needs), "max_tasks": spec.max_tasks}
+        data |= {"tier": tier(info), "traits": sorted(spec.traits), "needs": sorted(spec.needs)}
+        data |= {"max_tasks": spec.max_tasks}
     if isinstance(spec, DomainSpec):
         data |= {"variants": list(spec.variants)}
     data["documentation"] = options.documentation(spec)
     rows = {"distribution": f"{info.distribution} {info.version}", "reference": spec.reference or "none given"}
+    if data.get("tier"):
+        rows["tier"] = data["tier"]
     rows |= {name: ", ".join(data[name]) or "none" for name in ("traits", "needs", "variants") if name in data}
     if data.get("max_tasks"):
         rows["max tasks"] = data["max_tasks"]
