@@ -34,6 +34,7 @@ def write(app: Any) -> None:
 
 def setup(app: Any) -> dict[str, bool]:
     app.connect("builder-inited", write)
+    app.connect("source-read", method_pages.link_to_pages)
     app.connect("autodoc-process-docstring", docstrings.to_rst)
     app.connect("html-page-context", offline_search.load_on_search_page)
     app.connect("build-finished", accessibility.correct)

@@ -7,9 +7,10 @@ import textwrap
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from _site import docstrings, pictures, plugin_tables, step_memory
-from _site.plugin_tables import FAMILIES, code, table_head, table_row
+from _site.plugin_tables import code, table_head, table_row
 from gradhomog.registry import PluginInfo
 from gradhomog.registry.specs import HomogenizerSpec
 
@@ -31,13 +32,23 @@ TRAITS = {
     "orthogonal": "The transform of the features is a rotation.",
 }
 PASSES = {
+    "auto": "N, one per task, in the first 20 steps; then 1",
+    "autoscale": "N, one per task, in the first steps; then 1",
     "fwt": "1",
     "isi": "1",
     "mgda": 'N, one per task; 1 and one through each head with `on="features"`',
     "ntk": "1; in every `every`-th step up to `probes` more for each task",
     "rotograd": "1, and one through each head",
+    "tracked": "1, of one task; N in some steps",
 }
 """Backward passes of a multi-task step, where its family does not decide."""
+
+
+PROPERTIES = """\
+# Properties of the methods
+
+A property is a claim of the plugin that the [conformance kit](../reference/checks.md) tests.
+"""
 
 
 def pages(folder: Path) -> dict[str, str]:
@@ -45,8 +56,7 @@ def pages(folder: Path) -> dict[str, str]:
     formulas = tomllib.loads((folder / "formulas.toml").read_text(encoding="utf-8"))
     found = {info: spec for info, spec in plugin_tables.built_in("homogenizers") if isinstance(spec, HomogenizerSpec)}
     written = {
-        "methods/_list.md": _list(found),
-        "methods/_traits.md": _traits(found),
+        "methods/properties.md": _traits(found),
         "methods/_gallery.md": _gallery(found),
     }
     for info, spec in found.items():
@@ -64,13 +74,13 @@ def _page(info: PluginInfo, spec: HomogenizerSpec, formula: Mapping[str, str], p
         for block in blocks
         if block.kind in ("text", "State:") or block in formulas[1:]  # the first formula is set in LaTeX
     ]
-    arxiv = re.search(r"(?:arXiv |arxiv:)(\d{4}\.\d{4,5})", spec.reference)
-    source = f"[{spec.reference}](https://arxiv.org/abs/{arxiv[1]})" if arxiv else spec.reference
+    source = plugin_tables.reference(spec)
     title = plugin_tables.title(info)
     lines = [
         f"# {title}" + ("" if title == info.name else f" (`{info.name}`)"),
         "",
-        f"{docstrings.capitalized(spec.summary)}. {source + '.' if source else ''}",
+        f"{docstrings.capitalized(spec.summary)}. {source + '.' if source else ''} "
+        f"Tier: [{plugin_tables.tier(info)}](table.md).",
         "",
         f"```{{figure}} pictures/{info.name}.svg",
         f":alt: {picture.replace('`', '')}",
@@ -125,7 +135,7 @@ def _page(info: PluginInfo, spec: HomogenizerSpec, formula: Mapping[str, str], p
     lines += [table_row(f"`{trait}`", TRAITS[trait]) for trait in sorted(spec.traits)]
     stages = plugin_tables.stages(spec)
     lines += [
-        table_row("backward passes", PASSES.get(info.name, _passes(spec))),
+        table_row("backward passes", passes(info.name, spec)),
         table_row("stages", code(stages) if stages else "depend on its options"),
         table_row("reads", code(sorted(spec.needs))),
         *([_memory(info.name)] if plugin_tables.family(spec) in {"norms", "gramian", "rows"} else []),
@@ -144,6 +154,12 @@ def _linked(text: str) -> str:
     """The text with paths of pages, public names and methods as links."""
     text = re.sub(r"`?docs/((?:results|decisions|guide)/[\w./-]+?)\.md`?", r"[\1](../\1.md)", text)
     return re.sub(r"`(gradhomog\.\w+)`", r"{py:obj}`\1`", text)
+
+
+def link_to_pages(app: Any, page: str, content: list[str]) -> None:
+    """In the table of methods, whose links are to sources in the repository, link to the pages of the site."""
+    if page == "methods/table":
+        content[0] = re.sub(r"\]\(\.\./\.\./plugins/gradhomog_plugins/(\w+)\.py\)", r"](\1.md)", content[0])
 
 
 def _without_label(text: str) -> str:
@@ -186,21 +202,9 @@ def _memory(name: str) -> str:
     return table_row("memory", f"{peak:g} gradients in a step of {step_memory.TASKS} tasks, rows included{kept}")
 
 
-def _passes(spec: HomogenizerSpec) -> str:
-    return "1" if plugin_tables.family(spec) == "losses" else "N, one per task"
-
-
-def _list(found: Mapping[PluginInfo, HomogenizerSpec]) -> str:
-    """A table of all methods, by family."""
-    lines = table_head("method", "summary", "source")
-    for family, name in FAMILIES.items():
-        members = [(info, spec) for info, spec in found.items() if plugin_tables.family(spec) == family]
-        lines.append(table_row(f"**{name}**", "", ""))
-        lines += [
-            table_row(f"[`{info.name}`]({info.name}.md)", spec.summary, spec.reference.partition(", arXiv")[0] or "–")
-            for info, spec in members
-        ]
-    return "\n".join([*lines, ""])
+def passes(name: str, spec: HomogenizerSpec) -> str:
+    """The number of backward passes of a multi-task step."""
+    return PASSES.get(name, "1" if plugin_tables.family(spec) == "losses" else "N, one per task")
 
 
 def _gallery(found: Mapping[PluginInfo, HomogenizerSpec]) -> str:
@@ -214,7 +218,7 @@ def _gallery(found: Mapping[PluginInfo, HomogenizerSpec]) -> str:
 
 def _traits(found: Mapping[PluginInfo, HomogenizerSpec]) -> str:
     """A table of the traits of all methods."""
-    lines = table_head("method", *(trait.replace("_", " ") for trait in TRAITS))
+    lines = [PROPERTIES, *table_head("method", *(trait.replace("_", " ") for trait in TRAITS))]
     for info, spec in found.items():
         marks = ("✓" if trait in spec.traits else "" for trait in TRAITS)
         lines.append(table_row(f"[`{info.name}`]({info.name}.md)", *marks))

@@ -1,21 +1,16 @@
 """Tables of plugins: facts, options, traits; and their grouping into families."""
 
 import inspect
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from _site import docstrings
+from gradhomog.cli import list_
 from gradhomog.registry import Kind, PluginInfo, Registry, options
 from gradhomog.registry.specs import HomogenizerSpec, Spec
 
 STAGES = ("attach", "begin", "transform", "mix", "rows", "update")
 SCALE = '`"mean"`: N identical rows give that row; `"paper"`: the scale of the paper.'  # an option that gradhomog adds
-FAMILIES = {
-    "losses": "Weights from losses",
-    "norms": "Weights from losses, norms and traces",
-    "gramian": "From inner products",
-    "rows": "On the gradients themselves",
-    "features": "On features and activations",
-}
 
 
 def built_in(kind: Kind) -> Iterator[tuple[PluginInfo, Spec]]:
@@ -32,7 +27,7 @@ def stages(spec: HomogenizerSpec) -> list[str]:
 
 
 def family(spec: HomogenizerSpec) -> str:
-    """The key in `FAMILIES` of a homogenizer, from its stages and from the statistics that it reads."""
+    """Where a homogenizer acts, or the costliest statistic that it reads: features, rows, gramian, norms, losses."""
     acts = stages(spec)
     if not acts or {"attach", "transform"} & {*acts}:  # the presets combine methods that act on features
         return "features"
@@ -41,6 +36,29 @@ def family(spec: HomogenizerSpec) -> str:
     if {"gramian", "jacobian"} & {*spec.needs}:
         return "gramian"
     return "norms" if {"norms", "kernel_traces"} & {*spec.needs} else "losses"
+
+
+def tier(info: PluginInfo) -> str:
+    """The tier of a homogenizer, with the need that it is for."""
+    needs = [need for need, names in list_.tiers()["for_a_need"].items() if info.name in names]
+    return ": ".join([list_.tier(info), *needs])
+
+
+def reference(spec: Spec) -> str:
+    """The reference of a plugin, with a link to arXiv if it has a number there."""
+    arxiv = re.search(r"(?:arXiv |arxiv:)(\d{4}\.\d{4,5})", spec.reference)
+    return f"[{spec.reference}](https://arxiv.org/abs/{arxiv[1]})" if arxiv else spec.reference
+
+
+def authors(spec: Spec) -> str:
+    """The authors and the year of the first reference of a plugin, with a link if it has a number of arXiv or a DOI."""
+    first = spec.reference.partition(";")[0]
+    text = re.match(r"(.*?\d{4})\b", first)
+    number = re.search(r"arXiv (\S+?),?(?= |$)|doi (\S+)", first)
+    if not text or not number:
+        return text[1] if text else "–"
+    address = f"https://arxiv.org/abs/{number[1]}" if number[1] else f"https://doi.org/{number[2]}"
+    return f"[{text[1]}]({address})"
 
 
 def title(info: PluginInfo) -> str:

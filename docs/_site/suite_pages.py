@@ -3,12 +3,15 @@
 import math
 from pathlib import Path
 
+from _site import plugin_tables
+from gradhomog.cli import list_
+from gradhomog.experiments import report
 from gradhomog.experiments.results.runs import PLAIN
 from gradhomog.experiments.suite import figures, tables
 from gradhomog.experiments.suite.problems import FACTORS, problems
 from gradhomog.experiments.suite.results import stored_results
 from gradhomog.experiments.suite.scores import Score, Scores
-from gradhomog.table import Table
+from gradhomog.table import NOTHING, Column, Table
 
 DRAWN = 5
 """Number of methods in the figure: the first ones of the table, beside the plain mean."""
@@ -16,8 +19,13 @@ DRAWN = 5
 AUTO, COMPARED = "auto", 3
 """The method of the certificate, and the number of other methods in it."""
 
-ONE_PASS = 1.25
-"""Methods below this ratio of times to the plain mean are listed as those of one backward pass."""
+NOTES = """\
+Regret is the error relative to that of the best of 13 weights of one task, in percent. *Wrong weights* is the largest
+of three regrets of a problem: at the given losses, and with the loss of one task times 0.01 and 100; its median and
+largest value over the problems. *Better, worse*: problems with a lower and a higher error than the plain mean. *Time* of a
+step relative to the plain mean. A click on a header sorts. `config` and `dcgd` are equal for two tasks, which most
+problems have; so are `geometric_mean` and `scale_invariant`.
+"""
 
 
 def pages(source: Path) -> dict[str, str]:
@@ -30,8 +38,8 @@ def pages(source: Path) -> dict[str, str]:
         scores, [score.method for score in found if not math.isnan(score.misscaled)][:DRAWN], folder / "regret.svg"
     )
     leaderboard = [
-        "# Leaderboard of the suite", "", "`gradhomog suite` prints this table; `gradhomog suite my_method` adds your "
-        "row. [Reading](../suite.md).", "", *_table(tables.leaderboard(found)),
+        "# Leaderboard of the suite", "", "`gradhomog suite` prints this table with more columns; `gradhomog suite "
+        "my_method` adds your row. [Reading](../suite.md).", "", *_leaderboard(found),
         "![Median regret over processor time, and over the factor of one loss.](regret.svg)", "", "## Problems", "",
         *(f"- [{problem.name}]({problem.name}.md): {problem.question}" for problem in scores.problems), "",
         "```{toctree}", ":hidden:", "", *(problem.name for problem in scores.problems), "```", "",
@@ -43,13 +51,9 @@ def pages(source: Path) -> dict[str, str]:
         for problem in scores.problems
     }  # fmt: skip
     measured = [score for score in found if not math.isnan(score.misscaled) and not score.failures]
-    choice = [
-        *("One backward pass, or little more:", "", tables.leaderboard(_best(measured, 0, ONE_PASS)).markdown(), ""),
-        *("One backward pass per task:", "", *_table(tables.leaderboard(_best(measured, ONE_PASS, math.inf)))),
-    ]
     others = [score.method for score in measured if score.method not in (PLAIN, AUTO)][:COMPARED]
     return {
-        "results/suite/leaderboard.md": "\n".join(leaderboard), "methods/_choice.md": "\n".join(choice),
+        "results/suite/leaderboard.md": "\n".join(leaderboard),
         "methods/_certificate.md": _certificate(scores, [AUTO, PLAIN, *others]).markdown(), **by_problem,
     }  # fmt: skip
 
@@ -68,11 +72,34 @@ def _certificate(scores: Scores, methods: list[str]) -> Table:
     return Table(["problem", "one loss", *methods], rows)
 
 
-def _best(scores: list[Score], least: float, most: float) -> list[Score]:
-    """Return the plain mean, and the first methods that precede it and whose time is in a range."""
-    plain = next(score for score in scores if score.method == PLAIN)
-    before = scores[: scores.index(plain)]
-    return [plain, *[score for score in before if least <= score.time < most][:DRAWN]]
+def _leaderboard(scores: list[Score]) -> list[str]:
+    """A sortable table with few columns, whose rows do not break."""
+    columns: list[Column[Score]] = [
+        Column("method", lambda score: score.method, lambda score: score.method),
+        Column("tier", lambda score: _tier(score.method), lambda score: _tier(score.method)),
+        Column("wrong weights %", lambda score: tables.percent(score.misscaled), lambda score: score.misscaled),
+        Column("largest %", lambda score: tables.percent(score.worst_misscaled), lambda score: score.worst_misscaled),
+        Column("given losses %", lambda score: tables.percent(score.regret), lambda score: score.regret),
+        Column(
+            "better, worse", lambda score: f"{score.better}, {score.worse}", lambda score: score.better - score.worse
+        ),
+        Column("time", lambda score: f"{score.time:.2f}", lambda score: score.time),
+    ]
+    script = Path(report.__file__).with_name("templates").joinpath("sort.js").read_text(encoding="utf-8")
+    table = Table.of(columns, scores, sticky=0).html("Regret of methods over the problems of the suite")
+    return [
+        *("```{raw} html", '<div class="leaderboard" tabindex="0">', table, "</div>"),
+        *("<script>", 'addEventListener("DOMContentLoaded", () => {', script, "});", "</script>", "```", "", NOTES),
+    ]
+
+
+def _tier(method: str) -> str:
+    """The tier of a row of the suite: `reweight` is recommended with the options of its row only."""
+    name = method.partition("(")[0]
+    if tier := {info.name: list_.tier(info) for info, _ in plugin_tables.built_in("homogenizers")}.get(name):
+        recommended = list_.tiers()["recommended"].get(name)
+        return tier if recommended in (None, method) else "catalogue"
+    return NOTHING
 
 
 def _table(table: Table) -> list[str]:
