@@ -53,16 +53,16 @@ def names(wheel: Path) -> set[str]:
         return set(archive.namelist())
 
 
-def test_versions_that_were_tested_begin_at_the_declared_lower_bounds_and_are_named_in_the_readme() -> None:
+def test_versions_that_were_tested_begin_at_the_declared_lower_bounds_and_are_on_the_page_of_installation() -> None:
     script = (ROOT / ".ci" / "versions").read_text(encoding="utf-8")
     rows = re.findall(r'^    "([\d.]+) ([\d.]+) ([\d.]+)"$', script, re.MULTILINE)
     bounds = {Requirement(text).name: str(Requirement(text).specifier) for text in PROJECT["dependencies"]}
     lowest = PROJECT["requires-python"], bounds["torch"], bounds["numpy"]
     for version, bound in zip(rows[0], lowest, strict=True):
         assert Version(version) == Version(bound.removeprefix(">="))
-    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    page = " ".join((ROOT / "docs" / "guide" / "install.md").read_text(encoding="utf-8").split())
     for python, torch, numpy in rows:
-        assert f"Python {python} with PyTorch {torch} and NumPy {numpy}" in readme
+        assert f"Python {python} with PyTorch {torch} and NumPy {numpy}" in page
 
 
 @pytest.mark.slow

@@ -22,8 +22,8 @@ AUTO, COMPARED = "auto", 3
 NOTES = """\
 Regret is the error relative to that of the best of 13 weights of one task, in percent. *Wrong weights* is the largest
 of three regrets of a problem: at the given losses, and with the loss of one task times 0.01 and 100; its median and
-largest value over the problems. *Better, worse*: problems with a lower and a higher error than the plain mean. *Time* of a
-step relative to the plain mean. A click on a header sorts. `config` and `dcgd` are equal for two tasks, which most
+largest value over the problems. *Better, worse*: problems with a lower and a higher error than the plain mean. *Time*
+of a step relative to the plain mean. A click on a header sorts. `config` and `dcgd` are equal for two tasks, which most
 problems have; so are `geometric_mean` and `scale_invariant`.
 """
 

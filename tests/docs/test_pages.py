@@ -1,7 +1,9 @@
 """Examples on pages run, links have targets, and tables agree with the program."""
 
 import argparse
+import importlib
 import inspect
+import math
 import re
 import tomllib
 import typing
@@ -10,8 +12,11 @@ from collections.abc import Iterator
 import pytest
 
 from gradhomog import cli, testing
+from gradhomog.cli import list_
 from gradhomog.experiments.run_file.schema import Config, load
 from gradhomog.experiments.suite.problems import problems
+from gradhomog.experiments.suite.results import stored_results
+from gradhomog.experiments.suite.scores import Scores
 from gradhomog.testing import pytest_plugin
 from gradhomog.testing.check_results import MARKS, Outcome
 from gradhomog_data.benchmarks import BENCHMARKS
@@ -23,7 +28,7 @@ DOCS = ROOT / "docs"
 GENERATED = {  # by the site
     *(
         DOCS / "methods" / f"{name}.md"
-        for name in [*pages.built_in("homogenizers"), "_list", "_traits", "_gallery", "_choice", "_certificate"]
+        for name in [*pages.built_in("homogenizers"), "properties", "_gallery", "_certificate"]
     ),
     *(DOCS / "reference" / f"{name}.md" for name in ("python", "learners", "domains", "observers", "checks")),
     *(DOCS / "results" / "suite" / f"{name}.md" for name in ["leaderboard", *problems()]),
@@ -82,12 +87,64 @@ def test_the_guide_lists_every_default_that_differs_without_domains():
     }
 
 
-@pytest.mark.parametrize("kind", ["homogenizers", "learners"])
-def test_the_readme_names_every_built_in(kind):
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    names = pages.built_in(kind)
-    assert f"**{len(names)} {kind}**" in text
-    assert [name for name in names if f"`{name}`" not in text] == []
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_example_of_the_readme_prints_the_report_below_it(capsys):
+    """Equal words, and numbers within a tenth: 200 steps amplify the rounding of other processors."""
+    exec(pages.blocks(README, "python")[0], {"__name__": "example"})
+    number = re.compile(r"-?\d+\.?\d*(?:e-?\d+)?")
+    printed, shown = capsys.readouterr().out, pages.blocks(README, "text")[0]
+    assert number.sub("#", printed) == number.sub("#", shown)
+    assert [*map(float, number.findall(printed))] == pytest.approx([*map(float, number.findall(shown))], rel=0.1)
+
+
+def test_the_readme_is_short():
+    prose = pages.prose(README)
+    assert len(README.splitlines()) <= 120
+    assert len(prose.split()) <= 650
+    assert [line for line in prose.splitlines() if len(line) > 100 and not line.startswith("|")] == []
+
+
+def test_the_plugin_of_the_readme_is_that_of_the_tutorial():
+    plugin = pages.blocks(README, "python")[1]
+    assert plugin in pages.text("guide/write-a-homogenizer.md")
+    assert len(plugin.splitlines()) == 11
+
+
+def test_the_committed_table_of_methods_is_that_of_the_code():
+    table = importlib.import_module("_site.method_table").table()
+    assert pages.text("methods/table.md") == table, "run: PYTHONPATH=docs python -m _site.method_table"
+
+
+def test_the_page_of_methods_has_the_needs_of_their_tiers():
+    rows = re.findall(r"^\| ([^|]+) \| ((?:\[`[^|]+)) \|[^|]*\|$", pages.text("methods/index.md"), re.MULTILINE)
+    assert {need: re.findall(r"\((\w+)\.md\)", names) for need, names in rows} == list_.tiers()["for_a_need"]
+
+
+def test_the_page_of_methods_has_the_scores_of_the_recommended_ones():
+    scores = {score.method: score for score in Scores(stored_results(), list(problems().values())).scores()}
+    page = pages.text("methods/index.md")
+    for method in ["plain", *list_.tiers()["recommended"].values()]:
+        score = scores[method]
+        numbers = [score.misscaled, score.worst_misscaled, score.regret]
+        cells = " | ".join("" if math.isnan(number) else f"{100 * number:.0f} %" for number in numbers)
+        name = "the plain mean" if method == "plain" else f"[`{method}`]"
+        [row] = [line for line in page.splitlines() if line.startswith(f"| {name}")]
+        assert " ".join(row.split()).endswith(" ".join(f"| {cells} | {score.time:.2f} |".split())), row
+
+
+def test_the_page_of_installation_has_every_extra():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    table = pages.text("guide/install.md").split("|---|---|")[1]
+    rows = re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE)
+    listed = {name for row in rows for name in re.findall(r"`([\w-]+)`", row)}
+    assert listed == {*extras} - {"compare"}
+
+
+def test_pages_install_from_a_clone():
+    """No package index has gradhomog: the page of installation describes how to install an extra."""
+    assert [page.name for page in PAGES if re.search(r"pip install ['\"]?gradhomog", page.read_text("utf-8"))] == []
 
 
 def test_the_first_two_sh_blocks_of_the_readme_hold_its_commands():
