@@ -11,7 +11,7 @@ from gradhomog.experiments.suite import figures, tables
 from gradhomog.experiments.suite.problems import FACTORS, problems
 from gradhomog.experiments.suite.results import stored_results
 from gradhomog.experiments.suite.scores import Score, Scores
-from gradhomog.table import NOTHING, Column, Table
+from gradhomog.table import NOTHING, Cell, Table
 
 DRAWN = 5
 """Number of methods in the figure: the first ones of the table, beside the plain mean."""
@@ -74,19 +74,21 @@ def _certificate(scores: Scores, methods: list[str]) -> Table:
 
 def _leaderboard(scores: list[Score]) -> list[str]:
     """A sortable table with few columns, whose rows do not break."""
-    columns: list[Column[Score]] = [
-        Column("method", lambda score: score.method, lambda score: score.method),
-        Column("tier", lambda score: _tier(score.method), lambda score: _tier(score.method)),
-        Column("wrong weights %", lambda score: tables.percent(score.misscaled), lambda score: score.misscaled),
-        Column("largest %", lambda score: tables.percent(score.worst_misscaled), lambda score: score.worst_misscaled),
-        Column("given losses %", lambda score: tables.percent(score.regret), lambda score: score.regret),
-        Column(
-            "better, worse", lambda score: f"{score.better}, {score.worse}", lambda score: score.better - score.worse
-        ),
-        Column("time", lambda score: f"{score.time:.2f}", lambda score: score.time),
+    header = ["method", "tier", "wrong weights %", "largest %", "given losses %", "better, worse", "time"]
+    rows: list[list[Cell | str]] = [
+        [
+            score.method,
+            _tier(score.method),
+            Cell(tables.percent(score.misscaled), score.misscaled),
+            Cell(tables.percent(score.worst_misscaled), score.worst_misscaled),
+            Cell(tables.percent(score.regret), score.regret),
+            Cell(f"{score.better}, {score.worse}", score.better - score.worse),
+            Cell(f"{score.time:.2f}", score.time),
+        ]
+        for score in scores
     ]
     script = Path(report.__file__).with_name("templates").joinpath("sort.js").read_text(encoding="utf-8")
-    table = Table.of(columns, scores, sticky=0).html("Regret of methods over the problems of the suite")
+    table = Table(header, rows, sticky=0).html("Regret of methods over the problems of the suite")
     return [
         *("```{raw} html", '<div class="leaderboard" tabindex="0">', table, "</div>"),
         *("<script>", 'addEventListener("DOMContentLoaded", () => {', script, "});", "</script>", "```", "", NOTES),

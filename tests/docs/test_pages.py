@@ -139,7 +139,18 @@ def test_the_page_of_installation_has_every_extra():
     table = pages.text("guide/install.md").split("|---|---|")[1]
     rows = re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE)
     listed = {name for row in rows for name in re.findall(r"`([\w-]+)`", row)}
-    assert listed == {*extras} - {"compare"}
+    assert listed == {*extras}
+
+
+def test_the_list_of_decisions_has_each_with_its_title():
+    titles = {path.name: path.read_text("utf-8").splitlines()[0][2:] for path in (DOCS / "decisions").glob("0*.md")}
+    listed = re.findall(r"^- \[(.+)\]\((.+)\)$", pages.text("decisions/index.md"), re.MULTILINE)
+    assert [(title, name) for name, title in sorted(titles.items())] == listed
+
+
+def test_the_page_of_the_suite_has_its_number_of_problems():
+    numbers = dict(enumerate(["thirteen", "fourteen", "fifteen", "sixteen", "seventeen"], 13))
+    assert f"its {numbers[len(problems())]} problems" in " ".join(pages.text("results/suite.md").split())
 
 
 def test_pages_install_from_a_clone():
