@@ -22,14 +22,15 @@ extensions = [
     "sphinx-mathjax-offline",  # MathJax within the site: no network is needed to read it
     "_site",
 ]
-exclude_patterns = ["examples/**/README.md", "_site", "methods/_*.md"]
+exclude_patterns = ["examples/**/README.md", "_site"]
 
 smartquotes = False  # help texts contain commands to copy
 default_role = "code"  # help texts have code in single backticks
 
 html_theme = "furo"
 html_title = f"gradhomog {release}"
-html_static_path = ["_static"]
+html_static_path = ["_static", "../gradhomog/experiments/report/templates/sort.js"]
+html_js_files = [("sort.js", {"defer": "defer"})]  # tables of the class "sortable", as in reports
 html_favicon = "_static/icon.svg"
 html_css_files = ["site.css"]
 html_theme_options = {"source_repository": "", "navigation_with_keys": True}

@@ -55,10 +55,7 @@ def pages(folder: Path) -> dict[str, str]:
     """The pages of all built-in homogenizers and the list of them, by path; writes their pictures."""
     formulas = tomllib.loads((folder / "formulas.toml").read_text(encoding="utf-8"))
     found = {info: spec for info, spec in plugin_tables.built_in("homogenizers") if isinstance(spec, HomogenizerSpec)}
-    written = {
-        "methods/properties.md": _traits(found),
-        "methods/_gallery.md": _gallery(found),
-    }
+    written = {"methods/properties.md": _traits(found)}
     for info, spec in found.items():
         picture = pictures.draw(info.name, folder / "pictures")
         written[f"methods/{info.name}.md"] = _page(info, spec, formulas[info.name], picture)
@@ -76,78 +73,41 @@ def _page(info: PluginInfo, spec: HomogenizerSpec, formula: Mapping[str, str], p
     ]
     source = plugin_tables.reference(spec)
     title = plugin_tables.title(info)
-    lines = [
-        f"# {title}" + ("" if title == info.name else f" (`{info.name}`)"),
-        "",
-        f"{docstrings.capitalized(spec.summary)}. {source + '.' if source else ''} "
-        f"Tier: [{plugin_tables.tier(info)}](table.md).",
-        "",
-        f"```{{figure}} pictures/{info.name}.svg",
-        f":alt: {picture.replace('`', '')}",
-        "",
-        picture,
-        "```",
-        "",
-        "## Formula",
-        "",
-        first,
-        "",
-        "$$",
-        formula["formula"].strip(),
-        "$$",
-        "",
-        *([formula["symbols"].strip(), ""] if "symbols" in formula else []),
-        LETTERS,
-        "",
-        "## When to use it",
-        "",
-        _linked(by_kind.get("Use it when", "")),
-        "",
-        "## Use it",
-        "",
-        "```python",
-        *_use(info.name, spec),
-        "```",
-        "",
-        "Compare it with the plain learner and tuned static weights:",
-        "",
-        "```sh",
-        _comparison(info.name),
-        "```",
-        "",
-        "## Options",
-        "",
-        *plugin_tables.option_table(spec),
-        "## Behaviour",
-        "",
-        *[line for text in texts for line in (text, "")],
-    ]
-    if "Cost:" in by_kind:
-        lines += ["## Cost", "", _without_label(by_kind["Cost:"]), ""]
-    if "Source:" in by_kind:
-        lines += ["## Source", "", _without_label(by_kind["Source:"]), ""]
-    if "Deviations:" in by_kind:
-        lines += ["## Deviations from the paper and other implementations", ""]
-        items = docstrings.numbered(_linked(_without_label(by_kind["Deviations:"])))
-        lines += [f"1. {docstrings.capitalized(item)}" for item in items]
-        lines += [""]
-    lines += ["## Properties", "", *table_head("property", "meaning")]
-    lines += [table_row(f"`{trait}`", TRAITS[trait]) for trait in sorted(spec.traits)]
     stages = plugin_tables.stages(spec)
-    lines += [
+    facts = [
+        *(table_row(f"`{trait}`", TRAITS[trait]) for trait in sorted(spec.traits)),
         table_row("backward passes", passes(info.name, spec)),
         table_row("stages", code(stages) if stages else "depend on its options"),
         table_row("reads", code(sorted(spec.needs))),
         *([_memory(info.name)] if plugin_tables.family(spec) in {"norms", "gramian", "rows"} else []),
         *([table_row("place", "the last of its pipeline")] if spec.last else []),
         *([table_row("limit", f"{spec.max_tasks} tasks")] if spec.max_tasks else []),
-        "",
-        f"`gradhomog check {info.name}` tests these properties.",
-        "",
     ]
-    if "example" in by_kind:
-        lines += ["## Example", "", "```pycon", by_kind["example"], "```", ""]
-    return "\n".join(lines)
+    parts = [
+        f"# {title}" + ("" if title == info.name else f" (`{info.name}`)"),
+        f"{docstrings.capitalized(spec.summary)}. {source + '.' if source else ''} "
+        f"Tier: [{plugin_tables.tier(info)}](table.md).",
+        f"```{{figure}} pictures/{info.name}.svg\n:alt: {picture.replace('`', '')}\n\n{picture}\n```",
+        *("## Formula", first, f"$$\n{formula['formula'].strip()}\n$$", formula.get("symbols", "").strip(), LETTERS),
+        *("## When to use it", _linked(by_kind.get("Use it when", ""))),
+        *("## Use it", "\n".join(["```python", *_use(info.name, spec), "```"])),
+        "Compare it with the plain learner and tuned static weights:",
+        f"```sh\n{_comparison(info.name)}\n```",
+        *("## Options", "\n".join(plugin_tables.option_table(spec)).strip()),
+        *("## Behaviour", *texts),
+    ]
+    for heading in ("Cost", "Source"):
+        if text := by_kind.get(f"{heading}:"):
+            parts += [f"## {heading}", _without_label(text)]
+    if text := by_kind.get("Deviations:"):
+        items = docstrings.numbered(_linked(_without_label(text)))
+        numbered = "\n".join(f"1. {docstrings.capitalized(item)}" for item in items)
+        parts += ["## Deviations from the paper and other implementations", numbered]
+    parts += ["## Properties", "\n".join([*table_head("property", "meaning"), *facts])]
+    parts += [f"`gradhomog check {info.name}` tests these properties."]
+    if example := by_kind.get("example"):
+        parts += ["## Example", f"```pycon\n{example}\n```"]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _linked(text: str) -> str:
@@ -205,15 +165,6 @@ def _memory(name: str) -> str:
 def passes(name: str, spec: HomogenizerSpec) -> str:
     """The number of backward passes of a multi-task step."""
     return PASSES.get(name, "1" if plugin_tables.family(spec) == "losses" else "N, one per task")
-
-
-def _gallery(found: Mapping[PluginInfo, HomogenizerSpec]) -> str:
-    """The pictures of all methods, each with a link to its page."""
-    lines = ["::::{grid} 1 1 1 2", ":gutter: 2", ""]
-    for info, spec in found.items():
-        lines += [f":::{{grid-item-card}} {info.name}", f":link: ../methods/{info.name}", ":link-type: doc", ""]
-        lines += [f"![Directions of {info.name}](../methods/pictures/{info.name}.svg)", "", spec.summary, ":::", ""]
-    return "\n".join([*lines, "::::", ""])
 
 
 def _traits(found: Mapping[PluginInfo, HomogenizerSpec]) -> str:

@@ -26,10 +26,7 @@ from tests.docs.language import ROOT
 
 DOCS = ROOT / "docs"
 GENERATED = {  # by the site
-    *(
-        DOCS / "methods" / f"{name}.md"
-        for name in [*pages.built_in("homogenizers"), "properties", "_gallery", "_certificate"]
-    ),
+    *(DOCS / "methods" / f"{name}.md" for name in [*pages.built_in("homogenizers"), "properties"]),
     *(DOCS / "reference" / f"{name}.md" for name in ("python", "learners", "domains", "observers", "checks")),
     *(DOCS / "results" / "suite" / f"{name}.md" for name in ["leaderboard", *problems()]),
 }
