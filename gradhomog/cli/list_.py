@@ -1,4 +1,8 @@
-"""`gradhomog list`: list the installed plugins from their metadata and sources, without importing them."""
+"""`gradhomog list`: list the installed plugins from their metadata and sources, without importing them.
+
+TIER is that of a built-in homogenizer: recommended (by the results of `gradhomog suite`), for a need, or catalogue.
+SUMMARY is the first sentence of the module. --json also has the module, and whether GRADHOMOG_DISABLE disables it.
+"""
 
 from __future__ import annotations
 
