@@ -27,7 +27,7 @@ def stages(spec: HomogenizerSpec) -> list[str]:
 
 
 def family(spec: HomogenizerSpec) -> str:
-    """Where a homogenizer acts, or the costliest statistic that it reads: features, rows, gramian, norms, losses."""
+    """The costliest value that a homogenizer changes or reads: features, rows, gramian, norms or losses."""
     acts = stages(spec)
     if not acts or {"attach", "transform"} & {*acts}:  # the presets combine methods that act on features
         return "features"
