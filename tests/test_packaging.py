@@ -77,6 +77,7 @@ def test_the_wheel_holds_its_packages_with_all_modules_templates_and_papers_and_
         (ROOT, "gradhomog/experiments/report/figures/*.mplstyle"),
         (ROOT, "gradhomog/experiments/run_file/*.toml"),
         (ROOT / "plugins", "gradhomog_papers/*.toml"),
+        (ROOT / "plugins", "gradhomog_plugins/*.toml"),
     )
     for folder, pattern in contents:
         files = {path.relative_to(folder).as_posix() for path in folder.glob(pattern)}

@@ -34,35 +34,15 @@ from gradhomog.testing import CheckReport, check_domain, check_homogenizer, chec
 from tests.docs import pages
 
 
-class _Verbatim:
-    """An annotation whose repr is its source text."""
-
-    def __init__(self, annotation: str) -> None:
-        self.annotation = annotation
-
-    def __repr__(self) -> str:
-        return self.annotation
-
-
-def signature(function: Callable[..., Any], name: str = "") -> str:
+def signature(function: Callable[..., Any]) -> str:
     """The exact signature of a function of a module with `from __future__ import annotations`.
 
-    >>> def weigh(self, rows: Rows, *, mode: int = 1) -> Tensor: ...
+    >>> def weigh(self, rows: Rows, *, mode: str = "own") -> Tensor: ...
     >>> signature(weigh)
-    'weigh(self, rows: Rows, *, mode: int = 1) -> Tensor'
+    "weigh(self, rows: Rows, *, mode: str = 'own') -> Tensor"
     """
-    found = inspect.signature(function)
-    parameters = [parameter.replace(annotation=_verbatim(parameter.annotation)) for parameter in arguments(function)]
-    returns = _verbatim(found.return_annotation)
-    return f"{name or function.__name__}{found.replace(parameters=parameters, return_annotation=returns)}"
-
-
-def arguments(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    return list(inspect.signature(function).parameters.values())
-
-
-def _verbatim(annotation: Any) -> Any:
-    return _Verbatim(annotation) if isinstance(annotation, str) else annotation
+    text = str(inspect.signature(function))
+    return function.__name__ + re.sub(r"""(: |-> )(['"])(.*?)\2""", r"\1\3", text)
 
 
 HOOKS = {name: found for name, found in vars(specs).items() if name.startswith("gradhomog_")}

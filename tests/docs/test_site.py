@@ -176,6 +176,11 @@ def test_the_site_builds_and_is_complete(
                 assert name in "".join(pages.text("reference/errors.md"))
             elif callable(found) and getattr(found, "__doc__", None) and hasattr(found, "__name__"):
                 assert name in titles
+    with subtests.test("the leaderboard can be sorted, and has the tiers"):
+        leaderboard = text[site / "results" / "suite" / "leaderboard.html"]
+        assert 'class="sortable"' in leaderboard
+        assert "sort.js" in leaderboard
+        assert "<td>recommended</td>" in leaderboard
     with subtests.test("every command has its help"):
         help_text = re.sub(r"<[^>]+>", "", text[site / "reference" / "cli.html"])
         for command in cli.COMMANDS:
