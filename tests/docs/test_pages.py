@@ -89,11 +89,15 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def test_the_example_of_the_readme_prints_the_report_below_it(capsys):
     """Equal words, and numbers within a tenth: 200 steps amplify the rounding of other processors."""
-    exec(pages.blocks(README, "python")[0], {"__name__": "example"})
+    example = pages.blocks(README, "python")[0]
+    exec(example, {"__name__": "example"})
     number = re.compile(r"-?\d+\.?\d*(?:e-?\d+)?")
     printed, shown = capsys.readouterr().out, pages.blocks(README, "text")[0]
     assert number.sub("#", printed) == number.sub("#", shown)
     assert [*map(float, number.findall(printed))] == pytest.approx([*map(float, number.findall(shown))], rel=0.1)
+    plain = {"__name__": "example"}
+    exec(example.replace('"auto"', '"none"'), plain)
+    assert f"stays at {plain['losses']['quality']:.2f}" in README
 
 
 def test_the_readme_is_short():
@@ -122,6 +126,7 @@ def test_the_page_of_methods_has_the_needs_of_their_tiers():
 def test_the_page_of_methods_has_the_scores_of_the_recommended_ones():
     scores = {score.method: score for score in Scores(stored_results(), list(problems().values())).scores()}
     page = pages.text("methods/index.md")
+    assert re.findall(r"(\d+) %", README) == [f"{100 * scores[name].misscaled:.0f}" for name in ("plain", "auto")]
     for method in ["plain", *list_.tiers()["recommended"].values()]:
         score = scores[method]
         numbers = [score.misscaled, score.worst_misscaled, score.regret]
