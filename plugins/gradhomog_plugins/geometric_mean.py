@@ -17,11 +17,11 @@ class GeometricMean(Homogenizer):
     harmful where a loss approaches zero, because its task then takes nearly all weight, and it does not resolve
     conflicts.
 
-    With the default `scale="mean"` this and `scale_invariant` are the same method: both weight by 1/L_i, and only their
-    lengths differ. Acts on rows: shared parameters receive the gradient of the weighted losses; each head of a
-    multi-task network receives the unweighted gradient of its loss. Losses must be positive: zero or negative
-    losses cause an error, and so does a weight above 1e30 in the paper's scale. Computed from logarithms, so that no
-    product of losses overflows.
+    With the default `scale="mean"` this and `scale_invariant` are the same method, for any number of tasks; in the
+    paper's scale only their lengths differ. Acts on rows: shared parameters receive the gradient of the weighted
+    losses; each head of a multi-task network receives the unweighted gradient of its loss. Losses must be positive:
+    zero or negative losses cause an error, and so does a weight above 1e30 in the paper's scale. Computed from
+    logarithms, so that no product of losses overflows.
 
     Differentiable in rows and losses.
 
