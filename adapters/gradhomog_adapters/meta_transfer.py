@@ -159,7 +159,9 @@ def _scales_and_shifts(
         if name.partition(".")[0] == "encoder" and isinstance(part, (_ConvNd, nn.Linear))
     ]  # fmt: skip
     if not layers:
-        raise OptionError("meta_transfer scales convolutions and linear layers of the encoder; `encoder` contains none of them.")
+        raise OptionError(
+            "meta_transfer scales convolutions and linear layers of the encoder; `encoder` contains none of them."
+        )
     names = {id(parameter): name for name, parameter in parameters.items()}  # tied weights have one name
     scales: dict[str, Tensor] = {}
     shifts: dict[str, Tensor] = {}

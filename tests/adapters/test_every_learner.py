@@ -102,7 +102,7 @@ def test_queries_are_independent_of_each_other_with_statistics_of_the_support_se
     kind="learners", only=["resumes_*"], fast=True,
 )  # fmt: skip
 def test_training_continues_exactly_before_and_after_the_steps_at_which_a_learner_changes(check):
-    """The kit continues after four of eight steps, and checks `meta_transfer` and `skd` also with a change between them."""
+    """The kit continues after four of eight steps; `meta_transfer` and `skd` change between them, too."""
     check()
 
 

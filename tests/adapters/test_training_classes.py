@@ -82,7 +82,7 @@ MISSING = "the tasks have no `classes`, and {} has classes=7"
         ("baseline", {"classes": CLASSES}, None, MISSING.format("Baseline")),
         ("meta_transfer", {"classes": CLASSES, "pretrain_steps": 1}, None, MISSING.format("MetaTransfer")),
         ("skd", {"classes": CLASSES}, None, MISSING.format("SKD")),
-        ("meta_transfer", {"classes": CLASSES, "pretrain_steps": 1}, "regression", "MetaTransfer supports classification only"),
+        ("meta_transfer", {"classes": CLASSES, "pretrain_steps": 1}, "regression", "supports classification only"),
         ("skd", {"classes": CLASSES}, "regression", "SKD supports classification only"),
     ],
 )
