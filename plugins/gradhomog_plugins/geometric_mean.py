@@ -41,16 +41,12 @@ class GeometricMean(Homogenizer):
     """
 
     def mix(self, step: Step) -> Tensor:
-        losses = step.losses
-        _losses.require_valid(
-            losses > 0, step, "geometric_mean: losses must be positive, because tasks are weighted by 1/L"
-        )
-        return _losses.exponential_weights(-losses.log())
+        return _losses.exponential_weights(-_losses.positive(step, "because tasks are weighted by 1/L").log())
 
     def paper_scale(self, step: Step) -> Tensor:
         logarithms = step.losses.log()
         weights = torch.exp(logarithms.mean() - logarithms)
-        _losses.require_weights(weights, step, "geometric_mean", "(Π_j L_j)^{1/N} / L")
+        _losses.require_at_most(weights, step, "(Π_j L_j)^{1/N} / L")
         return weights.mean()
 
 

@@ -40,15 +40,11 @@ class ScaleInvariant(Homogenizer):
     """
 
     def mix(self, step: Step) -> Tensor:
-        losses = step.losses
-        _losses.require_valid(
-            losses > 0, step, "scale_invariant: losses must be positive, because rows are divided by them"
-        )
-        return _losses.exponential_weights(-losses.log())
+        return _losses.exponential_weights(-_losses.positive(step, "because rows are divided by them").log())
 
     def paper_scale(self, step: Step) -> Tensor:
         weights = step.tasks / step.losses
-        _losses.require_weights(weights, step, "scale_invariant", "N/L")
+        _losses.require_at_most(weights, step, "N/L")
         return weights.mean()
 
 

@@ -14,7 +14,7 @@ SELECTORS = [
     "sdmgrad", "pcgrad", "krum", "trimmed_mean", "gradnorm", "db_mtl", "excess_mtl", "moco", "graddrop",
     "lra", "metabalance", "multiadam", "static", "rlw",
     "sago", "sago(agreeing='both')", "nash_mtl(scale='paper')", *LENGTHS,
-    "mgda(normalize='l2', zero_rows='drop')", "reweight(beta=0, solver='fixed_point')",
+    "mgda(normalize='l2')", "reweight(beta=0, solver='fixed_point')",
 ]  # fmt: skip
 MASKS = ["and_mask(tau=0.5)", "and_mask(tau=0.5, rescale=true)", "sand_mask(tau=0.1, k=0.3)"]
 TWICE = [
