@@ -3,7 +3,7 @@
 import fnmatch
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -190,36 +190,42 @@ def _tree(tensors: Mapping[str, Tensor]) -> nn.Module:
 # -- networks that are not supported ----------------------------------------------------------------------------------
 
 
-def check_supported(encoder: nn.Module, head: nn.Module) -> None:
-    """Raise if a module cannot be called with other tensors in place of its parameters.
+UNSUPPORTED: Sequence[tuple[Callable[[nn.Module], bool], str]] = (
+    (
+        lambda part: any(isinstance(p, UninitializedParameter) for p in part.parameters(recurse=False)),
+        "has uninitialized parameters. Run the network once on an example first.",
+    ),
+    (
+        lambda part: isinstance(part, torch.jit.ScriptModule),
+        "is compiled by TorchScript, with fixed parameters. Pass the original module.",
+    ),
+    (
+        lambda part: isinstance(part, nn.DataParallel | nn.parallel.DistributedDataParallel),
+        "copies the network. Pass the module that it wraps.",
+    ),
+    (
+        lambda part: isinstance(part, torch._dynamo.OptimizedModule) or part._compiled_call_impl is not None,
+        "is compiled, but the inner loop needs second derivatives, which compiled code lacks. Pass the original "
+        "module, and for a small network pass compile=True to the learner.",
+    ),
+    (
+        lambda part: any(isinstance(h, WeightNorm | SpectralNorm) for h in part._forward_pre_hooks.values()),
+        "is normalized by a hook that replaces its weight. Use weight_norm or spectral_norm of "
+        "torch.nn.utils.parametrizations.",
+    ),
+)
+"""Modules that a learner cannot call with other parameters, and what to do."""
 
-    Raises:
-        OptionError: with the name of the module and the fix.
+
+def check_supported(encoder: nn.Module, head: nn.Module) -> None:
+    """Raise an OptionError for a module that a learner cannot call with other parameters.
+
+    A functional call would not see the parameters that it passes, or would lose derivatives, in silence.
     """
-    for name, module in (("encoder", encoder), ("head", head)):
-        for path, part in module.named_modules():
-            where = f"`{name}`" if not path else f"`{name}.{path}`"
-            kind = type(part).__name__
-            if any(isinstance(p, UninitializedParameter) for p in part.parameters(recurse=False)):
-                raise OptionError(
-                    f"{where}, a {kind}, has uninitialized parameters. Run the network once on an example first."
-                )
-            if isinstance(part, torch.jit.ScriptModule):
-                raise OptionError(
-                    f"{where} is compiled by TorchScript, with fixed parameters. Pass the original module."
-                )
-            if isinstance(part, nn.DataParallel | nn.parallel.DistributedDataParallel):
-                raise OptionError(f"{where} is a {kind}, which copies the network. Pass the module that it wraps.")
-            if isinstance(part, torch._dynamo.OptimizedModule) or part._compiled_call_impl is not None:
-                raise OptionError(
-                    f"{where} is compiled, but the inner loop needs second derivatives, which compiled code lacks. "
-                    "Pass the original module, and for a small network pass compile=True to the learner."
-                )
-            if any(isinstance(hook, WeightNorm | SpectralNorm) for hook in part._forward_pre_hooks.values()):
-                raise OptionError(
-                    f"{where}, a {kind}, is normalized by a hook that replaces its weight. Use weight_norm or "
-                    "spectral_norm of torch.nn.utils.parametrizations."
-                )
+    for path, part in nn.ModuleDict({"encoder": encoder, "head": head}).named_modules():
+        for is_unsupported, message in UNSUPPORTED:
+            if path and is_unsupported(part):
+                raise OptionError(f"`{path}`, a {type(part).__name__}, {message}")
 
 
 NO_CHECKPOINTS = (

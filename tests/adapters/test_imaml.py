@@ -14,8 +14,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from gradhomog import TaskBatch
-from gradhomog_adapters._conjugate_gradients import solve
 from gradhomog_adapters.imaml import IMAML
+from gradhomog_adapters.imaml import conjugate_gradients as solve
 from gradhomog_adapters.reptile import Reptile
 from tests.adapters import checks
 from tests.adapters.checks import networks, tasks
