@@ -106,6 +106,18 @@ class _Submodel:
         self.module_names = {(prefix + path).rstrip(".") for path, _ in module.named_modules()}
 
 
+def linear_layers(head: nn.Module, message: str) -> list[nn.Linear]:
+    """Return the linear layers of a head, in order.
+
+    Raises:
+        OptionError: with the message; there are none.
+    """
+    found = [part for part in head.modules() if isinstance(part, nn.Linear)]
+    if not found:
+        raise OptionError(message)
+    return found
+
+
 def match_names(names: Sequence[str], patterns: str | Sequence[str], option: str) -> list[str]:
     """Names that match at least one of the glob patterns, in order.
 

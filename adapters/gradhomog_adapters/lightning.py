@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from gradhomog import OptionError, Pipeline, Ranks, StepReport, warn_of_momentum
-from gradhomog_adapters._frameworks import SavesPipeline, ZeroLosses, check_loss_options, require_pipeline
+from gradhomog_adapters._frameworks import (
+    SavesPipeline,
+    ZeroLosses,
+    check_loss_options,
+    line_search_error,
+    require_pipeline,
+)
 
 try:
     from lightning.pytorch import Callback
@@ -156,11 +162,8 @@ class HomogenizedLoss(SavesPipeline, Callback):  # type: ignore[misc, unused-ign
         self._wrapped = trainer.strategy.model
         for optimizer in trainer.optimizers:
             if isinstance(optimizer, torch.optim.LBFGS):
-                raise OptionError(
-                    "a module with HomogenizedLoss must train with first-order optimizers such as Adam; got L-BFGS, "
-                    "whose line search and curvature require the gradient of one fixed loss. Return the plain sum of "
-                    "the losses, or choose another optimizer."
-                )
+                advice = "Return the plain sum of the losses, or choose another optimizer."
+                raise line_search_error("a module with HomogenizedLoss", "L-BFGS", advice)
             warn_of_momentum(optimizer, self.pipe)
         if self.pipe.steps == 0 and trainer.global_step > 0:
             warnings.warn(
