@@ -205,7 +205,7 @@ def test_momentum_after_averages_of_rows_warns() -> None:
 def test_lbfgs_is_refused_before_a_parameter_changes() -> None:
     module = TwoTasks("upgrad", torch.optim.LBFGS)
     before = parameters(module)
-    with pytest.raises(OptionError, match="first-order optimizers such as Adam; got L-BFGS"):
+    with pytest.raises(OptionError, match="first-order optimizer such as Adam; got L-BFGS"):
         fit(module)
     assert torch.equal(parameters(module), before)
 
