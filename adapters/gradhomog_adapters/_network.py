@@ -32,7 +32,7 @@ class Network:
         canonical: dict[int, str] = {}
         for name, parameter in self._both.named_parameters(remove_duplicate=False):
             canonical.setdefault(id(parameter), name)
-        self._parts = {
+        self._submodels = {
             prefix: _Submodel(prefix, module, canonical)
             for prefix, module in (("", self._both), ("encoder.", encoder), ("head.", head))
         }
@@ -53,16 +53,16 @@ class Network:
             found[name] = copies.setdefault(id(buffer), buffer.clone())
         return found
 
-    def call(self, part: str, parameters: Parameters, buffers: Parameters, x: Tensor) -> Tensor:
-        """Return the output of one part: `"encoder."`, `"head."`, or `""` for both."""
-        selected = self._parts[part]
+    def call(self, prefix: str, parameters: Parameters, buffers: Parameters, x: Tensor) -> Tensor:
+        """Return the output of the module with a prefix: `"encoder."`, `"head."`, or `""` for both."""
+        selected = self._submodels[prefix]
         tensors: dict[str, Tensor] = {}
         for local, canonical in selected.parameters:
             if canonical in parameters:  # frozen parameters are not
                 tensors[local] = parameters[canonical]
         for name in buffers:
             if name.rpartition(".")[0] in selected.module_names:
-                tensors[name.removeprefix(part)] = buffers[name]
+                tensors[name.removeprefix(prefix)] = buffers[name]
         if torch.compiler.is_compiling():  # only within torch.func, whose transforms reject checkpoints themselves
             compiled: Tensor = functional_call(selected.module, tensors, (x,), tie_weights=False)
             return compiled
@@ -70,7 +70,7 @@ class Network:
         for tensor in tensors.values():
             replaced = replaced or not isinstance(tensor, nn.Parameter)
             trained = trained or tensor.requires_grad
-        first = trained and torch.is_grad_enabled() and part not in self._without_checkpoint
+        first = trained and torch.is_grad_enabled() and prefix not in self._without_checkpoint
         # A checkpoint would recompute with the module's own tensors: correct only if none is replaced.
         checkpoints = torch.autograd.graph.disable_saved_tensors_hooks(NO_CHECKPOINTS) if replaced else nullcontext()
         try:
@@ -81,7 +81,7 @@ class Network:
             raise
         if first:
             reject_reentrant_checkpoints(result, [x, *tensors.values()])
-            self._without_checkpoint.add(part)
+            self._without_checkpoint.add(prefix)
         return result
 
 

@@ -25,8 +25,8 @@ except ImportError as error:
 
 __all__ = ["HomogenizedLoss"]
 
-Metric = Literal["loss", "weight", "norm", "cosine", "min_cosine"]
-METRICS = get_args(Metric)
+Kind = Literal["loss", "weight", "norm", "cosine", "min_cosine"]
+KINDS = get_args(Kind)
 
 
 class HomogenizedLoss(SavesPipeline, Callback):  # type: ignore[misc, unused-ignore]
@@ -99,13 +99,13 @@ class HomogenizedLoss(SavesPipeline, Callback):  # type: ignore[misc, unused-ign
     """
 
     def __init__(
-        self, pipe: Pipeline, parameters: Any = None, *, log: Collection[Metric] = ("loss", "weight", "min_cosine"),
+        self, pipe: Pipeline, parameters: Any = None, *, log: Collection[Kind] = ("loss", "weight", "min_cosine"),
         prefix: str = "", **options: Any,
     ) -> None:  # fmt: skip
         require_pipeline(pipe)
         check_loss_options(options, "options must be")
-        if isinstance(log, str) or not set(log) <= set(METRICS):
-            raise OptionError(f"`log` must contain kinds of metrics, of {', '.join(METRICS)}; got {log!r}.")
+        if isinstance(log, str) or not set(log) <= set(KINDS):
+            raise OptionError(f"`log` must contain kinds of metrics, of {', '.join(KINDS)}; got {log!r}.")
         self.pipe = pipe
         self.prefix = prefix
         self._kinds = tuple(log)  # Lightning sets the attributes `log` and `log_dict` of callbacks
