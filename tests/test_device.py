@@ -72,7 +72,7 @@ def combine(pipe: Pipeline, device: str, dtype: torch.dtype, seed: int) -> Tenso
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-3)])
 @pytest.mark.parametrize(
-    "name", [*HOMOGENIZERS, "mgda(on='features')", "rotate(parameterization='geodesic', pool='class')"]
+    "name", [*HOMOGENIZERS, "mgda(on='features')", "rotate(parameterization='geodesic', pool='sample')"]
 )
 def test_two_steps_return_the_directions_of_the_cpu(
     name: str, dtype: torch.dtype, tolerance: float, device: str

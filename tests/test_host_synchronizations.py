@@ -49,7 +49,6 @@ OWN: dict[str, dict[str, int]] = {
         "rotograd.mix": 1, "rotograd._new_rotations": 5, "_pooling.mean_cosine": 2, "geodesic._defect": 8,
         "geodesic.times_cayley": 4, "geodesic.propose": 4, "base.alignment": 8,
     },
-    "torchjd": {"torchjd.rows": 3},
     "tracked": {GRAMIAN: 1},
     "mamlpp": {"few_shot.completed_steps": 1},
     "reptile": {"reptile.row": 5},

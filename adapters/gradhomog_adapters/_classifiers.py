@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from gradhomog import DataError, OptionError, Task, TaskBatch, TaskKey, TaskRow
+from gradhomog import DataError, Task, TaskBatch, TaskKey, TaskRow
 from gradhomog_adapters._metric import at_least_float32, check_classification, feature_shape
-from gradhomog_adapters._network import Parameters
+from gradhomog_adapters._network import Parameters, linear_layers
 from gradhomog_adapters.few_shot import FewShotLearner, Query, Tasks
 
 MANY_CLASSES = 200  # classes
@@ -59,10 +59,8 @@ def class_count(classes: int | None, head: nn.Module) -> int:
     """
     if classes is not None:
         return classes
-    linear = next((part for part in reversed(list(head.modules())) if isinstance(part, nn.Linear)), None)
-    if linear is None:
-        raise OptionError("`classes` must be given: the head has no torch.nn.Linear whose outputs could be counted.")
-    return linear.out_features
+    message = "`classes` must be given: the head has no torch.nn.Linear whose outputs could be counted."
+    return linear_layers(head, message)[-1].out_features
 
 
 def keep_own_classes(row: TaskRow, classes: Tensor | None) -> TaskRow:

@@ -43,6 +43,14 @@ def require_pipeline(pipe: Pipeline) -> None:
         )
 
 
+def line_search_error(owner: str, optimizer: str, advice: str) -> OptionError:
+    """Return the error for an optimizer that evaluates the loss several times in a step."""
+    return OptionError(
+        f"{owner} must train with a first-order optimizer such as Adam; got {optimizer}, whose line search and "
+        f"curvature require the gradient of one fixed loss. {advice}"
+    )
+
+
 def batch_ranks(group: Any, default: Ranks | None) -> Ranks | None:
     """Return the ranks over which a batch is distributed: `group` or, if it is None, those of the trainer.
 

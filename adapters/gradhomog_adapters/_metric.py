@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gradhomog import DataError, OptionError
-from gradhomog_adapters._network import Parameters
+from gradhomog_adapters._network import Parameters, linear_layers
 from gradhomog_adapters._network_mode import Statistics
 from gradhomog_adapters.few_shot import FewShotLearner, Query, Support
 
@@ -22,13 +22,8 @@ def feature_shape(learner: FewShotLearner, input_shape: Sequence[int] | None) ->
         OptionError: the head has no linear layer, or the encoder does not accept such inputs.
     """
     if input_shape is None:
-        linear = next((part for part in learner.head.modules() if isinstance(part, nn.Linear)), None)
-        if linear is None:
-            raise OptionError(
-                "`input_shape` must be given, as in input_shape=[3, 84, 84]: the head has no torch.nn.Linear "
-                "with a number of features."
-            )
-        return (linear.in_features,)
+        message = "`input_shape` must be given, as in [3, 84, 84]: the head has no torch.nn.Linear with features."
+        return (linear_layers(learner.head, message)[0].in_features,)
     if not input_shape or any(length < 1 for length in input_shape):
         raise OptionError(f"`input_shape` must contain positive integers; got {list(input_shape)}.")
     parameters = learner.named_parameters()

@@ -3,7 +3,7 @@
 import fnmatch
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -32,7 +32,7 @@ class Network:
         canonical: dict[int, str] = {}
         for name, parameter in self._both.named_parameters(remove_duplicate=False):
             canonical.setdefault(id(parameter), name)
-        self._parts = {
+        self._submodels = {
             prefix: _Submodel(prefix, module, canonical)
             for prefix, module in (("", self._both), ("encoder.", encoder), ("head.", head))
         }
@@ -53,16 +53,16 @@ class Network:
             found[name] = copies.setdefault(id(buffer), buffer.clone())
         return found
 
-    def call(self, part: str, parameters: Parameters, buffers: Parameters, x: Tensor) -> Tensor:
-        """Return the output of one part: `"encoder."`, `"head."`, or `""` for both."""
-        selected = self._parts[part]
+    def call(self, prefix: str, parameters: Parameters, buffers: Parameters, x: Tensor) -> Tensor:
+        """Return the output of the module with a prefix: `"encoder."`, `"head."`, or `""` for both."""
+        selected = self._submodels[prefix]
         tensors: dict[str, Tensor] = {}
         for local, canonical in selected.parameters:
             if canonical in parameters:  # frozen parameters are not
                 tensors[local] = parameters[canonical]
         for name in buffers:
             if name.rpartition(".")[0] in selected.module_names:
-                tensors[name.removeprefix(part)] = buffers[name]
+                tensors[name.removeprefix(prefix)] = buffers[name]
         if torch.compiler.is_compiling():  # only within torch.func, whose transforms reject checkpoints themselves
             compiled: Tensor = functional_call(selected.module, tensors, (x,), tie_weights=False)
             return compiled
@@ -70,7 +70,7 @@ class Network:
         for tensor in tensors.values():
             replaced = replaced or not isinstance(tensor, nn.Parameter)
             trained = trained or tensor.requires_grad
-        first = trained and torch.is_grad_enabled() and part not in self._without_checkpoint
+        first = trained and torch.is_grad_enabled() and prefix not in self._without_checkpoint
         # A checkpoint would recompute with the module's own tensors: correct only if none is replaced.
         checkpoints = torch.autograd.graph.disable_saved_tensors_hooks(NO_CHECKPOINTS) if replaced else nullcontext()
         try:
@@ -81,7 +81,7 @@ class Network:
             raise
         if first:
             reject_reentrant_checkpoints(result, [x, *tensors.values()])
-            self._without_checkpoint.add(part)
+            self._without_checkpoint.add(prefix)
         return result
 
 
@@ -104,6 +104,18 @@ class _Submodel:
             for local, parameter in part.named_parameters(path, recurse=False, remove_duplicate=False)
         ]
         self.module_names = {(prefix + path).rstrip(".") for path, _ in module.named_modules()}
+
+
+def linear_layers(head: nn.Module, message: str) -> list[nn.Linear]:
+    """Return the linear layers of a head, in order.
+
+    Raises:
+        OptionError: with the message; there are none.
+    """
+    found = [part for part in head.modules() if isinstance(part, nn.Linear)]
+    if not found:
+        raise OptionError(message)
+    return found
 
 
 def match_names(names: Sequence[str], patterns: str | Sequence[str], option: str) -> list[str]:
@@ -190,36 +202,42 @@ def _tree(tensors: Mapping[str, Tensor]) -> nn.Module:
 # -- networks that are not supported ----------------------------------------------------------------------------------
 
 
-def check_supported(encoder: nn.Module, head: nn.Module) -> None:
-    """Raise if a module cannot be called with other tensors in place of its parameters.
+UNSUPPORTED: Sequence[tuple[Callable[[nn.Module], bool], str]] = (
+    (
+        lambda part: any(isinstance(p, UninitializedParameter) for p in part.parameters(recurse=False)),
+        "has uninitialized parameters. Run the network once on an example first.",
+    ),
+    (
+        lambda part: isinstance(part, torch.jit.ScriptModule),
+        "is compiled by TorchScript, with fixed parameters. Pass the original module.",
+    ),
+    (
+        lambda part: isinstance(part, nn.DataParallel | nn.parallel.DistributedDataParallel),
+        "copies the network. Pass the module that it wraps.",
+    ),
+    (
+        lambda part: isinstance(part, torch._dynamo.OptimizedModule) or part._compiled_call_impl is not None,
+        "is compiled, but the inner loop needs second derivatives, which compiled code lacks. Pass the original "
+        "module, and for a small network pass compile=True to the learner.",
+    ),
+    (
+        lambda part: any(isinstance(h, WeightNorm | SpectralNorm) for h in part._forward_pre_hooks.values()),
+        "is normalized by a hook that replaces its weight. Use weight_norm or spectral_norm of "
+        "torch.nn.utils.parametrizations.",
+    ),
+)
+"""Modules that a learner cannot call with other parameters, and what to do."""
 
-    Raises:
-        OptionError: with the name of the module and the fix.
+
+def check_supported(encoder: nn.Module, head: nn.Module) -> None:
+    """Raise an OptionError for a module that a learner cannot call with other parameters.
+
+    A functional call would not see the parameters that it passes, or would lose derivatives, in silence.
     """
-    for name, module in (("encoder", encoder), ("head", head)):
-        for path, part in module.named_modules():
-            where = f"`{name}`" if not path else f"`{name}.{path}`"
-            kind = type(part).__name__
-            if any(isinstance(p, UninitializedParameter) for p in part.parameters(recurse=False)):
-                raise OptionError(
-                    f"{where}, a {kind}, has uninitialized parameters. Run the network once on an example first."
-                )
-            if isinstance(part, torch.jit.ScriptModule):
-                raise OptionError(
-                    f"{where} is compiled by TorchScript, with fixed parameters. Pass the original module."
-                )
-            if isinstance(part, nn.DataParallel | nn.parallel.DistributedDataParallel):
-                raise OptionError(f"{where} is a {kind}, which copies the network. Pass the module that it wraps.")
-            if isinstance(part, torch._dynamo.OptimizedModule) or part._compiled_call_impl is not None:
-                raise OptionError(
-                    f"{where} is compiled, but the inner loop needs second derivatives, which compiled code lacks. "
-                    "Pass the original module, and for a small network pass compile=True to the learner."
-                )
-            if any(isinstance(hook, WeightNorm | SpectralNorm) for hook in part._forward_pre_hooks.values()):
-                raise OptionError(
-                    f"{where}, a {kind}, is normalized by a hook that replaces its weight. Use weight_norm or "
-                    "spectral_norm of torch.nn.utils.parametrizations."
-                )
+    for path, part in nn.ModuleDict({"encoder": encoder, "head": head}).named_modules():
+        for is_unsupported, message in UNSUPPORTED:
+            if path and is_unsupported(part):
+                raise OptionError(f"`{path}`, a {type(part).__name__}, {message}")
 
 
 NO_CHECKPOINTS = (

@@ -1,12 +1,4 @@
-"""ANIL (almost no inner loop): MAML that adapts only the head."""
-
-from functools import partial
-
-from gradhomog import LearnerSpec, hookimpl
-from gradhomog_adapters.maml import MAML
-
-anil = partial(MAML, adapt="head.*")
-anil.__doc__ = """`MAML(..., adapt="head.*")`: row_i = ∇_{θ,φ} L_Q(θ, φ_i^K(θ, φ)), φ the head; in training and at
+"""`MAML(..., adapt="head.*")`: row_i = ∇_{θ,φ} L_Q(θ, φ_i^K(θ, φ)), φ the head; in training and at
 meta-test.
 
 Args:
@@ -32,7 +24,14 @@ cosine to support features, is not implemented.
 >>> sorted(learner.rows(TaskBatch(x, y, x, y)).jacobian)
 ['encoder.bias', 'encoder.weight', 'head.bias', 'head.weight']
 """
-__test__ = {"anil": anil.__doc__}  # for doctest, which collects functions and classes only
+
+from functools import partial
+
+from gradhomog import LearnerSpec, hookimpl
+from gradhomog_adapters.maml import MAML
+
+anil = partial(MAML, adapt="head.*")
+anil.__doc__ = __doc__
 
 
 @hookimpl

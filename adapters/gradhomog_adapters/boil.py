@@ -1,12 +1,4 @@
-"""BOIL (body only update in inner loop): MAML that adapts only the encoder."""
-
-from functools import partial
-
-from gradhomog import LearnerSpec, hookimpl
-from gradhomog_adapters.maml import MAML
-
-boil = partial(MAML, adapt="encoder.*", inner_lr=0.5, inner_steps=1)
-boil.__doc__ = """`MAML(..., adapt="encoder.*")`: row_i = ∇_{θ,φ} L_Q(θ_i^K(θ, φ), φ), θ the encoder, φ the head.
+"""`MAML(..., adapt="encoder.*")`: row_i = ∇_{θ,φ} L_Q(θ_i^K(θ, φ), φ), θ the encoder, φ the head.
 
 Args:
     encoder, head, homogenizers, loss: see `Learner`.
@@ -27,7 +19,14 @@ Source: Oh et al. 2021, arXiv 2008.08882, section 3, equation 3. Deviation: none
 >>> learner.rows(TaskBatch(x, y, x, y)).losses.shape
 torch.Size([3])
 """
-__test__ = {"boil": boil.__doc__}  # for doctest, which collects functions and classes only
+
+from functools import partial
+
+from gradhomog import LearnerSpec, hookimpl
+from gradhomog_adapters.maml import MAML
+
+boil = partial(MAML, adapt="encoder.*", inner_lr=0.5, inner_steps=1)
+boil.__doc__ = __doc__
 
 
 @hookimpl

@@ -6,9 +6,9 @@ from typing import Any, Literal, Unpack
 import torch
 from torch import Tensor, nn
 
-from gradhomog import LearnerSpec, OptionError, hookimpl
+from gradhomog import LearnerSpec, hookimpl
 from gradhomog_adapters._inner_optimizer import Inner
-from gradhomog_adapters._network import Parameters
+from gradhomog_adapters._network import Parameters, linear_layers
 from gradhomog_adapters._network_mode import Statistics
 from gradhomog_adapters._option_types import Count, CountOrZero, Positive
 from gradhomog_adapters.few_shot import LearnerOptions, Query, Support
@@ -114,10 +114,8 @@ class CAVIA(MAML):
 
 
 def _features(head: nn.Module) -> int:
-    first = next((part for part in head.modules() if isinstance(part, nn.Linear)), None)
-    if first is None:
-        raise OptionError("`head` must start with a torch.nn.Linear, whose inputs are modulated; or use on='inputs'.")
-    return first.in_features
+    message = "`head` must start with a torch.nn.Linear, whose inputs are modulated; or use on='inputs'."
+    return linear_layers(head, message)[0].in_features
 
 
 def with_context(support: Support, parameters: Parameters) -> Support:

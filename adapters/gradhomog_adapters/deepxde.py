@@ -13,7 +13,7 @@ from torch import Tensor
 
 import gradhomog
 from gradhomog import OptionError, Pipeline, warn_of_momentum
-from gradhomog_adapters._frameworks import FunctionOfAll, ReceivesReports, check_pipeline
+from gradhomog_adapters._frameworks import FunctionOfAll, ReceivesReports, check_pipeline, line_search_error
 
 try:
     import deepxde
@@ -94,11 +94,8 @@ def homogenize(model: Any, pipe: Pipeline, *, names: Sequence[str] | None = None
             "`model` must be compiled: call model.compile('adam', lr=1e-3) before homogenize(model, pipe)."
         )
     if isinstance(model.opt, torch.optim.LBFGS) or deepxde.optimizers.is_external_optimizer(model.opt_name):
-        raise OptionError(
-            "a homogenized model must train with a first-order optimizer such as Adam; got "
-            f"{type(model.opt).__name__}, whose line search and curvature require the gradient of one fixed loss. "
-            "Train this phase without homogenize(model, pipe): after model.compile, the train step is DeepXDE's."
-        )
+        advice = "Train this phase without homogenize(model, pipe): after model.compile, the train step is DeepXDE's."
+        raise line_search_error("a homogenized model", type(model.opt).__name__, advice)
     if names is not None and (isinstance(names, str) or len({*names}) != len(names)):
         raise OptionError(f"`names` must be a list of different names, one for each loss; got {names!r}.")
     warn_of_momentum(model.opt, pipe)

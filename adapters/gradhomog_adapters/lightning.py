@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from gradhomog import OptionError, Pipeline, Ranks, StepReport, warn_of_momentum
-from gradhomog_adapters._frameworks import SavesPipeline, ZeroLosses, check_loss_options, require_pipeline
+from gradhomog_adapters._frameworks import (
+    SavesPipeline,
+    ZeroLosses,
+    check_loss_options,
+    line_search_error,
+    require_pipeline,
+)
 
 try:
     from lightning.pytorch import Callback
@@ -19,8 +25,8 @@ except ImportError as error:
 
 __all__ = ["HomogenizedLoss"]
 
-Metric = Literal["loss", "weight", "norm", "cosine", "min_cosine"]
-METRICS = get_args(Metric)
+Kind = Literal["loss", "weight", "norm", "cosine", "min_cosine"]
+KINDS = get_args(Kind)
 
 
 class HomogenizedLoss(SavesPipeline, Callback):  # type: ignore[misc, unused-ignore]
@@ -93,13 +99,13 @@ class HomogenizedLoss(SavesPipeline, Callback):  # type: ignore[misc, unused-ign
     """
 
     def __init__(
-        self, pipe: Pipeline, parameters: Any = None, *, log: Collection[Metric] = ("loss", "weight", "min_cosine"),
+        self, pipe: Pipeline, parameters: Any = None, *, log: Collection[Kind] = ("loss", "weight", "min_cosine"),
         prefix: str = "", **options: Any,
     ) -> None:  # fmt: skip
         require_pipeline(pipe)
         check_loss_options(options, "options must be")
-        if isinstance(log, str) or not set(log) <= set(METRICS):
-            raise OptionError(f"`log` must contain kinds of metrics, of {', '.join(METRICS)}; got {log!r}.")
+        if isinstance(log, str) or not set(log) <= set(KINDS):
+            raise OptionError(f"`log` must contain kinds of metrics, of {', '.join(KINDS)}; got {log!r}.")
         self.pipe = pipe
         self.prefix = prefix
         self._kinds = tuple(log)  # Lightning sets the attributes `log` and `log_dict` of callbacks
@@ -156,11 +162,8 @@ class HomogenizedLoss(SavesPipeline, Callback):  # type: ignore[misc, unused-ign
         self._wrapped = trainer.strategy.model
         for optimizer in trainer.optimizers:
             if isinstance(optimizer, torch.optim.LBFGS):
-                raise OptionError(
-                    "a module with HomogenizedLoss must train with first-order optimizers such as Adam; got L-BFGS, "
-                    "whose line search and curvature require the gradient of one fixed loss. Return the plain sum of "
-                    "the losses, or choose another optimizer."
-                )
+                advice = "Return the plain sum of the losses, or choose another optimizer."
+                raise line_search_error("a module with HomogenizedLoss", "L-BFGS", advice)
             warn_of_momentum(optimizer, self.pipe)
         if self.pipe.steps == 0 and trainer.global_step > 0:
             warnings.warn(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import gradhomog
 from gradhomog import OptionError, Pipeline, warn_of_momentum
-from gradhomog_adapters._frameworks import SavesPipeline, check_pipeline
+from gradhomog_adapters._frameworks import SavesPipeline, check_pipeline, line_search_error
 
 try:
     from lightning.pytorch import Callback
@@ -138,11 +138,8 @@ class HomogenizedWeighting(SavesPipeline, BaseWeighting, Callback):  # type: ign
         if not any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in trainer.optimizers):
             return True
         if self.pipe.steps == 0:
-            raise OptionError(
-                "a solver with HomogenizedWeighting must train with a first-order optimizer such as Adam; got L-BFGS, "
-                "whose line search and curvature require the gradient of one fixed loss. Train with Adam first and "
-                "switch (pina.callback.SwitchOptimizer), or remove the weighting."
-            )
+            advice = "Train with Adam first and switch (pina.callback.SwitchOptimizer), or remove the weighting."
+            raise line_search_error("a solver with HomogenizedWeighting", "L-BFGS", advice)
         if trainer.global_step == 0:
             warnings.warn("this training with L-BFGS minimizes the plain sum of the losses.", stacklevel=2)
         return False

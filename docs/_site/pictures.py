@@ -18,7 +18,6 @@ PLANE = (
 
 OPTIONS = {
     "reweight": "reweight(beta=0, solver='fixed_point')",
-    "torchjd": 'torchjd(aggregator="UPGrad")',
     "static": "static(weights=[0.5, 1.5])",
 }
 

@@ -1,7 +1,7 @@
 """Rows as flat vectors `[params]`: one tensor per key, with all parameters in order."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -25,34 +25,15 @@ def split(vector: Tensor, layout: Layout) -> dict[str, Tensor]:
     return dict(zip(layout, vector.split_with_sizes([*map(math.prod, layout.values())]), strict=True))
 
 
-def moved_average(
-    average: Tensor | None, row: Mapping[str, Tensor], share: float, kept: torch.dtype, wide: torch.dtype
-) -> Tensor:
-    """Return average + share · (row − average), or the row if there is no average, as a new vector of dtype `kept`."""
-    parts = [value.reshape(-1) for value in row.values()]
-    size = sum(map(len, parts))
-    if size <= WIDTH:  # one operation on all parameters is faster: 48 instead of 80 µs for 16,384 in eight tensors
-        parts = [torch.cat(parts)]
-    moved = torch.empty(size, dtype=kept, device=parts[0].device)
-    for part, target, old in zip(parts, *(_split_like(parts, each) for each in (moved, average)), strict=True):
-        if old is None:
-            target.copy_(part)
-        elif part.dtype == old.dtype == kept:
-            torch.lerp(old, part, share, out=target)
-        else:
-            target.copy_(torch.lerp(old.to(wide), part.to(wide), share))
-    return moved
-
-
 def add_difference(total: Tensor, after: Tensor, before: Tensor, factor: float) -> None:
     """Add factor · (after − before) to `total`, in place."""
     for chunk, new, old in _chunks(total, after, before):
         chunk.add_(new.to(chunk.dtype) - old, alpha=factor)
 
 
-def weighted_sum(vectors: Sequence[Tensor], weights: Sequence[float], dtype: torch.dtype) -> Tensor:
+def weighted_sum(vectors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     """Return Σ_i weights_i · vectors_i, a new vector."""
-    total = torch.empty(len(vectors[0]), dtype=dtype, device=vectors[0].device)
+    total = torch.empty_like(vectors[0])
     for chunk, first, *others in _chunks(total, *vectors):
         chunk.copy_(first).mul_(weights[0])
         for part, weight in zip(others, weights[1:], strict=True):
@@ -94,10 +75,6 @@ def _inner_products(indices: Sequence[int], vectors: Sequence[Tensor], wide: boo
             products += [torch.dot(part, other.to(dtype)) for other in others]
     numbers = torch.stack(products).view(len(indices), -1, len(vectors)).transpose(1, 2).tolist()
     return [[math.fsum(parts) for parts in row] for row in numbers]
-
-
-def _split_like(parts: Sequence[Tensor], vector: Tensor | None) -> Sequence[Tensor | None]:
-    return [None] * len(parts) if vector is None else vector.split_with_sizes([len(part) for part in parts])
 
 
 def _chunks(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:

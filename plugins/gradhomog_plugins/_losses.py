@@ -15,10 +15,7 @@ LARGEST_SQUARED = 1e150
 
 
 def require_valid(valid: Tensor, step: Step, expected: str, advice: str = "", weights: Tensor | None = None) -> None:
-    """Raise an OptionError that names the first task with `valid` False, bool `[tasks]`, and its loss or weight.
-
-    `expected` starts with the name of the method: "uw: losses must not be negative".
-    """
+    """Raise an OptionError that names the first task with `valid` False, bool `[tasks]`, and its loss or weight."""
     if bool(valid.all()):
         return
     index = valid.tolist().index(False)
@@ -28,26 +25,32 @@ def require_valid(valid: Tensor, step: Step, expected: str, advice: str = "", we
     raise OptionError(f"{expected}; task {task.slot}{domain} has {found}.{' ' if advice else ''}{advice}")
 
 
-def require_at_most(largest: float, weights: Tensor, step: Step, expected: str, advice: str) -> None:
-    """Raise an OptionError that names the first task whose weight is larger, or not a number.
-
-    `expected` starts with the name of the method: "lra: λ".
-    """
-    require_valid(weights <= largest, step, f"{expected} must be at most {largest:g}", advice, weights)
+def positive(step: Step, reason: str, advice: str = "") -> Tensor:
+    """Return the losses `[tasks]`, which must be positive for the reason: "because tasks are weighted by 1/L"."""
+    require_valid(step.losses > 0, step, f"losses must be positive, {reason}", advice)
+    return step.losses
 
 
-def require_weights(weights: Tensor, step: Step, method: str, formula: str) -> None:
-    """Raise an OptionError that names the first task whose weight in the paper's scale would make its row overflow.
-
-    `formula` is that of the weight: "N/L".
-    """
-    expected = f"{method}: weights {formula} must be at most {LARGEST_WEIGHT:g}"
-    require_valid(weights <= LARGEST_WEIGHT, step, expected, "Divide the losses by constants, or use scale='mean'.")
+def nonnegative(step: Step, reason: str, advice: str = "") -> Tensor:
+    """Return the losses `[tasks]`, which must not be negative for the reason: "because weights use their ratios"."""
+    require_valid(step.losses >= 0, step, f"losses must not be negative, {reason}", advice)
+    return step.losses
 
 
-def require_squares(weighted: Tensor, step: Step, method: str) -> None:
+def require_at_most(
+    weights: Tensor,
+    step: Step,
+    formula: str,
+    advice: str = "Divide the losses by constants, or use scale='mean'.",
+    largest: float = LARGEST_WEIGHT,
+) -> None:
+    """Raise an OptionError that names the first task whose weight, of this formula, is larger, or not a number."""
+    require_valid(weights <= largest, step, f"weights {formula} must be at most {largest:g}", advice, weights)
+
+
+def require_squares(weighted: Tensor, step: Step) -> None:
     """Raise an OptionError that names the first task whose weighted loss is too large for Adam."""
-    expected = f"{method}: losses times their weights must be below {LARGEST_SQUARED:g}, because Adam squares them"
+    expected = f"losses times their weights must be below {LARGEST_SQUARED:g}, because Adam squares them"
     require_valid(weighted < LARGEST_SQUARED, step, expected, "Divide this loss by a constant.")
 
 

@@ -19,8 +19,7 @@ def numbers(
 ) -> Tensor:
     """Return the number of each task of a batch, float64 `[tasks]`.
 
-    The entry `"*"` of a dict is for other names; without it they have `default`. `option` is the name in errors:
-    "stch: `ideal`".
+    The entry `"*"` of a dict is for other names; without it they have `default`. `option` is the name in errors.
     """
     if isinstance(value, Mapping):
         result = entries(option, {"*": default, **value}, step)
@@ -28,7 +27,7 @@ def numbers(
         slots = 1 + max(key.slot for key in step.keys)  # not step.tasks, which nonfinite="drop" reduces
         if slots > len(value):
             raise OptionError(
-                f"{option} must hold one number per task; got {len(value)} for {slots} tasks. "
+                f"`{option}` must hold one number per task; got {len(value)} for {slots} tasks. "
                 "Give more numbers, or a dict by name."
             )
         result = [value[key.slot] for key in step.keys]
@@ -49,8 +48,8 @@ def entries(option: str, values: Mapping[str, T], step: Step) -> list[T]:
         expected = ", ".join(sorted({*values} - {"*"}))
         found = f"{', '.join(missing)} in the batch" if named else "tasks without names"
         raise OptionError(
-            f"{option} has entries for the tasks {expected}; got {found}. To name the tasks, pass losses in a dict, or "
-            "`domains`; the entry '*' is for other names."
+            f"`{option}` has entries for the tasks {expected}; got {found}. To name the tasks, pass losses in a dict, "
+            "or `domains`; the entry '*' is for other names."
         )
     return [values[name] if name in values else values["*"] for name in step.names]
 
@@ -58,14 +57,12 @@ def entries(option: str, values: Mapping[str, T], step: Step) -> list[T]:
 def preferences(option: str, given: Preferences, step: Step) -> Tensor:
     """Return the preference of each task, divided by their sum, float64 `[tasks]`; equal for None.
 
-    `option` is the name in errors: "stch: `weights`".
-
     Raises:
         OptionError: all preferences of the batch are zero.
     """
     found = numbers(option, 1.0 if given is None else given, step)
     if not found.sum() > 0:
-        raise OptionError(f"{option} must not all be zero in a batch; got {found.tolist()}.")
+        raise OptionError(f"`{option}` must not all be zero in a batch; got {found.tolist()}.")
     return found / found.sum()
 
 

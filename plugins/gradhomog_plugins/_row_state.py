@@ -1,23 +1,25 @@
 """State of one row per key: one tensor per parameter and key, with the rules of `gradhomog.keyed`."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gradhomog import Jacobian, keyed, to_device
+from gradhomog import Jacobian, Step, keyed, to_device
 from gradhomog_plugins._columns import wide_dtype
 
 RowState = dict[str, dict[str, Tensor]]
 """`{parameter: {key: tensor [*shape]}}`; for rows in one matrix, the parameter is `""`."""
 
 
-def fitting(state: RowState, like: Mapping[str, Tensor]) -> RowState:
-    """Return the state if it belongs to rows with the names and shapes of `like`, `[*shape]`; otherwise {}."""
-    fits = state.keys() == like.keys() and all(
-        saved.shape == like[name].shape for name, rows_by_key in state.items() for saved in rows_by_key.values()
+def fitting(step: Step, rows: RowState, *by_key: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the states if `rows` has the names and shapes of the step's parameters; otherwise as many empty ones."""
+    like = step.jacobian.row_like()
+    fits = rows.keys() == like.keys() and all(
+        saved.shape == like[name].shape for name, saved_by_key in rows.items() for saved in saved_by_key.values()
     )
-    return state if fits else {}
+    return (rows, *by_key) if fits else ({},) * (1 + len(by_key))
 
 
 def read(state: Mapping[str, Tensor], keys: Sequence[str], rows: Tensor, initial: float = 0.0) -> Tensor:
@@ -52,9 +54,10 @@ def write(state: RowState, keys: Sequence[str], rows: Mapping[str, Tensor]) -> R
     return found
 
 
-def cast_like(rows: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert rows to the dtypes of other rows."""
-    return {name: value.to(other[name].dtype) for name, value in rows.items()}
+def in_jacobian(step: Step, rows: Mapping[str, Tensor]) -> Jacobian:
+    """Return rows `[tasks, *shape]` by parameter as a Jacobian with the dtypes of the step's."""
+    like = step.jacobian.row_like()
+    return step.jacobian.replace({name: value.to(like[name].dtype) for name, value in rows.items()})
 
 
 def broadcast_per_task(numbers: Tensor, rows: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Functions of a Gramian for NumPy and PyTorch: pseudo-inverse, cosines, and the direction with equal cosines."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,32 +40,18 @@ def unit_gramian(xp: Any, gramian: Any) -> tuple[Any, Any]:
     return norms, gramian / (norms[:, None] * norms)
 
 
-class EqualCosines(NamedTuple):
-    """The result of `equal_cosines`, in arrays or tensors.
-
-    Attributes:
-        norms: norms of the rows, the largest instead of zero, `[tasks]`.
-        present: zero for a zero row, otherwise one, `[tasks]`.
-        weights: y `[tasks]`, with ‖d‖² = Σ_i y_i.
-        inner_products: ⟨d, u_i⟩ `[tasks]`.
-        projection_sum: Σ_i ⟨d, u_i⟩, which is Σ_i ⟨d, u_i⟩²; infinite where d consists of rounding errors only, for
-            example for opposite rows.
-    """
-
-    norms: Any
-    present: Any
-    weights: Any
-    inner_products: Any
-    projection_sum: Any
-
-
-def equal_cosines(xp: Any, gramian: Any, rounding: float) -> EqualCosines:
+def equal_cosines(xp: Any, gramian: Any, rounding: float) -> tuple[Any, Any, Any, Any, Any]:
     """Return the shortest d = Σ_i y_i u_i with ⟨d, u_i⟩ = 1 for all i, u_i the rows divided by their norms.
 
     y = U⁺ 1, U the cosines of the rows. If rows are too dependent for such a d, it is the least-squares solution. Zero
     rows are ignored: y_i = 0. Eigenvalues of U up to N · `rounding` count as zero.
 
     Differentiable in the Gramian where the rank of U does not change.
+
+    Returns:
+        The norms of the rows, the largest instead of zero, `[tasks]`; zero for a zero row, otherwise one, `[tasks]`; y
+        `[tasks]`, with ‖d‖² = Σ_i y_i; ⟨d, u_i⟩ `[tasks]`; Σ_i ⟨d, u_i⟩, which is Σ_i ⟨d, u_i⟩², infinite where d
+        consists of rounding errors only, for example for opposite rows.
     """
     norms, unit = unit_gramian(xp, gramian)
     present = xp.sign(gramian.diagonal())
@@ -74,4 +60,4 @@ def equal_cosines(xp: Any, gramian: Any, rounding: float) -> EqualCosines:
     ) * present  # zero rows: exactly zero, in any unit
     inner_products = unit @ weights
     total = inner_products @ present
-    return EqualCosines(norms, present, weights, inner_products, total if total > rounding**2 * len(unit) else xp.inf)
+    return norms, present, weights, inner_products, total if total > rounding**2 * len(unit) else xp.inf

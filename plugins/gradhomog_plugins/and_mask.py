@@ -1,7 +1,7 @@
 """AND-mask: the mean of the rows in the coordinates in which enough of them have the same sign."""
 
 from collections.abc import Callable
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import torch
 from annotated_types import Interval
@@ -11,19 +11,8 @@ from gradhomog import Homogenizer, HomogenizerSpec, Jacobian, Step, hookimpl
 from gradhomog_plugins import _columns
 from gradhomog_plugins._columns import column_means, wide_dtype
 
-
-class MaskedMean(NamedTuple):
-    """The masked mean of a block of columns.
-
-    Attributes:
-        mean: m ∘ ḡ, at least float32.
-        mask_sum: Σ_p m_p, a float64 scalar.
-        present: the number of coordinates that are not zero in all rows, a float64 scalar.
-    """
-
-    mean: Tensor
-    mask_sum: Tensor
-    present: Tensor
+MaskedMean = tuple[Tensor, Tensor, Tensor]
+"""The masked mean of columns, the sum of their mask, and the number of them in which a row is not zero."""
 
 
 def masked_direction(jacobian: Jacobian, masked_mean: Callable[[Tensor], MaskedMean], rescale: bool) -> Jacobian:
@@ -31,12 +20,13 @@ def masked_direction(jacobian: Jacobian, masked_mean: Callable[[Tensor], MaskedM
 
     `masked_mean`: a function of `[tasks, columns]`.
     """
-    means, sums, present = dict[str, Tensor](), [], []
+    means, sums, present = dict[str, Tensor](), list[Tensor](), list[Tensor]()
     for name, rows in jacobian.by_parameter():
         parts = [masked_mean(block.to(wide_dtype(block))) for block in _columns.split(rows)]
-        means[name] = _columns.join([part.mean for part in parts], rows)
-        sums += [part.mask_sum for part in parts]
-        present += [part.present for part in parts]
+        block_means, block_sums, block_present = zip(*parts, strict=True)
+        means[name] = _columns.join(block_means, rows)
+        sums += block_sums
+        present += block_present
     if rescale:
         mask_sum = torch.stack(sums).sum()
         factor = torch.stack(present).sum() / torch.where(mask_sum > 0, mask_sum, 1.0)  # zero masks have zero means
@@ -112,7 +102,7 @@ def agreed_mean(rows: Tensor, least: int) -> MaskedMean:
     balance, present = sign_counts(rows)
     mask = (balance >= least) & (present > 0)
     mean = torch.where(mask, column_means(rows), 0.0)
-    return MaskedMean(mean, mask.sum().double(), (present > 0).sum().double())
+    return mean, mask.sum().double(), (present > 0).sum().double()
 
 
 @hookimpl

@@ -74,16 +74,14 @@ class AutoScale(Homogenizer):
         known = roots > 0
         logarithms = -torch.where(known, roots, 1.0).log()
         typical = logarithms[known].mean() if bool(known.any()) else torch.zeros((), dtype=torch.float64)
-        return StageResult(exponential_weights(torch.where(known, logarithms, typical)), (roots, counts))
-
-    def update(self, step: Step) -> Mapping[str, Any]:
-        if step.aux is None:
-            return {}
-        roots, counts = step.aux
-        return {
+        state = {
             "roots": keyed.write(self.roots, step.names, roots),
             "counts": keyed.write(self.counts, step.names, counts),
         }
+        return StageResult(exponential_weights(torch.where(known, logarithms, typical)), aux=state)
+
+    def update(self, step: Step) -> Mapping[str, Any]:
+        return step.aux or {}
 
 
 @hookimpl

@@ -1,6 +1,6 @@
 """CAGrad: the direction in a ball around the mean gradient that maximizes the smallest improvement of a task."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from annotated_types import Ge
 
@@ -13,7 +13,6 @@ from gradhomog import (
     gramian_rounding,
     hookimpl,
 )
-from gradhomog_plugins.mgda import without_zero_rows
 
 
 class CAGrad(Homogenizer):
@@ -25,17 +24,15 @@ class CAGrad(Homogenizer):
     Args:
         c: radius of the ball relative to ‖g_0‖, ≥ 0. 0 is the mean; below 1 only stationary points of the mean loss
             stop the method; as c grows, d approaches that of MGDA.
-        zero_rows: `"keep"`: no direction improves a zero row, so d is the projection of g_0 on the directions that
-            conflict with no row, if it is in the ball; `"drop"`: ignore zero rows, in the mean too, for tasks that are
-            masked in a batch.
 
     Use it when rows conflict and the worst task improves too slowly, but the mean loss is still the objective. It does
     not balance units: the task with the smallest inner product is often the one with the shortest row, so losses of
     different magnitude decide which task counts as the worst.
 
-    A pair of opposite rows has the effect of a zero row; float32 rows that are opposite up to 1e-3 (bfloat16: 1e-2)
-    count as opposite. g_0 = 0 gives d = 0. By the formula, N identical rows give (1 + c) times that row; hence the
-    division. Exact: see `gradhomog.conflict_averse_weights`.
+    No direction improves a zero row: d is then the projection of g_0 on the directions that conflict with no row, if it
+    is in the ball. A pair of opposite rows has the effect of a zero row; float32 rows that are opposite up to 1e-3
+    (bfloat16: 1e-2) count as opposite. g_0 = 0 gives d = 0. By the formula, N identical rows give (1 + c) times that
+    row; hence the division. Exact: see `gradhomog.conflict_averse_weights`.
 
     Differentiable in the rows where the set of tasks with the smallest inner product does not change.
 
@@ -56,15 +53,11 @@ class CAGrad(Homogenizer):
     tensor([0.4884, 0.5830])
     """
 
-    def __init__(self, c: Annotated[float, Ge(0)] = 0.4, zero_rows: Literal["keep", "drop"] = "keep") -> None:
-        self.c, self.zero_rows = c, zero_rows
+    def __init__(self, c: Annotated[float, Ge(0)] = 0.4) -> None:
+        self.c = c
 
     def mix(self, step: Step) -> StageResult:
-        gramian, rounding = step.gramian(), gramian_rounding(step.dtype)
-        if self.zero_rows == "drop":
-            solution = without_zero_rows(gramian, lambda others: conflict_averse_weights(others, self.c, rounding))
-        else:
-            solution = conflict_averse_weights(gramian, self.c, rounding)
+        solution = conflict_averse_weights(step.gramian(), self.c, gramian_rounding(step.dtype))
         return StageResult(step.tasks / (1 + self.c) * solution.weights, converged=bool(solution.converged))
 
     def paper_scale(self, step: Step) -> float:

@@ -31,6 +31,8 @@ class ConFIG(Homogenizer):
     give d = 0. Zero rows affect neither d̂ nor its length. Float32 rows within about 0.1 degrees of each other count as
     parallel, bfloat16 rows within 1 degree, float64 rows within 1e-7 radians: below that, rounding would decide.
 
+    With their default options this and `dcgd` are the same method, for any number of tasks.
+
     Differentiable in the rows where their rank does not change.
 
     State: none.

@@ -66,14 +66,13 @@ class COSMOS(Homogenizer):
     def paper_scale(self, step: Step) -> Tensor:
         weights, size = self._weights(step)
         derivatives: Tensor = weights / size
-        _losses.require_weights(step.tasks * derivatives, step, "cosmos", "N ∂F/∂L")
+        _losses.require_at_most(step.tasks * derivatives, step, "N ∂F/∂L")
         return derivatives.sum()
 
     def _weights(self, step: Step) -> tuple[Tensor, Tensor]:
         """Return ‖L‖ v `[tasks]` and ‖L‖; r and 1 if all losses are zero."""
-        losses = step.losses
-        _losses.require_valid(losses >= 0, step, "cosmos: losses must not be negative")
-        preference = _per_task.preferences("cosmos: `preferences`", self.preferences, step)
+        losses = _losses.nonnegative(step, "because their cosine with a preference would not be")
+        preference = _per_task.preferences("preferences", self.preferences, step)
         largest = losses.detach().max()
         if not bool(largest > 0):
             return preference, torch.ones_like(largest)

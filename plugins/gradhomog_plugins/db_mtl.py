@@ -1,7 +1,7 @@
 """DB-MTL: gradients of the logarithms of the losses, averaged over steps and scaled to equal length."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge, Interval
@@ -15,25 +15,6 @@ WITHOUT_LOG = "Use log=False to balance the gradients without their losses."
 
 # Smallest nonzero loss: the sum of several of its inverses is still finite in float64.
 SMALLEST = 1e-300
-
-
-class NewAverages(NamedTuple):
-    """The averages of a batch's tasks after this step: b_i = unit_i · average_i.
-
-    Attributes:
-        averages: weighted means of the given rows, finite for losses of any size, `[tasks, *shape]` by parameter.
-        units: the averages of 1/L_i, float64 `[tasks]`.
-        weight_sums: the sums of the weights in the averages, 1 − Π_s β/s^σ, which correct the start from zero, float64
-            `[tasks]`.
-        counts: t, float64 `[tasks]`.
-        paper_scale: N · max_k ‖b_k‖ over the length of the rows.
-    """
-
-    averages: dict[str, Tensor]
-    units: Tensor
-    weight_sums: Tensor
-    counts: Tensor
-    paper_scale: Tensor
 
 
 class DBMTL(Homogenizer):
@@ -85,89 +66,78 @@ class DBMTL(Homogenizer):
         self.beta, self.sigma, self.log = beta, sigma, log
         self.needs = {"jacobian", "losses"} if log else {"jacobian"}
         self.averages: RowState = {}
-        self.units: dict[str, float] = {}
-        self.weight_sums: dict[str, float] = {}
-        self.counts: dict[str, float] = {}
+        self.units: dict[str, float] = {}  # the averages of 1/L_i
+        self.weight_sums: dict[str, float] = {}  # 1 − Π_s β/s^σ, which corrects the start from zero
+        self.counts: dict[str, float] = {}  # t
 
     def rows(self, step: Step) -> StageResult:
-        return self._after(step, _row_state.fitting(self.averages, step.jacobian.row_like()))
+        return self._moved(step, *self._saved(step))
 
-    def _after(self, step: Step, kept: RowState) -> StageResult:
-        """Return the result of a step after the averages `kept`, or of a first step if there are none."""
-        keys = step.names
+    def _moved(
+        self, step: Step, averages: RowState, units: Mapping[str, float], sums: Mapping[str, float],
+        counts: Mapping[str, float],
+    ) -> StageResult:  # fmt: skip
+        """Return the rows after one step of the averages b_i = unit_i · average_i, from these states."""
+        keys, known = step.names, bool(averages)
         inverses, least = self._inverse_losses(step)
-        units, weight_sums, counts = (
-            keyed.read(state if kept else {}, keys, 0.0) for state in (self.units, self.weight_sums, self.counts)
-        )
-        units, weight_sums, shares = update_averages(
-            units, weight_sums, self.beta / (counts + 1) ** self.sigma, inverses
-        )
-        averages = _row_state.moved(kept, keys, step.jacobian, shares)
-        norms = as_jacobian(averages).norms()
-        lengths = norms * units / weight_sums * least
+        kept = self.beta / (keyed.read(counts, keys, 0.0) + 1) ** self.sigma
+        new_units = kept * keyed.read(units, keys, 0.0) + (1 - kept) * inverses
+        new_sums = kept * keyed.read(sums, keys, 0.0) + (1 - kept)
+        shares = (1 - kept) * inverses / (new_units + (new_units == 0))
+        # Weighted means of the given rows: finite for losses of any size.
+        moved = _row_state.moved(averages, keys, step.jacobian, shares)
+        norms = as_jacobian(moved).norms()
+        lengths = norms * new_units / new_sums * least
         nonzero, longest = lengths > 0, lengths.max()
         stretch = torch.where(nonzero, longest / torch.where(nonzero, norms, 1.0), 0.0)
-        stretched = step.jacobian.replace(_row_state.cast_like(averages, step.jacobian.row_like())).mix(stretch)
+        stretched = _row_state.in_jacobian(step, moved).mix(stretch)
         # A long average, or one of subnormal numbers: its loss was near zero, or its row was.
         if max(longest, stretch.max()) > torch.finfo(step.dtype).max and not all(stretched.finite_tasks()):
-            if kept:  # of an earlier step: it would make every later step fail
-                return self._after(step, {})
+            if known:  # of an earlier step: it would make every later step fail
+                return self._moved(step, {}, {}, {}, {})
             raise OptionError(
-                f"db_mtl: the averages of ∇ log L have norms from {lengths[nonzero].min().item():.3g} (task "
+                f"the averages of ∇ log L have norms from {lengths[nonzero].min().item():.3g} (task "
                 f"{keys[int(torch.where(nonzero, lengths, torch.inf).argmin())]!r}) to {longest.item():.3g} (task "
                 f"{keys[int(lengths.argmax())]!r}). All rows are scaled to the longest, which overflows {step.dtype}. "
                 f"A loss or a gradient is near zero. {WITHOUT_LOG}"
             )
-        paper = step.tasks * (norms * units).max() / torch.where(longest > 0, longest, 1.0)
-        return StageResult(stretched, aux=NewAverages(averages, units, weight_sums, counts + 1, paper))
+        scale = step.tasks * (norms * new_units).max() / torch.where(longest > 0, longest, 1.0)
+        return StageResult(stretched, aux=(scale, moved, new_units, new_sums, keyed.read(counts, keys, 0.0) + 1))
 
     def paper_scale(self, step: Step) -> Tensor:
-        factor: Tensor = step.aux.paper_scale
-        return factor
+        scale: Tensor = step.aux[0]
+        return scale
 
     def update(self, step: Step) -> Mapping[str, Any]:
-        keys, new = step.names, step.aux
-        kept, averages = _row_state.fitting(self.averages, step.jacobian.row_like()), new.averages
-        units = keyed.write(self.units if kept else {}, keys, new.units)
+        keys, (_, moved, new_units, new_sums, new_counts) = step.names, step.aux
+        averages, units, sums, counts = self._saved(step)
+        units = keyed.write(units, keys, new_units)
         if len(set(keys)) < len(keys):  # the mean of b_i = unit_i · average_i, divided by the mean of their units
             together = keyed.read(units, keys, 0.0)
-            shares = torch.where(together > 0, new.units / together, 1.0)
-            averages = {name: value * _row_state.broadcast_per_task(shares, value) for name, value in averages.items()}
+            shares = torch.where(together > 0, new_units / together, 1.0)
+            moved = {name: value * _row_state.broadcast_per_task(shares, value) for name, value in moved.items()}
         return {
-            "averages": _row_state.write(kept, keys, averages),
+            "averages": _row_state.write(averages, keys, moved),
             "units": units,
-            "weight_sums": keyed.write(self.weight_sums if kept else {}, keys, new.weight_sums),
-            "counts": keyed.write(self.counts if kept else {}, keys, new.counts),
+            "weight_sums": keyed.write(sums, keys, new_sums),
+            "counts": keyed.write(counts, keys, new_counts),
         }
+
+    def _saved(self, step: Step) -> tuple[Any, ...]:
+        return _row_state.fitting(step, self.averages, self.units, self.weight_sums, self.counts)
 
     def _inverse_losses(self, step: Step) -> tuple[Tensor, Tensor]:
         """Return 1/L_i (zero for L_i = 0), float64 `[tasks]`, and the smallest nonzero loss, or 1 if all are zero."""
         if not self.log:
             ones = torch.ones(step.tasks, dtype=torch.float64)
             return ones, ones[0]
-        losses = step.losses
-        _losses.require_valid(
-            losses >= 0, step, "db_mtl: losses must not be negative, because of their logarithm", WITHOUT_LOG
-        )
-        inverted = f"db_mtl: losses must be zero or at least {SMALLEST:g}, because rows are divided by them"
+        losses = _losses.nonnegative(step, "because of their logarithm", WITHOUT_LOG)
+        inverted = f"losses must be zero or at least {SMALLEST:g}, because rows are divided by them"
         _losses.require_valid((losses == 0) | (losses >= SMALLEST), step, inverted, WITHOUT_LOG)
         nonzero = losses > 0
         safe = torch.where(nonzero, losses, 1.0)
         least = torch.where(nonzero | ~nonzero.any(), safe, torch.inf).min()
         return torch.where(nonzero, 1 / safe, 0.0), least
-
-
-def update_averages(
-    units: Tensor, weight_sums: Tensor, kept: Tensor, inverses: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return units and weight sums after a step, and the factor by which the average moves towards the row.
-
-    With b = unit · c, the step b ← kept · b + (1 − kept) · g / L is c ← c + share · (g − c): c is a weighted mean of
-    the given rows, finite for losses of any size, and is the first row after the first step.
-    """
-    units = kept * units + (1 - kept) * inverses
-    weight_sums = kept * weight_sums + (1 - kept)
-    return units, weight_sums, (1 - kept) * inverses / (units + (units == 0))
 
 
 @hookimpl

@@ -36,6 +36,8 @@ class DCGD(Homogenizer):
     influence as a long one. `"projection"` and `"average"` do not balance lengths. `"average"` is not continuous: where
     s leaves K*, the length of d jumps.
 
+    With their default options this and `config` are the same method, for any number of tasks.
+
     The paper has two rows: the residual, and all boundary and initial conditions together. For its exact method pass
     the sum of these losses as one loss, which also saves backward passes. For N rows, each variant is extended so that
     it agrees with the paper for two:

@@ -74,11 +74,8 @@ class DWA(Homogenizer):
         return step.tasks
 
     def update(self, step: Step) -> dict[str, dict[str, float]]:
-        _losses.require_valid(
-            step.losses >= 0, step, "dwa: losses must not be negative, because weights use their ratios"
-        )
-        keys = step.names
-        totals = keyed.write(self.totals, keys, keyed.read(self.totals, keys, 0.0) + step.losses)
+        keys, losses = step.names, _losses.nonnegative(step, "because weights use their ratios")
+        totals = keyed.write(self.totals, keys, keyed.read(self.totals, keys, 0.0) + losses)
         counts = keyed.write(self.counts, keys, keyed.read(self.counts, keys, 0.0) + 1)
         if (step.number + 1) % self.period > 0:
             return {"totals": totals, "counts": counts}

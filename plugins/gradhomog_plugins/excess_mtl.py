@@ -78,21 +78,20 @@ class ExcessMTL(Homogenizer):
 
     def update(self, step: Step) -> Mapping[str, Any]:
         keys = step.names
-        kept = _row_state.fitting(self.roots, step.jacobian.row_like())
+        kept, first = _row_state.fitting(step, self.roots, self.first)
         roots, risks = {}, []
         for name, row in step.jacobian.by_parameter():
             before = _row_state.read(kept.get(name, {}), keys, row, initial=TINY)
             roots[name] = torch.hypot(before, row.to(before.dtype))
             risks.append(excess_risks(row, roots[name]))
         excess = keyed.mean(keys, torch.stack(risks).sum(0).cpu())
-        first = self.first if kept else {}
         first = {**{key: float(value) for key, value in excess.items() if value > 0}, **first}
         relative = torch.stack([excess[key] / first[key] if key in first else torch.ones(()) for key in keys])
         weights = keyed.read(self.weights, keys, 1.0)
         # The sum over this batch's keys is preserved, and with it their ratio to the weights of other keys.
         new = updated_weights(weights, relative.to(weights), self.lr) * weights.mean()
         if not bool(torch.isfinite(new).all()):
-            raise OptionError("excess_mtl: the sum of squares of a row overflows. Divide the losses by a constant.")
+            raise OptionError("the sum of squares of a row overflows. Divide the losses by a constant.")
         return {
             "roots": _row_state.write(kept, keys, roots),
             "first": first,

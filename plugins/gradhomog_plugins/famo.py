@@ -95,10 +95,8 @@ class FAMO(Homogenizer):
 
     def _log_gaps(self, step: Step) -> Tensor:
         """Return log D, `[tasks]`."""
-        gaps = step.losses - _per_task.numbers("famo: `lowest`", self.lowest, step, default=0.0)
-        _losses.require_valid(
-            gaps >= 0, step, "famo: losses must not be below `lowest`", "Set `lowest` to a smaller number."
-        )
+        gaps = step.losses - _per_task.numbers("lowest", self.lowest, step, default=0.0)
+        _losses.require_valid(gaps >= 0, step, "losses must not be below `lowest`", "Set `lowest` to a smaller number.")
         mean = (gaps / step.tasks).sum()  # the sum without the division might overflow
         return (gaps.clamp_min(SMALLEST_GAP * mean) + (mean == 0)).log()  # if all gaps are zero, all D are 1
 

@@ -1,6 +1,5 @@
 """Feature-wise transformation: random scales and shifts of an encoder's channels, to imitate other domains."""
 
-import fnmatch
 import functools
 import zlib
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from gradhomog import Homogenizer, HomogenizerSpec, OptionError, Step, TaskKey, hookimpl, to_device
+from gradhomog_plugins._layer_names import list_layers, matching_layers
 
 SHARPNESS = 100  # of the softplus in the authors' code, which is the positive part within log(2)/100
 
@@ -132,24 +132,16 @@ def select_layers(encoder: nn.Module, layers: str | Sequence[str] | None) -> dic
         OptionError: a pattern matches no layer, or there is neither batch normalization nor a convolution.
     """
     modules = dict(encoder.named_modules())
-    if layers is None:
-        chosen = _published_layers(modules)
-        if not chosen:
-            raise OptionError(
-                f"fwt: the encoder must have batch normalization or convolutions; got {type(encoder).__name__} with "
-                f"{', '.join(name for name in modules if name) or 'no submodule'}. Name the `layers`."
-            )
-        return {name: modules[name] for name in chosen}
-    named: set[str] = set()
-    for pattern in [layers] if isinstance(layers, str) else layers:
-        matches = fnmatch.filter([name for name in modules if name], pattern)
-        if not matches:
-            available = ", ".join(name for name in modules if name) or "none"
-            raise OptionError(
-                f"fwt: `layers` must match layers of the encoder; {pattern!r} matches none of {available}."
-            )
-        named.update(matches)
-    return {name: module for name, module in modules.items() if name in named}
+    submodules = {name: module for name, module in modules.items() if name}
+    if layers is not None:
+        return matching_layers(layers, submodules, "layers")
+    chosen = _published_layers(modules)
+    if not chosen:
+        raise OptionError(
+            f"the encoder must have batch normalization or convolutions; got {type(encoder).__name__} with the layers "
+            f"{list_layers(submodules)}. Name the `layers`."
+        )
+    return {name: modules[name] for name in chosen}
 
 
 def _published_layers(modules: Mapping[str, nn.Module]) -> list[str]:

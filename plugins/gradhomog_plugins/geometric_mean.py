@@ -17,11 +17,11 @@ class GeometricMean(Homogenizer):
     harmful where a loss approaches zero, because its task then takes nearly all weight, and it does not resolve
     conflicts.
 
-    With the default `scale="mean"` this and `scale_invariant` are the same method: both weight by 1/L_i, and only their
-    lengths differ. Acts on rows: shared parameters receive the gradient of the weighted losses; each head of a
-    multi-task network receives the unweighted gradient of its loss. Losses must be positive: zero or negative
-    losses cause an error, and so does a weight above 1e30 in the paper's scale. Computed from logarithms, so that no
-    product of losses overflows.
+    With the default `scale="mean"` this and `scale_invariant` are the same method, for any number of tasks; in the
+    paper's scale only their lengths differ. Acts on rows: shared parameters receive the gradient of the weighted
+    losses; each head of a multi-task network receives the unweighted gradient of its loss. Losses must be positive:
+    zero or negative losses cause an error, and so does a weight above 1e30 in the paper's scale. Computed from
+    logarithms, so that no product of losses overflows.
 
     Differentiable in rows and losses.
 
@@ -41,16 +41,12 @@ class GeometricMean(Homogenizer):
     """
 
     def mix(self, step: Step) -> Tensor:
-        losses = step.losses
-        _losses.require_valid(
-            losses > 0, step, "geometric_mean: losses must be positive, because tasks are weighted by 1/L"
-        )
-        return _losses.exponential_weights(-losses.log())
+        return _losses.exponential_weights(-_losses.positive(step, "because tasks are weighted by 1/L").log())
 
     def paper_scale(self, step: Step) -> Tensor:
         logarithms = step.losses.log()
         weights = torch.exp(logarithms.mean() - logarithms)
-        _losses.require_weights(weights, step, "geometric_mean", "(Π_j L_j)^{1/N} / L")
+        _losses.require_at_most(weights, step, "(Π_j L_j)^{1/N} / L")
         return weights.mean()
 
 

@@ -67,7 +67,7 @@ class GO4Align(Homogenizer):
     def paper_scale(self, step: Step) -> Tensor:
         weights, log_largest = self._weights(step)
         log_weights = weights.detach().log() + log_largest
-        _losses.require_weights(log_weights.exp(), step, "go4align", "p ΣL / L, averaged by group,")
+        _losses.require_at_most(log_weights.exp(), step, "p ΣL / L, averaged by group,")
         return weights.sum() * log_largest.exp()
 
     def update(self, step: Step) -> dict[str, Any]:
@@ -88,11 +88,8 @@ class GO4Align(Homogenizer):
 
     def _log_indicators(self, step: Step) -> Tensor:
         """Return log γ, `[tasks]`."""
-        losses = step.losses
-        _losses.require_valid(losses > 0, step, "go4align: losses must be positive, because tasks are weighted by 1/L")
-        _losses.require_valid(
-            (self.lr * losses).isfinite(), step, "go4align: `lr` times a loss must be finite", "Use a smaller `lr`."
-        )
+        losses, advice = _losses.positive(step, "because tasks are weighted by 1/L"), "Use a smaller `lr`."
+        _losses.require_valid((self.lr * losses).isfinite(), step, "`lr` times a loss must be finite", advice)
         log_shares = self._new_log_shares(step) - math.log(step.tasks)
         return log_shares + torch.logsumexp(losses.log(), dim=0) - losses.log()
 

@@ -108,7 +108,7 @@ class GradDrop(Homogenizer):
             or not torch.equal(signs, signs[:1].expand_as(signs))
         ):
             raise OptionError(
-                "graddrop: `on` must be 'parameters' unless rows are gradients w.r.t. the features of one batch "
+                "`on` must be 'parameters' unless rows are gradients w.r.t. the features of one batch "
                 f"that all tasks share, [tasks, batch, *features]; got rows {list(rows.shape)} and features "
                 f"{list(signs.shape)}. Use gradhomog.backward with level='features', or on='parameters'."
             )
@@ -130,7 +130,7 @@ class GradDrop(Homogenizer):
         leaks = to_device(torch.as_tensor(self.leak, dtype=rows.dtype), rows.device)
         if leaks.dim() and len(leaks) != len(rows):
             raise OptionError(
-                f"graddrop: `leak` must hold one number per task; got {len(leaks)} for {len(rows)} tasks. "
+                f"`leak` must hold one number per task; got {len(leaks)} for {len(rows)} tasks. "
                 "Give one number for all tasks, or do not use nonfinite='drop'."
             )
         return leaks.expand(len(rows))

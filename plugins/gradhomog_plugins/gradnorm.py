@@ -80,7 +80,8 @@ class GradNorm(Homogenizer):
         return step.tasks
 
     def update(self, step: Step) -> dict[str, Any]:
-        keys, losses, norms = step.names, step.losses, step.norms(self.parameters)
+        keys, norms = step.names, step.norms(self.parameters)
+        losses = _losses.nonnegative(step, "because r^α is undefined for them")
         first_losses = {**keyed.write({}, keys, losses), **self.first_losses}
         rates = self._training_rates(step, losses, keyed.read(first_losses, keys, 1.0))
         log_weights = step.aux
@@ -97,12 +98,9 @@ class GradNorm(Homogenizer):
 
     def _training_rates(self, step: Step, losses: Tensor, first: Tensor) -> Tensor:
         """Return r, `[tasks]`; ones if all losses are zero."""
-        _losses.require_valid(
-            losses >= 0, step, "gradnorm: losses must not be negative, because r^α is undefined for them"
-        )
         if self.initial_loss != "first":
             first = torch.full_like(losses, self.initial_loss)
-        expected = "gradnorm: the first loss of a task must not be zero, because its training rate is then undefined"
+        expected = "the first loss of a task must not be zero, because its training rate is then undefined"
         _losses.require_valid(first > 0, step, expected, "Set `initial_loss` to a number.")
         if not losses.any():
             return torch.ones_like(losses)

@@ -15,6 +15,11 @@ from gradhomog_plugins._unit_rows import arrays, unit_gramian
 # Relative to the length of a row g_i: cosines of a shorter ĝ_i are rounding errors and are ignored.
 SHORT = 1e-6
 
+# Upper limit of |φ̂|: a correction makes ĝ_i at most 1/√(1 − CEILING²) = 22 times as long. Corrections towards several
+# tasks multiply; together they are limited to the same factor.
+CEILING = 0.999
+LONGEST = 1 / math.sqrt(1 - CEILING**2)
+
 
 class GradVac(Homogenizer):
     """Add to each row multiples of the other rows, one after another, where their cosine is below its target.
@@ -26,9 +31,6 @@ class GradVac(Homogenizer):
 
     Args:
         beta: β in [0, 1], the rate of the targets φ̂.
-        ceiling: in (0, 1), upper limit of |φ̂|, so that a correction makes ĝ_i at most 1/√(1 − ceiling²) times as long,
-            22 times for 0.999. Corrections towards several tasks multiply; together they are limited to the same
-            factor.
         order: `"random"`, a new permutation for every task and step; or `"fixed"`, the order of the tasks in the batch.
         seed: seed of the random orders.
 
@@ -51,12 +53,13 @@ class GradVac(Homogenizer):
 
     Source: Wang et al. 2021, "Gradient Vaccine", arXiv 2010.05874, algorithm 1.
 
-    Deviations: (1) The mean by default; algorithm 1 sums. (2) `ceiling`, and the limit on the length. No reference has
-    them: after 60 steps of three equal gradients with β = 0.5, TorchJD makes ordinary gradients 10⁹ times as long in
-    float64 and 10¹⁷ times in float32 (measured). (3) No epsilon in the quotients; TorchJD's changes the step by 28 % at
-    norms of 10⁻⁴. (4) β = 0.01 as in the paper; TorchJD and LibMTL have 0.5. (5) Targets belong to pairs of keys, and
-    are kept when the number of tasks changes; TorchJD's restart. (6) The cosines are those of the given rows; groups of
-    parameters are an option of the caller, for example `per="layer"` of `gradhomog.backward`.
+    Deviations: (1) The mean by default; algorithm 1 sums. (2) |φ̂| is at most 0.999, and ĝ_i at most 22 times as long
+    as g_i. No reference has these limits: after 60 steps of three equal gradients with β = 0.5, TorchJD makes ordinary
+    gradients 10⁹ times as long in float64 and 10¹⁷ times in float32 (measured). (3) No epsilon in the quotients;
+    TorchJD's changes the step by 28 % at norms of 10⁻⁴. (4) β = 0.01 as in the paper; TorchJD and LibMTL have 0.5. (5)
+    Targets belong to pairs of keys, and are kept when the number of tasks changes; TorchJD's restart. (6) The cosines
+    are those of the given rows; groups of parameters are an option of the caller, for example `per="layer"` of
+    `gradhomog.backward`.
 
     >>> import torch, gradhomog
     >>> pipe = gradhomog.pipeline("gradvac(beta=0.5)")
@@ -70,19 +73,18 @@ class GradVac(Homogenizer):
     def __init__(
         self,
         beta: Annotated[float, Interval(ge=0, le=1)] = 0.01,
-        ceiling: Annotated[float, Interval(gt=0, lt=1)] = 0.999,
         order: Literal["random", "fixed"] = "random",
         seed: int = 0,
     ) -> None:
-        self.beta, self.ceiling, self.order, self.seed = beta, ceiling, order, seed
+        self.beta, self.order, self.seed = beta, order, seed
         self.keys: list[str] = []
         self.targets = torch.zeros(0, 0, dtype=torch.float64)  # φ̂ of pairs of keys
 
     def mix(self, step: Step) -> StageResult:
         orders = task_orders(step.tasks, self.order, step)
         _, places, all_targets = self._all_targets(step)
-        targets = all_targets[places[:, None], places].clamp(-self.ceiling, self.ceiling)
-        mixing, cosines = raise_cosines(step.gramian(), orders, targets, 1 / math.sqrt(1 - self.ceiling**2))
+        targets = all_targets[places[:, None], places].clamp(-CEILING, CEILING)
+        mixing, cosines = raise_cosines(step.gramian(), orders, targets)
         return StageResult(mixing, aux=(orders, cosines.detach()))
 
     def update(self, step: Step) -> dict[str, list[str] | Tensor]:
@@ -109,7 +111,7 @@ class GradVac(Homogenizer):
 
 
 @np.errstate(all="ignore")
-def raise_cosines(gramian: Tensor, orders: Tensor, targets: Tensor, longest: float) -> tuple[Tensor, Tensor]:
+def raise_cosines(gramian: Tensor, orders: Tensor, targets: Tensor, longest: float = LONGEST) -> tuple[Tensor, Tensor]:
     """Return the mixing matrix C, ĝ = C·J, float64 `[tasks, tasks]`, and the cosines φ, shaped as `orders`.
 
     A cosine is NaN for zero rows and for a ĝ_i that has become zero. `longest` limits the length of ĝ_i relative to

@@ -69,12 +69,9 @@ class IMTLL(Homogenizer):
         return keyed.values(self.log_scales, step.names).exp().sum()
 
     def update(self, step: Step) -> dict[str, Any]:
-        losses, keys = step.losses, step.names
-        _losses.require_valid(
-            losses >= 0, step, "imtl_l: losses must not be negative, because no factor scales them to one"
-        )
+        losses, keys = _losses.nonnegative(step, "because no factor scales them to one"), step.names
         weighted = keyed.values(self.log_scales, keys).exp() * losses
-        _losses.require_squares(weighted, step, "imtl_l")
+        _losses.require_squares(weighted, step)
         return {"log_scales": keyed.adam(self.log_scales, keys, weighted - 1, self.lr, bound=self.bound)}
 
 

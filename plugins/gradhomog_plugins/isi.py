@@ -78,7 +78,6 @@ class ISI(Homogenizer):
             up to estimate the sum over all neighbours. None: all neighbours.
         sampling: `"bernoulli"`, or `"multinomial"`: −log(1 − rate) · positions draws with replacement from s, a
             fractional part rounded at random. With a Poisson distributed number of draws the two would be equal.
-        parts: drop on `"support"`, on `"query"`, or on `"both"`.
         rescale: divide by the sample's mean probability of being kept, so that T = ∞ is inverted dropout and the
             magnitude of the activations is the same at meta-test. False: the published code.
         until: ≥ 0, the meta-step from which on nothing is dropped, for a last phase of training without dropout.
@@ -97,7 +96,7 @@ class ISI(Homogenizer):
     draws the same masks. Each part of a task has one set of masks in a meta-step, drawn in the first pass and shared by
     all inner steps: second-order gradients are those of one function, and the masks are constants. A second `begin` of
     the same part announces other inputs, for which further masks are drawn; `begin` with the other part and back keeps
-    them. Without `begin` every pass draws new masks, for every value of `parts`. Outputs of another shape have their
+    them. Without `begin` every pass draws new masks. Outputs of another shape have their
     own masks. Under vmap every task has its own masks. Reports `drop_rate.<layer>`, the share of its activations
     dropped in the step, and `drop_rate`, their mean.
 
@@ -139,7 +138,6 @@ class ISI(Homogenizer):
         bandwidth: Annotated[float, Gt(0)] = 1.0,
         neighbours: Annotated[int, Ge(1)] | None = None,
         sampling: Literal["bernoulli", "multinomial"] = "bernoulli",
-        parts: Literal["both", "support", "query"] = "both",
         rescale: bool = True,
         until: Annotated[int, Ge(0)] | None = None,
         seed: int = 0,
@@ -147,7 +145,7 @@ class ISI(Homogenizer):
         self.layers, self.rate, self.temperature, self.radius, self.bandwidth = (
             layers, rate, temperature, radius, bandwidth,
         )  # fmt: skip
-        self.neighbours, self.sampling, self.parts, self.rescale = neighbours, sampling, parts, rescale
+        self.neighbours, self.sampling, self.rescale = neighbours, sampling, rescale
         self.until, self.seed = until, seed
         self.steps = 0
         self._current = self._new_meta_step()
@@ -207,8 +205,6 @@ class ISI(Homogenizer):
         current = self._meta_step()
         off = self._suspended or (self.until is not None and self.steps >= self.until)
         if off or not call.layer.training or call.output.numel() == 0:
-            return None
-        if current.part is not None and self.parts not in ("both", current.part):
             return None
         inputs = current.inputs[current.part] if current.part else _Inputs(current.generator)
         place = (call.name, call.output.shape)

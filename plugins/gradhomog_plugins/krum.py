@@ -62,13 +62,11 @@ class Krum(Homogenizer):
         tasks = step.tasks
         if self.n_byzantine and tasks < self.n_byzantine + 3:
             raise OptionError(
-                f"krum: `n_byzantine` must be at most {max(tasks - 3, 0)} for {tasks} tasks, so that each row has a "
+                f"`n_byzantine` must be at most {max(tasks - 3, 0)} for {tasks} tasks, so that each row has a "
                 f"neighbour; got {self.n_byzantine}."
             )
         if tasks < self.n_selected:
-            raise OptionError(
-                f"krum: `n_selected` must be at most the number of tasks, {tasks}; got {self.n_selected}."
-            )
+            raise OptionError(f"`n_selected` must be at most the number of tasks, {tasks}; got {self.n_selected}.")
         neighbours = min(max(tasks - self.n_byzantine - 2, 1), tasks - 1)
         return tasks * selection_weights(step.gramian(), neighbours, self.n_selected, self.squared)
 

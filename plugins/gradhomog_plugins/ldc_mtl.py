@@ -94,7 +94,7 @@ class LDCMTL(Homogenizer):
 
     def paper_scale(self, step: Step) -> Tensor:
         weights = self._log_derivatives(step).exp()
-        _losses.require_weights(step.tasks * weights, step, "ldc_mtl", "N ∂L/∂L")
+        _losses.require_at_most(step.tasks * weights, step, "N ∂L/∂L")
         return weights.sum()
 
     def update(self, step: Step) -> dict[str, Any]:
@@ -131,10 +131,10 @@ class LDCMTL(Homogenizer):
             return losses, torch.zeros_like(losses)
         log = self.normalization == "log"
         valid = losses > 0 if log else losses >= 0
-        expected = f"ldc_mtl: losses must {'be positive' if log else 'not be negative'} for {self.normalization!r}"
+        expected = f"losses must {'be positive' if log else 'not be negative'} for {self.normalization!r}"
         _losses.require_valid(valid, step, expected)
         first = keyed.read({**keyed.write({}, keys, losses), **self.first}, keys, 1.0)
-        _losses.require_valid(first > 0, step, "ldc_mtl: the first loss of a task must not be zero")
+        _losses.require_valid(first > 0, step, "the first loss of a task must not be zero")
         if log:
             return losses.log() - first.log(), losses.log()
         return (losses / first).clamp_max(LARGEST_RATIO), first.log()

@@ -14,7 +14,7 @@ from gradhomog_plugins._primary import Primary, primary_tasks
 
 # The sum of so large weights is finite in float64.
 LARGEST = 1e300
-ADVICE = "Multiply the loss of this task by a constant"
+ADVICE = "Multiply the loss of this task by a constant, or use scale='mean'."
 
 
 class LRA(Homogenizer):
@@ -82,7 +82,7 @@ class LRA(Homogenizer):
 
     def paper_scale(self, step: Step) -> Tensor:
         weights: Tensor = step.aux
-        _losses.require_at_most(_losses.LARGEST_WEIGHT, weights, step, "lra: λ", f"{ADVICE}, or use scale='mean'.")
+        _losses.require_at_most(weights, step, "λ", ADVICE)
         return weights.sum()
 
     def update(self, step: Step) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class LRA(Homogenizer):
     def _new_weights(self, step: Step) -> Tensor:
         """Return λ of this step, float64 `[tasks]`."""
         before = keyed.read(self.weights, step.names, 1.0)
-        primary = primary_tasks("lra", self.primary, step, None if self.weights else "the first batch")
+        primary = primary_tasks(self.primary, step, "" if self.weights else "a task in the first batch")
         if not bool(primary.any()):
             return before
         largest, mean = entry_sizes(step.jacobian)
@@ -104,7 +104,7 @@ class LRA(Homogenizer):
         targets = numerator / torch.where(defined, denominators, 1.0)
         weights = torch.where(defined, torch.lerp(before, targets, self.alpha), before)
         weights = torch.where(primary, 1.0, weights)
-        _losses.require_at_most(LARGEST, weights, step, "lra: λ", f"{ADVICE}.")
+        _losses.require_at_most(weights, step, "λ", ADVICE, LARGEST)
         return weights
 
 

@@ -1,7 +1,7 @@
 """MetaBalance: scale the gradients of auxiliary tasks to the norm of the primary task's gradient, tensor by tensor."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Interval
@@ -13,20 +13,6 @@ from gradhomog_plugins._columns import wide_dtype
 from gradhomog_plugins._primary import Primary, primary_tasks
 
 Strategy = Literal["both", "reduce", "enlarge"]
-
-
-class NewNorms(NamedTuple):
-    """Averages after this step: n = sums / weight_sums.
-
-    Attributes:
-        sums: m, float64 `[tasks]` by tensor.
-        weight_sums: 1 − β^t, float64 `[tasks]`.
-        targets: n₀ by tensor.
-    """
-
-    sums: dict[str, Tensor]
-    weight_sums: Tensor
-    targets: dict[str, Tensor]
 
 
 class MetaBalance(Homogenizer):
@@ -89,54 +75,45 @@ class MetaBalance(Homogenizer):
         self.targets: dict[str, float] = {}  # n₀ by tensor
 
     def rows(self, step: Step) -> StageResult:
-        new = self._new_norms(step)
-        scaled = {}
-        for name, rows in step.jacobian.by_parameter():
-            wide = rows.to(wide_dtype(rows))
-            before = new.sums[name] / new.weight_sums
-            selected, after = changed_norms(before, new.targets[name], self.relax, self.strategy)
-            # Not times after/before, which overflows for a task whose row has been zero for many steps.
-            limits = torch.finfo(wide.dtype)
-            divisors = torch.where(selected, before, 1.0).clamp_min(limits.tiny)
-            multipliers = torch.where(selected, after, 1.0).clamp_max(limits.max)
-            broadcast = _row_state.broadcast_per_task
-            scaled[name] = (wide / broadcast(divisors, wide) * broadcast(multipliers, wide)).to(rows.dtype)
-        return StageResult(step.jacobian.replace(scaled), aux=new)
+        keys, jacobian = step.names, step.jacobian
+        fits = self.sums.keys() == set(jacobian.names)
+        required = "" if fits else "a task in the first batch (rows with other names restart the averages)"
+        primary = primary_tasks(self.primary, step, required)
+        saved, saved_weight_sums = (self.sums, self.weight_sums) if fits else ({}, {})
+        weight_sums = self.beta * keyed.read(saved_weight_sums, keys, 0.0) + (1 - self.beta)
+        scaled, sums, targets = {}, {}, {}
+        all_norms = safe_sqrt(jacobian.block_squared_norms)
+        for (name, rows), norms in zip(jacobian.by_parameter(), all_norms, strict=True):
+            new = self.beta * keyed.read(saved.get(name, {}), keys, 0.0) + (1 - self.beta) * norms
+            if not bool(torch.isfinite(new).all()):
+                raise OptionError("the square of a row's norm overflows float64. Divide the losses by a constant.")
+            if bool(primary.any()):
+                target = (new / weight_sums)[primary].mean()
+            else:
+                target = torch.tensor(self.targets[name], dtype=torch.float64)
+            sums[name], targets[name] = keyed.write(saved.get(name, {}), keys, new), float(target.detach())
+            scaled[name] = scale_norms(rows, new / weight_sums, target, self.relax, self.strategy)
+        state = {"sums": sums, "weight_sums": keyed.write(saved_weight_sums, keys, weight_sums), "targets": targets}
+        return StageResult(jacobian.replace(scaled), aux=state)
 
     def paper_scale(self, step: Step) -> float:
         return step.tasks
 
     def update(self, step: Step) -> Mapping[str, Any]:
-        keys, new = step.names, step.aux
-        fits = self.sums.keys() == new.sums.keys()
-        return {
-            "sums": {
-                name: keyed.write(self.sums[name] if fits else {}, keys, values) for name, values in new.sums.items()
-            },
-            "weight_sums": keyed.write(self.weight_sums if fits else {}, keys, new.weight_sums),
-            "targets": {name: float(target) for name, target in new.targets.items()},
-        }
+        state: Mapping[str, Any] = step.aux
+        return state
 
-    def _new_norms(self, step: Step) -> NewNorms:
-        keys, jacobian = step.names, step.jacobian
-        fits = self.sums.keys() == set(jacobian.names)
-        required_in = None if fits else "the first batch (rows with other names restart the averages)"
-        primary = primary_tasks("metabalance", self.primary, step, required_in)
-        before = keyed.read(self.weight_sums if fits else {}, keys, 0.0)
-        weight_sums = self.beta * before + (1 - self.beta)
-        sums, targets = {}, {}
-        for name, norms in zip(jacobian.names, safe_sqrt(jacobian.block_squared_norms), strict=True):
-            old = keyed.read(self.sums[name] if fits else {}, keys, 0.0)
-            sums[name] = self.beta * old + (1 - self.beta) * norms
-            if not bool(torch.isfinite(sums[name]).all()):
-                raise OptionError(
-                    "metabalance: the square of a row's norm overflows float64. Divide the losses by a constant."
-                )
-            if bool(primary.any()):
-                targets[name] = (sums[name] / weight_sums)[primary].mean()
-            else:
-                targets[name] = torch.tensor(self.targets[name], dtype=torch.float64)
-        return NewNorms(sums, weight_sums, targets)
+
+def scale_norms(rows: Tensor, norms: Tensor, target: Tensor, relax: float, strategy: Strategy) -> Tensor:
+    """Return the rows of one tensor whose norms `[tasks]` have been moved towards the target."""
+    wide = rows.to(wide_dtype(rows))
+    selected, after = changed_norms(norms, target, relax, strategy)
+    # Not times after/before, which overflows for a task whose row has been zero for many steps.
+    limits = torch.finfo(wide.dtype)
+    divisors = torch.where(selected, norms, 1.0).clamp_min(limits.tiny)
+    multipliers = torch.where(selected, after, 1.0).clamp_max(limits.max)
+    broadcast = _row_state.broadcast_per_task
+    return (wide / broadcast(divisors, wide) * broadcast(multipliers, wide)).to(rows.dtype)
 
 
 def changed_norms(norms: Tensor, target: Tensor, relax: float, strategy: Strategy = "both") -> tuple[Tensor, Tensor]:

@@ -1,35 +1,12 @@
 """MGDA: the shortest vector in the convex hull of the gradients."""
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from gradhomog import (
-    Homogenizer,
-    HomogenizerSpec,
-    Solution,
-    StageResult,
-    Step,
-    gramian_rounding,
-    hookimpl,
-    minimum_norm_weights,
-)
+from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, gramian_rounding, hookimpl, minimum_norm_weights
 from gradhomog_plugins import EQUIVARIANT, _losses
-
-
-def without_zero_rows(gramian: Tensor, solve: Callable[[Tensor], Solution]) -> Solution:
-    """Return the solution for the Gramian of the nonzero rows, with weight 0 for zero rows.
-
-    If all rows are zero, all weights are 1/tasks.
-    """
-    index = torch.nonzero(gramian.diagonal() > 0).flatten()
-    if len(index) == 0:
-        return Solution(torch.full_like(gramian[0], 1 / len(gramian)), torch.ones_like(gramian[0, 0]).bool())
-    weights, converged = solve(gramian[index][:, index])
-    return Solution(torch.zeros_like(gramian[0]).index_put((index,), weights), converged)
-
 
 # Largest ratio of two losses: the solver squares the rows' norms, and float64 overflows at 1e308.
 MAX_LOSS_RATIO = 1e100
@@ -46,8 +23,6 @@ class MGDA(Homogenizer):
             positive; `"loss+"`: both. The resulting weights multiply the undivided rows. `"none"` is the paper's
             method. If several sets of weights are optimal, as for dependent rows, the order of the tasks decides
             between them.
-        zero_rows: `"keep"`: a zero row makes d = 0, as in the theory (its task is at a minimum, so no direction
-            improves all tasks); `"drop"`: ignore zero rows, for tasks that are masked in a batch.
         on: the vectors of the inner products G: `"parameters"`, the rows; or `"features"`, the derivatives of the
             losses w.r.t. the features of all queries of a task, concatenated: the upper bound of section 3.3
             ("MGDA-UB"), for tasks that share inputs and so features, ‖Σ α_i g_i‖ ≤ ‖∂z/∂θ‖ ‖Σ α_i ∂L_i/∂z‖. If the
@@ -80,10 +55,9 @@ class MGDA(Homogenizer):
     def __init__(
         self,
         normalize: Literal["none", "l2", "loss", "loss+"] = "none",
-        zero_rows: Literal["keep", "drop"] = "keep",
         on: Literal["parameters", "features"] = "parameters",
     ) -> None:
-        self.on, self.normalize, self.zero_rows = on, normalize, zero_rows
+        self.on, self.normalize = on, normalize
         self.needs = {"gramian" if on == "parameters" else "features"} | ({"losses"} if "loss" in normalize else set())
 
     def mix(self, step: Step) -> StageResult:
@@ -94,10 +68,7 @@ class MGDA(Homogenizer):
         if self.normalize != "none":
             factors = self._factors(step, gramian)
             gramian = factors[:, None] * gramian * factors
-        if self.zero_rows == "drop":
-            solution = without_zero_rows(gramian, lambda others: minimum_norm_weights(others, rounding))
-        else:
-            solution = minimum_norm_weights(gramian, rounding)
+        solution = minimum_norm_weights(gramian, rounding)
         return StageResult(step.tasks * solution.weights, converged=bool(solution.converged))
 
     def _factors(self, step: Step, gramian: Tensor) -> Tensor:
@@ -108,19 +79,11 @@ class MGDA(Homogenizer):
             # One instead of zero, because the derivative of the root is infinite at zero.
             factors = factors / torch.where(squares > 0, squares, torch.ones_like(squares)).sqrt()
         if self.normalize in ("loss", "loss+"):
-            method = f"mgda(normalize={self.normalize!r})"
-            losses = step.losses
-            _losses.require_valid(
-                losses > 0, step, f"{method}: losses must be positive, because rows are divided by them"
-            )
+            losses = _losses.positive(step, f"because normalize={self.normalize!r} divides rows by them")
             least = losses.min().detach()
             relative = losses / least  # a common factor of all rows changes no weight
-            _losses.require_valid(
-                relative <= MAX_LOSS_RATIO,
-                step,
-                f"{method}: no loss must be more than {MAX_LOSS_RATIO:g} times the smallest, {least.item():g}",
-                "Scale the losses to similar units.",
-            )
+            expected = f"no loss must be more than {MAX_LOSS_RATIO:g} times the smallest, {least.item():g}"
+            _losses.require_valid(relative <= MAX_LOSS_RATIO, step, expected, "Scale the losses to similar units.")
             factors = factors / relative
         return factors
 

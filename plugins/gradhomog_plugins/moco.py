@@ -1,7 +1,7 @@
 """MoCo: MGDA on gradients averaged over steps, with weights that change gradually."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge, Interval
@@ -35,20 +35,6 @@ def project_onto_simplex(values: Tensor) -> Tensor:
     kept = (falling * places > excess).sum(dim=-1, keepdim=True)
     threshold = excess.gather(-1, kept - 1) / kept
     return (values - threshold).clamp_min(0)
-
-
-class NewAverages(NamedTuple):
-    """The averages of a batch's tasks after this step.
-
-    Attributes:
-        averages: ŷ_i = y_i / weight_sums_i, `[tasks, *shape]` by parameter.
-        weight_sums: 1 − Π (1 − β_t), the correction of the start from zero, float64 `[tasks]`.
-        counts: t, float64 `[tasks]`.
-    """
-
-    averages: dict[str, Tensor]
-    weight_sums: Tensor
-    counts: Tensor
 
 
 class MoCo(Homogenizer):
@@ -113,44 +99,40 @@ class MoCo(Homogenizer):
     ) -> None:
         self.beta, self.beta_decay, self.gamma, self.gamma_decay = beta, beta_decay, gamma, gamma_decay
         self.rho, self.relative = rho, relative
-        self.averages: RowState = {}
-        self.weight_sums: dict[str, float] = {}
+        self.averages: RowState = {}  # ŷ = y / weight_sums
+        self.weight_sums: dict[str, float] = {}  # 1 − Π (1 − β_t), the correction of the start from zero
         self.counts: dict[str, float] = {}
         self.weights: dict[str, float] = {}  # N λ_i
         self.steps = 0
 
     def rows(self, step: Step) -> StageResult:
-        new = self._new_averages(step)
-        averages = step.jacobian.replace(_row_state.cast_like(new.averages, step.jacobian.row_like()))
-        return StageResult(averages.mix(step.tasks * self._weights(step.names)), aux=new)
+        keys = step.names
+        saved, saved_sums, saved_counts = _row_state.fitting(step, self.averages, self.weight_sums, self.counts)
+        counts = keyed.read(saved_counts, keys, 0.0) + 1
+        beta = self.beta / counts**self.beta_decay
+        weight_sums = (1 - beta) * keyed.read(saved_sums, keys, 0.0) + beta
+        # ŷ moves towards the row by the factor β / weight_sums, which is 1 in the first step.
+        averages = _row_state.moved(saved, keys, step.jacobian, beta / weight_sums)
+        state = {
+            "averages": _row_state.write(saved, keys, averages),
+            "weight_sums": keyed.write(saved_sums, keys, weight_sums),
+            "counts": keyed.write(saved_counts, keys, counts),
+        }
+        mixed = _row_state.in_jacobian(step, averages).mix(step.tasks * self._weights(keys))
+        return StageResult(mixed, aux=(averages, weight_sums, state))
 
     def paper_scale(self, step: Step) -> Tensor:
-        weight_sums: Tensor = step.aux.weight_sums
-        return weight_sums
+        _, weight_sums, _ = step.aux
+        scale: Tensor = weight_sums
+        return scale
 
     def update(self, step: Step) -> Mapping[str, Any]:
-        keys, (averages, weight_sums, counts) = step.names, step.aux
-        kept = _row_state.fitting(self.averages, step.jacobian.row_like())
-        before, steps = self._weights(keys), self.steps + 1
-        after = self._descend(before, as_jacobian(averages).gramian(), weight_sums, steps)
+        keys, (averages, weight_sums, state) = step.names, step.aux
+        steps = self.steps + 1
+        after = self._descend(self._weights(keys), as_jacobian(averages).gramian(), weight_sums, steps)
         # The sum over this batch's keys is preserved, and with it their ratio to the weights of other keys.
         together = sum(self.weights.get(key, 1.0) for key in keys) or float(len(keys))
-        return {
-            "averages": _row_state.write(kept, keys, averages),
-            "weight_sums": keyed.write(self.weight_sums if kept else {}, keys, weight_sums),
-            "counts": keyed.write(self.counts if kept else {}, keys, counts),
-            "weights": keyed.write(self.weights, keys, together * after),
-            "steps": steps,
-        }
-
-    def _new_averages(self, step: Step) -> NewAverages:
-        keys, kept = step.names, _row_state.fitting(self.averages, step.jacobian.row_like())
-        counts = keyed.read(self.counts if kept else {}, keys, 0.0) + 1
-        beta = self.beta / counts**self.beta_decay
-        weight_sums = (1 - beta) * keyed.read(self.weight_sums if kept else {}, keys, 0.0) + beta
-        # ŷ moves towards the row by the factor β / weight_sums, which is 1 in the first step.
-        averages = _row_state.moved(kept, keys, step.jacobian, beta / weight_sums)
-        return NewAverages(averages, weight_sums, counts)
+        return {**state, "weights": keyed.write(self.weights, keys, together * after), "steps": steps}
 
     def _weights(self, keys: list[str]) -> Tensor:
         """Return λ of a batch, float64 `[tasks]`."""
@@ -161,9 +143,7 @@ class MoCo(Homogenizer):
         if not self.relative:
             gramian = weight_sums[:, None] * gramian * weight_sums
         if not bool(torch.isfinite(gramian).all()):
-            raise OptionError(
-                "moco: inner products of the averaged rows overflow float64. Divide the losses by a constant."
-            )
+            raise OptionError("inner products of the averaged rows overflow float64. Divide the losses by a constant.")
         size = gramian.diagonal().mean() if self.relative else torch.ones((), dtype=torch.float64)
         return projected_step(weights, gramian @ weights, size, self.gamma / steps**self.gamma_decay, self.rho)
 

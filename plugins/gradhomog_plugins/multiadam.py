@@ -1,7 +1,7 @@
 """MultiAdam: divide the gradient of each task by its own second moments, coordinate by coordinate."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Interval
@@ -10,20 +10,6 @@ from torch import Tensor
 from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, hookimpl, keyed, safe_sqrt
 from gradhomog_plugins import _row_state
 from gradhomog_plugins._row_state import RowState, broadcast_per_task
-
-
-class NewMoments(NamedTuple):
-    """The moments of a batch's tasks after this step, without the corrections of their start from zero.
-
-    Attributes:
-        means: m, `[tasks, *shape]` by parameter; empty for β₁ = 0.
-        roots: √v, `[tasks, *shape]` by parameter.
-        counts: t, float64 `[tasks]`.
-    """
-
-    means: dict[str, Tensor]
-    roots: dict[str, Tensor]
-    counts: Tensor
 
 
 class MultiAdam(Homogenizer):
@@ -92,8 +78,8 @@ class MultiAdam(Homogenizer):
 
     def rows(self, step: Step) -> StageResult:
         keys = step.names
-        saved = _row_state.fitting(self.roots, step.jacobian.row_like())
-        counts = keyed.read(self.counts if saved else {}, keys, 0.0) + 1
+        saved, saved_means, saved_counts = _row_state.fitting(step, self.roots, self.means, self.counts)
+        counts = keyed.read(saved_counts, keys, 0.0) + 1
         mean_corrections, root_corrections = 1 - self.beta1**counts, (1 - self.beta2**counts).sqrt()
         changed, all_means, all_roots = {}, {}, {}
         for name, row in step.jacobian.by_parameter():
@@ -101,21 +87,21 @@ class MultiAdam(Homogenizer):
             means = row.to(old.dtype)
             roots = all_roots[name] = root_of_squares(self.beta2**0.5 * old, (1 - self.beta2) ** 0.5 * means)
             if self.beta1:
-                before = _row_state.read(self.means[name] if saved else {}, keys, row)
+                before = _row_state.read(saved_means.get(name, {}), keys, row)
                 all_means[name] = torch.lerp(before, means, 1 - self.beta1)
                 means = all_means[name] / broadcast_per_task(mean_corrections, roots)
             roots = roots / broadcast_per_task(root_corrections, roots)
             changed[name] = normalize(means, roots, rescale=self.units == "gradient").to(row.dtype)
-        return StageResult(step.jacobian.replace(changed), aux=NewMoments(all_means, all_roots, counts))
+        state = {
+            "means": _row_state.write(saved_means, keys, all_means),
+            "roots": _row_state.write(saved, keys, all_roots),
+            "counts": keyed.write(saved_counts, keys, counts),
+        }
+        return StageResult(step.jacobian.replace(changed), aux=state)
 
     def update(self, step: Step) -> Mapping[str, Any]:
-        keys, new = step.names, step.aux
-        saved = _row_state.fitting(self.roots, step.jacobian.row_like())
-        return {
-            "means": _row_state.write(self.means if saved else {}, keys, new.means),
-            "roots": _row_state.write(saved, keys, new.roots),
-            "counts": keyed.write(self.counts if saved else {}, keys, new.counts),
-        }
+        state: Mapping[str, Any] = step.aux
+        return state
 
 
 def root_of_squares(one: Tensor, other: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """NTK: weights inversely proportional to the traces of the tangent kernels of the tasks' residuals."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge, Interval
@@ -9,18 +9,6 @@ from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, hookimpl, keyed
 from gradhomog_plugins import _losses
-
-
-class NewTraces(NamedTuple):
-    """The traces of this step, float64 `[tasks]`.
-
-    Attributes:
-        traces: t, on which the weights depend.
-        computed: False if they are those of an earlier step.
-    """
-
-    traces: Tensor
-    computed: bool
 
 
 class NTK(Homogenizer):
@@ -84,36 +72,29 @@ class NTK(Homogenizer):
         self.traces: dict[str, float] = {}  # t
 
     def mix(self, step: Step) -> StageResult:
-        new = self._new_traces(step)
-        inverses, mean = inverse_traces(new.traces)
-        return StageResult(torch.where(inverses > 0, inverses / mean, 1.0), aux=new)
+        keys = step.names
+        traces, state = keyed.read(self.traces, keys, 0.0), {}
+        if not set(keys) <= self.traces.keys() or step.number % self.every == 0:
+            kept = torch.tensor([self.average if key in self.traces else 0.0 for key in keys], dtype=torch.float64)
+            traces = kept * traces + (1 - kept) * step.kernel_traces(self.probes)
+            state = {"traces": keyed.write(self.traces, keys, traces)}
+        inverses, mean = inverse_traces(traces)
+        return StageResult(torch.where(inverses > 0, inverses / mean, 1.0), aux=(traces, state))
 
     def paper_scale(self, step: Step) -> Tensor:
-        traces: Tensor = step.aux.traces
+        traces: Tensor = step.aux[0]
         inverses, mean = inverse_traces(traces)
         total = (traces / least_trace(traces)).sum()
-        _losses.require_at_most(
-            _losses.LARGEST_WEIGHT, total * inverses, step, "ntk: λ = Σ t / t",
-            "Divide the residuals of the other tasks by a constant, or use scale='mean'.",
-        )  # fmt: skip
+        advice = "Divide the residuals of the other tasks by a constant, or use scale='mean'."
+        _losses.require_at_most(total * inverses, step, "λ = Σ t / t", advice)
         return step.tasks * total * mean
 
     def update(self, step: Step) -> dict[str, Any]:
-        if not step.aux.computed:
-            return {}
-        return {"traces": keyed.write(self.traces, step.names, step.aux.traces)}
+        state: dict[str, Any] = step.aux[1]
+        return state
 
     def measured(self, step: Step) -> Mapping[str, float | Sequence[float]]:
-        return {"traces": step.aux.traces.tolist()}
-
-    def _new_traces(self, step: Step) -> NewTraces:
-        keys = step.names
-        known = set(keys) <= self.traces.keys()
-        if known and step.number % self.every:
-            return NewTraces(keyed.read(self.traces, keys, 0.0), computed=False)
-        found = step.kernel_traces(self.probes)
-        kept = torch.tensor([self.average if key in self.traces else 0.0 for key in keys], dtype=torch.float64)
-        return NewTraces(kept * keyed.read(self.traces, keys, 0.0) + (1 - kept) * found, computed=True)
+        return {"traces": step.aux[0].tolist()}
 
 
 def inverse_traces(traces: Tensor) -> tuple[Tensor, Tensor]:

@@ -76,8 +76,8 @@ class PBI(Homogenizer):
 
     def _weights(self, step: Step) -> Tensor:
         """Return v, `[tasks]`."""
-        preference = _per_task.preferences("pbi: `preferences`", self.preferences, step)
-        ideal = _per_task.numbers("pbi: `ideal`", self.ideal, step, default=0.0)
+        preference = _per_task.preferences("preferences", self.preferences, step)
+        ideal = _per_task.numbers("ideal", self.ideal, step, default=0.0)
         ray = preference / preference.norm()
         return _per_task.nonnegative(derivatives(step.losses - ideal, ray, self.penalty), ray)
 

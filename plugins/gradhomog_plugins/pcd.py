@@ -1,7 +1,7 @@
 """PCD: the direction nearest to the primary task's gradient that improves every other task by a given share."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import torch
 from annotated_types import Interval, MinLen
@@ -18,25 +18,13 @@ from gradhomog import (
     keyed,
 )
 from gradhomog_plugins import _per_task
-from gradhomog_plugins._primary import Primary, primary_index
+from gradhomog_plugins._primary import Primary, primary_tasks
 
 # The last coordinate of a projection on the cone whose exact value is zero is up to 1.5 times the rounding of the terms
 # that cancel in it (for 600 random programs with 2 to 8 dependent rows, float32 and float64).
 EXCLUSIVE = 4.0
 
 Share = Annotated[float, Interval(ge=0, le=1)]
-
-
-class NewSquares(NamedTuple):
-    """The averages of a batch's tasks after this step.
-
-    Attributes:
-        squares: v_i, float64 `[tasks]`.
-        weight_sums: 1 − β^t, float64 `[tasks]`.
-    """
-
-    squares: Tensor
-    weight_sums: Tensor
 
 
 class PCD(Homogenizer):
@@ -50,8 +38,8 @@ class PCD(Homogenizer):
         primary: the slot (position in the batch, from 0) or the domain of the primary task.
         tau: τ in [0, 1]: one number for all other tasks; a list by slot, with a number for the primary slot that has no
             effect; or a dict by domain with the entry `"*"` for other domains (0 without it). With 0, no other loss
-            rises, to first order. With τ, d̃ (before its length is set to ‖g_1‖) decreases task j by at least τ times as
-            much as ĝ_j does.
+            rises, to first order. With τ, d̃ (before its length is set to ‖g_1‖) decreases task j by at least τ times
+            as much as ĝ_j does.
         beta: β in [0, 1), decay of the averages of squared norms. 0 divides each row by its norm.
 
     Use it when one loss is the aim and the others are constraints or regularizers, such as sparsity, physics or an
@@ -74,8 +62,8 @@ class PCD(Homogenizer):
     Source: Varam and AlHajri 2026, "Not All Objectives Are Born Equal: Priority-Constrained Descent", arXiv 2606.29521,
     algorithm 1 and definitions 4.1 and 4.5, as in the authors' code.
 
-    Deviations: (1) No epsilon: the authors' code and TorchJD 0.18 add 1e-8 to v̂, so that rows with norms below 1e-4 are
-    not divided by them, and their τ is less. (2) The program is solved by the projection on a cone
+    Deviations: (1) No epsilon: the authors' code and TorchJD 0.18 add 1e-8 to v̂, so that rows with norms below 1e-4
+    are not divided by them, and their τ is less. (2) The program is solved by the projection on a cone
     (`gradhomog.dual_cone_weights`) in one more dimension, the form of Lawson and Hanson 1974, section 23.4; the
     authors' code enumerates subsets (2^(N−1)), TorchJD uses an active set. (3) Constraints count as exclusive relative
     to the rounding of the rows; the authors' and TorchJD's tolerance is 1e-9 for float64 rows. (4) Averages by key; t
@@ -101,22 +89,23 @@ class PCD(Homogenizer):
 
     def mix(self, step: Step) -> StageResult:
         gramian, keys = step.gramian(), step.names
-        place = primary_index("pcd", self.primary, step)
+        is_primary = primary_tasks(self.primary, step, "exactly one task in every batch", only_one=True)
         before = keyed.read(self.squares, keys, 0.0)
         squares = self.beta * before + (1 - self.beta) * gramian.diagonal()
         weight_sums = self.beta * keyed.read(self.weight_sums, keys, 0.0) + (1 - self.beta)
-        shares = _per_task.numbers("pcd: `tau`", self.tau, step, default=0.0)
+        shares = _per_task.numbers("tau", self.tau, step, default=0.0)
         weights, converged = constrained_weights(
-            gramian, squares / weight_sums, place, shares, gramian_rounding(step.dtype)
+            gramian, squares / weight_sums, is_primary.tolist().index(True), shares, gramian_rounding(step.dtype)
         )
-        return StageResult(step.tasks * weights, aux=NewSquares(squares, weight_sums), converged=converged)
+        state = {
+            "squares": keyed.write(self.squares, keys, squares),
+            "weight_sums": keyed.write(self.weight_sums, keys, weight_sums),
+        }
+        return StageResult(step.tasks * weights, aux=state, converged=converged)
 
     def update(self, step: Step) -> Mapping[str, Any]:
-        keys, new = step.names, step.aux
-        return {
-            "squares": keyed.write(self.squares, keys, new.squares),
-            "weight_sums": keyed.write(self.weight_sums, keys, new.weight_sums),
-        }
+        state: Mapping[str, Any] = step.aux
+        return state
 
 
 def constrained_weights(

@@ -82,9 +82,7 @@ class ReLoBRaLo(Homogenizer):
         self.weights: dict[str, float] = {}  # λ(t−1)
 
     def mix(self, step: Step) -> StageResult:
-        _losses.require_valid(
-            step.losses >= 0, step, "relobralo: losses must not be negative, because weights use their ratios"
-        )
+        _losses.nonnegative(step, "because weights use their ratios")
         balanced = self._balanced(step, self.last)
         if bool(torch.rand((), generator=step.generator, dtype=torch.float64) < self.rho):
             weights = keyed.read(self.weights, step.names, torch.nan)

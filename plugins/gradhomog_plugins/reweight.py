@@ -26,30 +26,27 @@ class Reweight(Homogenizer):
         beta: β ≥ 0; 0 equalizes the norms, larger values favour tasks with larger losses. The paper: 0.1 for one
             domain, 1.5 where every task has another domain.
         solver: `"gradient"`, the paper's leader: one Adam step after each meta-step; `"fixed_point"`, the limit of the
-            leader, computed from the norms of each step without state and rate; `"none"`, the initial weights, ω = 1.
+            leader, computed from the norms of each step without state and rate.
         lr: > 0, rate of the leader's Adam.
         key: state of the leader by `"domain"`, the names of the tasks (their positions where they have none), or by
             `"slot"`, their positions, for meta-learning in one domain, whose tasks have one name and one weight.
         initial_loss: L⁰ > 0. One value for all tasks (the paper: log of the number of classes) cancels in r.
         parameters: glob pattern of the names of the parameters whose gradients are measured; `"auto"` is `encoder.*`
             where such names exist, otherwise all.
-        max_weight: ≥ 1, upper bound of every ω_i; the excess is shared by the others. Without it, a task whose gradient
-            vanishes gets all of N and pulls the common norm to zero.
-        preserve: the sum that reweighting preserves: `"weights"`, Σ ω_i = N, the paper's; `"norms"`, Σ ω_i n_i = Σ n_i.
         variant: `"paper"` is equations 4 and 5 literally (I_i = L̂_i / Σ L̂, raw ω, no normalization), with
             `solver="gradient"`. It shrinks all weights to zero when tasks agree. Its Adam receives absolute gradients.
 
     Use it when gradient norms differ by a large factor, so that the tasks with the longest rows dominate the step; on
     functions of different magnitude, `reweight(beta=0, solver="fixed_point")` lowered the error by a third
     (docs/results/first-comparison.md). Where norms are within a factor of two it has little to correct
-    (docs/results/ablation.md), and it does not resolve conflicts. Set `max_weight` if the gradient of a task may
-    vanish.
+    (docs/results/ablation.md), and it does not resolve conflicts. The weight of a task
+    whose gradient vanishes approaches N.
 
     Needs one gradient per task (N backward passes), for the norms n_i (the paper's G_i), but no derivatives of
     these norms. A task with zero gradient keeps weight one. Losses must not be
     negative unless β = 0.
 
-    Differentiable in rows and losses with `"fixed_point"`, in the rows with the other solvers.
+    Differentiable in rows and losses with `"fixed_point"`, in the rows with `"gradient"`.
 
     State: with `"gradient"`, a and Adam's moments, by key; otherwise none.
 
@@ -74,13 +71,11 @@ class Reweight(Homogenizer):
     def __init__(
         self,
         beta: Annotated[float, Ge(0)] = 1.5,
-        solver: Literal["gradient", "fixed_point", "none"] = "gradient",
+        solver: Literal["gradient", "fixed_point"] = "gradient",
         lr: Annotated[float, Gt(0)] = 5e-4,
         key: Literal["domain", "slot"] = "domain",
         initial_loss: Annotated[float, Gt(0)] = 1.0,
         parameters: str = "auto",
-        max_weight: Annotated[float, Ge(1)] | None = None,
-        preserve: Literal["weights", "norms"] = "weights",
         variant: Literal["corrected", "paper"] = "corrected",
     ) -> None:
         if variant == "paper" and solver == "fixed_point":
@@ -89,25 +84,18 @@ class Reweight(Homogenizer):
                 'zero. Use solver="gradient".'
             )
         self.beta, self.solver, self.lr, self.key = beta, solver, lr, key
-        self.initial_loss, self.parameters, self.max_weight = initial_loss, parameters, max_weight
-        self.preserve, self.variant = preserve, variant
+        self.initial_loss, self.parameters, self.variant = initial_loss, parameters, variant
         # Adam states of the leader's variable: a, or ω in the paper's variant.
         self.leader: dict[str, keyed.Moments] = {}
 
     def mix(self, step: Step) -> Tensor:
+        if self.solver == "gradient":
+            return self._leader_weights(step)
         norms = self._norms(step)
-        if self.solver == "fixed_point":
-            weights = fixed_point(norms, self._targets(step, norms))
-        else:
-            weights = self._leader_weights(step)
-        if self.variant == "paper":
-            return weights
-        if self.preserve == "norms" and bool((weights * norms).sum() > 0):
-            weights = weights * norms.sum() / (weights * norms).sum()
-        return weights if self.max_weight is None else bound_weights(weights, self.max_weight)
+        return fixed_point(norms, self._targets(step, norms))
 
     def update(self, step: Step) -> Mapping[str, Any]:
-        if self.solver != "gradient":
+        if self.solver == "fixed_point":
             return {}
         norms = self._norms(step)
         weights = self._leader_weights(step)
@@ -128,8 +116,6 @@ class Reweight(Homogenizer):
         return 0.0 if self.variant == "corrected" else 1.0
 
     def _leader_weights(self, step: Step) -> Tensor:
-        if self.solver == "none":
-            return torch.ones(step.tasks, dtype=torch.float64)
         values = keyed.values(self.leader, [key.by(self.key) for key in step.keys], self._initial)
         return step.tasks * torch.softmax(values, dim=0) if self.variant == "corrected" else values
 
@@ -164,21 +150,6 @@ def fixed_point(norms: Tensor, targets: Tensor) -> Tensor:
     if not bool(shares.sum() > 0):
         return torch.ones_like(norms)
     return torch.where(nonzero, shares / shares.sum() * nonzero.sum(), torch.ones_like(norms))
-
-
-def bound_weights(weights: Tensor, largest: float) -> Tensor:
-    """Return weights of at most `largest` with the same sum; the other weights share the excess in proportion."""
-    total, free = weights.sum(), torch.ones_like(weights, dtype=torch.bool)
-    for _ in range(len(weights)):
-        over = free & (weights > largest)
-        if not bool(over.any()):
-            break
-        free = free & ~over
-        rest = total - largest * (~free).to(weights).sum()  # as float64: an integer times a float is float32
-        inside = torch.where(free, weights, torch.zeros_like(weights)).sum()
-        scaled = weights * rest / inside if bool(inside > 0) else torch.ones_like(weights) * rest / free.sum()
-        weights = torch.where(free, scaled, torch.full_like(weights, largest))
-    return weights
 
 
 @hookimpl

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
-import torch
 from annotated_types import Gt, Interval
 from torch import Tensor
 
-from gradhomog import DataError, Homogenizer, HomogenizerSpec, OptionError, Step, TaskKey, hookimpl, keyed, to_device
-from gradhomog_plugins._pooling import matching_orders, mean_cosine, pool_gradients, pooled_energy, unit_vectors
+from gradhomog import DataError, Homogenizer, HomogenizerSpec, OptionError, Step, TaskKey, hookimpl, keyed
+from gradhomog_plugins._pooling import mean_cosine, pool_gradients, pooled_energy, unit_vectors
 from gradhomog_plugins._rotations.base import Rotation, angles, check_features, rotate_tasks
 from gradhomog_plugins._rotations.geodesic import Geodesic
 from gradhomog_plugins._rotations.plane import Plane
@@ -30,9 +29,8 @@ class Rotate(Homogenizer):
         lr: > 0, the largest angle in radians of one update of a rotation, for every m.
         max_angle: in (0, π], the largest angle from the identity in radians (for several planes, the root sum of
             squares). The head was adapted to features that are not rotated: large rotations ruin its accuracy.
-        pool: the vectors that are compared: `"task"`, summed over all queries; `"class"`, over the queries of each
-            class, classes of different tasks matched by cosine; `"sample"`, one by one, for multi-task learning, where
-            the tasks have the same inputs. The last two with `"geodesic"` only.
+        pool: the vectors that are compared: `"task"`, summed over all queries; `"sample"`, one by one, for multi-task
+            learning, where the tasks have the same inputs, with `"geodesic"` only.
         key: rotations by `"domain"`, the names of the tasks (their positions where they have none), or by `"slot"`,
             their positions, for meta-learning in one domain, whose tasks have one name. A new one starts at the
             identity.
@@ -54,7 +52,7 @@ class Rotate(Homogenizer):
 
     Differentiable in the features.
 
-    State: the rotations by key, and with `pool="class"` the class directions of the last step.
+    State: the rotations by key.
 
     Cost: O(queries · m) for a task and O(m) for an update with `"plane"`; O(m²) with `"geodesic"`.
 
@@ -79,39 +77,36 @@ class Rotate(Homogenizer):
             [0.3982, 1.3570]])
     """
 
-    state_names = ("rotations", "class_directions")
+    state_names = ("rotations",)
 
     def __init__(
         self,
         parameterization: Literal["plane", "geodesic"] = "plane",
         lr: Annotated[float, Gt(0)] = 5e-3,
         max_angle: Annotated[float, Interval(gt=0, le=math.pi)] = 0.5,
-        pool: Literal["task", "class", "sample"] = "task",
+        pool: Literal["task", "sample"] = "task",
         key: Literal["domain", "slot"] = "domain",
         variant: Literal["corrected", "paper"] = "corrected",
     ) -> None:
-        if parameterization == "plane" and pool != "task":
+        if parameterization == "plane" and pool == "sample":
             raise OptionError(
-                f"rotate: `pool` {pool!r} has several directions per task, but a plane has one; "
+                "rotate: `pool` 'sample' has several directions per task, but a plane has one; "
                 "use parameterization='geodesic'."
             )
         self.parameterization, self.lr, self.max_angle = parameterization, lr, max_angle
         self.pool, self.key, self.variant = pool, key, variant
         self.rotations: dict[str, Tensor] = {}
-        self.class_directions = torch.zeros(0, 0, dtype=torch.float64)
 
     def transform(self, features: Tensor, keys: Sequence[TaskKey]) -> Tensor:
         _check(features, len(keys), "features")
         return rotate_tasks([self._rotation(key.by(self.key), features.shape[-1]) for key in keys], features)
 
     def update(self, step: Step) -> Mapping[str, Any]:
-        keys, directions = [key.by(self.key) for key in step.keys], self._directions(step)
+        keys, (_, pooled, head, encoder) = [key.by(self.key) for key in step.keys], self._directions(step)
         if self.variant == "corrected":
-            goal = unit_vectors(directions.encoder.sum(0))
-            u, v = keyed.mean(keys, directions.head), dict.fromkeys(keys, goal)
+            u, v = keyed.mean(keys, head), dict.fromkeys(keys, unit_vectors(encoder.sum(0)))
         else:
-            goal = unit_vectors(directions.pooled.sum(0))
-            u, v = dict.fromkeys(keys, goal), keyed.mean(keys, directions.encoder)
+            u, v = dict.fromkeys(keys, unit_vectors(pooled.sum(0))), keyed.mean(keys, encoder)
         updated = {}
         for key in u:
             heads, goals = unit_vectors(u[key]), unit_vectors(v[key])
@@ -120,15 +115,14 @@ class Rotate(Homogenizer):
                 heads, goals = heads[nonzero], goals[nonzero]
                 rotation = self._rotation(key, heads.shape[-1]) or self._form.identity(goals)
                 updated[key] = rotation.step(heads, goals, self.lr, self.max_angle)
-        rotations = {key: rotation.tensor for key, rotation in updated.items()}
-        return {"rotations": self.rotations | rotations, "class_directions": directions.class_directions}
+        return {"rotations": self.rotations | {key: rotation.tensor for key, rotation in updated.items()}}
 
     def measured(self, step: Step) -> Mapping[str, float | Sequence[float]]:
-        directions = self._directions(step)
+        rotations, _, head, encoder = self._directions(step)
         return {
-            "angle": angles(directions.rotations),
-            "feature_cosine_before": mean_cosine(directions.head),
-            "feature_cosine_after": mean_cosine(directions.encoder),
+            "angle": angles(rotations),
+            "feature_cosine_before": mean_cosine(head),
+            "feature_cosine_after": mean_cosine(encoder),
             "pooled_energy": pooled_energy(step.feature_grads),
         }
 
@@ -141,33 +135,16 @@ class Rotate(Homogenizer):
         check_features("rotate", rotation, features)
         return rotation
 
-    def _directions(self, step: Step) -> _Directions:
-        """Return the directions of a step, with the classes of all tasks in one order if `pool` is "class"."""
+    def _directions(self, step: Step) -> tuple[list[Rotation | None], Tensor, Tensor, Tensor]:
+        """Return the rotations, and gradients `[tasks, vectors, m]`: at the head, u (of unit length), and Rᵀ u."""
         grads = step.feature_grads
         _check(grads, step.tasks, "feature_grads")
-        sums = pool_gradients(grads, self.pool, step.targets if self.pool == "class" else None)
+        sums = pool_gradients(grads, self.pool)
         if self.parameterization == "plane":  # few numbers, whose angles are read several times per task
             sums = sums.cpu()
         rotations = [self._rotation(key.by(self.key), sums.shape[-1]) for key in step.keys]
         head = unit_vectors(sums)
-        encoder = rotate_tasks(rotations, head, transposed=True)
-        if self.pool != "class":
-            return _Directions(rotations, sums, head, encoder, self.class_directions)
-        own, reference = encoder.cpu(), self.class_directions.cpu()
-        order = matching_orders(own, reference if reference.shape == own[0].shape else own[0])
-        sums, head, encoder = (
-            vectors.gather(1, to_device(order, vectors.device)[..., None].expand_as(vectors))
-            for vectors in (sums, head, encoder)
-        )
-        return _Directions(rotations, sums, head, encoder, unit_vectors(encoder.sum(0)))
-
-
-class _Directions(NamedTuple):
-    rotations: list[Rotation | None]
-    pooled: Tensor  # gradients at the head, `[tasks, vectors, m]`
-    head: Tensor  # u, the same of unit length
-    encoder: Tensor  # Rᵀ u
-    class_directions: Tensor  # `[classes, m]`, the order of the classes in the next step
+        return rotations, sums, head, rotate_tasks(rotations, head, transposed=True)
 
 
 def _check(features: Tensor, tasks: int, name: str) -> None:

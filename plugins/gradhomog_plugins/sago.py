@@ -63,7 +63,7 @@ class SAGO(Homogenizer):
         self.primary, self.agreeing = primary, agreeing
 
     def rows(self, step: Step) -> Jacobian:
-        primary = primary_tasks("sago", self.primary, step, "every batch").tolist()
+        primary = primary_tasks(self.primary, step, "a task in every batch").tolist()
         return step.jacobian.repeat(
             {name: self._protect_tensor(rows, primary) for name, rows in step.jacobian.by_parameter()}
         )

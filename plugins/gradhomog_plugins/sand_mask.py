@@ -93,7 +93,7 @@ def masked_mean(rows: Tensor, unit: Tensor, tau: float, k: float) -> MaskedMean:
     # The quotient, but at most SATURATION: a variance of zero must not make derivatives infinite.
     divisor = torch.maximum(variance, slope / SATURATION)
     mask = torch.tanh(slope / torch.where(divisor > 0, divisor, 1.0))
-    return MaskedMean(mask * mean, mask.double().sum(), (present > 0).sum().double())
+    return mask * mean, mask.double().sum(), (present > 0).sum().double()
 
 
 @hookimpl

@@ -17,11 +17,11 @@ class ScaleInvariant(Homogenizer):
     weight, and it does not resolve conflicts. On functions of different magnitude its error was a fifth lower, not
     significant after correction (docs/results/first-comparison.md).
 
-    With the default `scale="mean"` this and `geometric_mean` are the same method: both weight by 1/L_i, and only their
-    lengths differ. A factor of a single loss (and its row) does not change the direction; in the paper's scale it does
-    not change the length either. Acts on rows: shared parameters receive the gradient of the weighted losses; each head
-    of a multi-task network receives the unweighted gradient of its loss. Losses must be positive: zero or negative
-    losses cause an error, and so does a weight above 1e30 in the paper's scale.
+    With the default `scale="mean"` this and `geometric_mean` are the same method, for any number of tasks; in the
+    paper's scale only their lengths differ. A factor of a single loss (and its row) does not change the direction; in
+    the paper's scale it does not change the length either. Acts on rows: shared parameters receive the gradient of the
+    weighted losses; each head of a multi-task network receives the unweighted gradient of its loss. Losses must be
+    positive: zero or negative losses cause an error, and so does a weight above 1e30 in the paper's scale.
 
     Differentiable in rows and losses.
 
@@ -40,15 +40,11 @@ class ScaleInvariant(Homogenizer):
     """
 
     def mix(self, step: Step) -> Tensor:
-        losses = step.losses
-        _losses.require_valid(
-            losses > 0, step, "scale_invariant: losses must be positive, because rows are divided by them"
-        )
-        return _losses.exponential_weights(-losses.log())
+        return _losses.exponential_weights(-_losses.positive(step, "because rows are divided by them").log())
 
     def paper_scale(self, step: Step) -> Tensor:
         weights = step.tasks / step.losses
-        _losses.require_weights(weights, step, "scale_invariant", "N/L")
+        _losses.require_at_most(weights, step, "N/L")
         return weights.mean()
 
 

@@ -78,21 +78,15 @@ class SoftAdapt(Homogenizer):
         losses = _losses.mean_by_key(keys, step.losses)
         windows = [[loss, *self.histories.get(key, [])] for key, loss in zip(keys, losses, strict=True)]
         rates = torch.stack([backward_difference(window) for window in windows])
-        _losses.require_valid(
-            rates.isfinite(),
-            step,
-            "softadapt: differences of losses must be finite",
-            "Divide the losses by a constant.",
-        )
+        advice = "Divide the losses by a constant."
+        _losses.require_valid(rates.isfinite(), step, "differences of losses must be finite", advice)
         if self.variant == "normalized":
             total = rates.abs().sum()
             rates = rates / torch.where(total > 0, total, 1.0)
         # Not β s: it may overflow, and the difference of two infinite numbers is NaN.
         exponents = self.beta * (rates - (rates.max() if self.beta > 0 else rates.min()).detach())
         if self.variant == "loss_weighted":
-            _losses.require_valid(
-                step.losses >= 0, step, "softadapt: losses must not be negative for variant='loss_weighted'"
-            )
+            _losses.nonnegative(step, "because variant='loss_weighted' multiplies weights by them")
             exponents = exponents + _logarithms(torch.stack([sum(window) / len(window) for window in windows]))
         return _losses.exponential_weights(exponents)
 

@@ -69,7 +69,7 @@ class Static(Homogenizer):
     def mix(self, step: Step) -> Tensor:
         weights = self._weights(step)
         if not weights.sum() > 0:
-            raise OptionError(f"static: `weights` must not all be zero in a batch; got {weights.tolist()}.")
+            raise OptionError(f"`weights` must not all be zero in a batch; got {weights.tolist()}.")
         return step.tasks * weights / weights.sum()
 
     def paper_scale(self, step: Step) -> Tensor:
@@ -80,7 +80,7 @@ class Static(Homogenizer):
         if isinstance(self.weights, str):
             weights = [random_weight(self.spread, self.seed, name) for name in step.names]
             return torch.tensor(weights, dtype=torch.float64)
-        return _per_task.numbers("static: `weights`", 1.0 if self.weights is None else self.weights, step)
+        return _per_task.numbers("weights", 1.0 if self.weights is None else self.weights, step)
 
 
 def random_weight(spread: float, seed: int, name: str) -> float:

@@ -85,7 +85,7 @@ class STCH(Homogenizer):
         weights = paper_weights(*self._terms(step))
         if self.log:
             weights = step.tasks * weights
-            _losses.require_weights(weights, step, "stch", "N² p/L")
+            _losses.require_at_most(weights, step, "N² p/L")
         return weights.mean()
 
     def update(self, step: Step) -> dict[str, Any]:
@@ -108,13 +108,13 @@ class STCH(Homogenizer):
         """Return y/μ up to a constant, and the logarithms of ∂y_i/∂L_i, each `[tasks]`."""
         losses = step.losses
         if self.log:
-            _losses.require_valid(losses > 0, step, "stch: losses must be positive for `log=True`")
+            _losses.positive(step, "because `log=True` divides by them")
             measured = keyed.read(self.references, step.names, 0.0)
             # A task without m has y = 0, which gives the sum of logarithms of the warm-up.
             references = torch.where(measured > 0, measured, losses)
             return _exponents(losses.log() - references.log(), self.mu or 1.0), -losses.log()
-        preference = _per_task.preferences("stch: `weights`", self.weights, step)
-        ideal = _per_task.numbers("stch: `ideal`", self.ideal, step, default=0.0)
+        preference = _per_task.preferences("weights", self.weights, step)
+        ideal = _per_task.numbers("ideal", self.ideal, step, default=0.0)
         return _exponents(preference * (losses - ideal), self.mu or 0.1), preference.log()
 
 

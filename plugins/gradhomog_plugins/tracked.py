@@ -1,9 +1,11 @@
 """Tracked: another method on averages of the rows, so that a step differentiates one task's loss."""
 
+from __future__ import annotations
+
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, cast
+from collections.abc import Collection, Mapping, Sequence, Set
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor
 from gradhomog import (
     Homogenizer,
     HomogenizerSpec,
+    Jacobian,
     OptionError,
     StageResult,
     Step,
@@ -29,21 +32,8 @@ from gradhomog_plugins._inner_method import inner_pipeline, require_same_method
 BY_KEY = ("averages", "counts", "seen", "losses", "weights")
 """Names of the state by key that is removed with a key's average."""
 
-
 UNKNOWN = {"features": "features", "kernel_traces": "traces of kernels"}
 """Statistics that are known for the tasks of the step only."""
-
-
-class Outcome(NamedTuple):
-    """Results of `rows` that `update` stores.
-
-    Attributes:
-        state: the new values of the state.
-        inner_step: the step of the other method, with its `aux`; None if its weights were kept.
-    """
-
-    state: dict[str, Any]
-    inner_step: Step | None
 
 
 class Tracked(Homogenizer):
@@ -62,7 +52,6 @@ class Tracked(Homogenizer):
         order: `"turn"`: the task with the oldest row (of several, that with the fewest rows) is next. `"compatible"`: a
             step differentiates a group of tasks without conflict of their averages, ⟨m_i, m_j⟩ ≥ 0 for all its pairs;
             the group with the oldest row is next, and new tasks are one group.
-        dtype: of the kept rows: `"same"` (float32 for half precision) or `"bfloat16"`.
         forget: > 0 steps. The average of a task whose row is older is removed, and the direction excludes the task
             until its next row. At least the number of steps in which all tasks have their turn. By default the lag of
             ten tasks with β = 0.9.
@@ -92,8 +81,7 @@ class Tracked(Homogenizer):
     A task takes part from its first row on; before all tasks have one, the direction is that of the others. Further
     rows in a step, as in `Pipeline.combine`, are used. Zero rows, duplicates, opposite rows and single tasks are those
     of the other method. Properties such as `non_conflicting` hold for the averages, not for the rows. If `every` > 1,
-    the method must act by `mix`; weights are computed anew when a task appears or is removed. In bfloat16 a row has a
-    relative error of 2⁻⁹; changes of an entry below this are lost, so averages with β = 0.9 are off by up to 2 %.
+    the method must act by `mix`; weights are computed anew when a task appears or is removed.
 
     Not differentiable: averages contain rows of earlier steps.
 
@@ -110,7 +98,7 @@ class Tracked(Homogenizer):
 
     Deviations: (1) M-ConFIG also divides d by a second moment of pseudo gradients, as Adam does: here this is the
     outer optimizer's. (2) The reference code (conflictfree 0.1.8) returns 0 until every task has a row. (3) Its
-    averages are float32 for any rows. (4) `every`, `dtype` and `forget`. (5) SON-GOKU counts cosines
+    averages are float32 for any rows. (4) `every` and `forget`. (5) SON-GOKU counts cosines
     below −τ as conflicts; here τ = 0. It also computes the gradients of all tasks for new groups; here the averages are
     as old as the last turns.
 
@@ -136,11 +124,10 @@ class Tracked(Homogenizer):
         average: Annotated[float, Interval(ge=0, lt=1)] = 0.9,
         every: Annotated[int, Ge(1)] = 1,
         order: Literal["turn", "compatible"] = "turn",
-        dtype: Literal["same", "bfloat16"] = "same",
         forget: Annotated[int, Ge(1)] = 100,
     ) -> None:
         self.method, self.average, self.every, self.order = method, average, every, order
-        self.per_step, self.dtype, self.forget = rows, dtype, forget
+        self.per_step, self.forget = rows, forget
         advice = "Methods that act in the network are put before it: 'isi + tracked(method=\"upgrad\")'."
         [member] = inner_pipeline("tracked", method, ["mix", "rows"], advice).members
         if unknown := [name for need, name in UNKNOWN.items() if need in member.needs]:
@@ -191,59 +178,39 @@ class Tracked(Homogenizer):
 
     def rows(self, step: Step) -> StageResult:
         like = step.jacobian.row_like()
-        layout: _flat_rows.Layout = {name: list(value.shape) for name, value in like.items()}
-        wide = wide_dtype(*like.values())
-        state: dict[str, Any] = {name: dict(getattr(self, name)) if layout == self.layout else {} for name in BY_KEY}
-        state["slots"] = dict(self.slots)
-        state["averages"] = averages = {key: value.to(step.device) for key, value in state["averages"].items()}
-        known, kept_dtype = dict(averages), torch.bfloat16 if self.dtype == "bfloat16" else wide
-        compatible, group = self.order == "compatible", {}
-        updated = set[str]()
-        for key, (task, row) in self._rows_by_key(step):
-            if compatible:
-                group[key] = _flat_rows.moved_average(None, row, 1.0, wide, wide)
-            count = state["counts"][key] = state["counts"].get(key, 0) + 1
-            share = (1 - self.average) / (1 - self.average**count)
-            averages[key] = _flat_rows.moved_average(known.get(key), row, share, kept_dtype, wide)
-            state["seen"][key] = self.steps
-            updated.add(key)
-            if key not in state["slots"]:
-                free = (number for number in itertools.count() if number not in state["slots"].values())
-                state["slots"][key] = next(free) if task.slot in state["slots"].values() else task.slot
-        if "losses" in self._inner_needs:
-            state["losses"] = keyed.write(state["losses"], step.names, step.losses)
-        for key in [key for key, seen in state["seen"].items() if self.steps - seen > self.forget]:
-            for name in BY_KEY:
-                state[name].pop(key, None)
-        unchanged = set() if compatible else known.keys() & averages.keys() - updated
-        places = [place for place, key in enumerate(self.multiplied) if key in unchanged]
-        state["multiplied"] = [self.multiplied[place] for place in places]
-        state["products"] = self.products.cpu()[np.ix_(places, places)]
-        order = sorted(averages, key=state["slots"].__getitem__)
-        inner_step, converged, weighted = None, True, self.weighted
-        same = known.keys() == averages.keys() and len(self.direction) > 0  # empty if the state is of `every=1`
-        due = not same or self.steps - self.weighted >= self.every
-        if due:
-            weighted = self.steps
-        if due and compatible:
-            gramian = _flat_rows.gramian([averages[key] for key in order], [], self.products[:0, :0])
-            state["groups"] = dict(zip(order, compatible_groups(gramian), strict=True))
-        if due or compatible:
-            order = [key for key in order if key in group or not compatible]
-            vectors = [(group or averages)[key] for key in order]
-            direction, weights, inner_step, converged = self._apply(step, layout, state, order, vectors, wide)
-            state["weights"] = dict(zip(order, weights, strict=True))
+        layout = {name: list(value.shape) for name, value in like.items()}
+        present = rows_by_key(step, wide_dtype(*like.values()))
+        before = {key: value.to(step.device) for key, value in self.averages.items()} if layout == self.layout else {}
+        state = self._with_rows(before, present, step)
+        averages = {key: state["averages"][key] for key in sorted(state["averages"], key=state["slots"].__getitem__)}
+        # The direction is empty if the state is of `every=1`.
+        same_tasks = before.keys() == averages.keys() and len(self.direction) > 0
+        due = not same_tasks or self.steps - self.weighted >= self.every
+        inner_step, converged = None, True
+        if due and self.order == "compatible":
+            gramian = _flat_rows.gramian([*averages.values()], [], self.products[:0, :0])
+            state["groups"] = dict(zip(averages, compatible_groups(gramian), strict=True))
+        if self.order == "compatible":
+            group = {key: present[key].row for key in averages if key in present}
+            direction, inner_step, converged = self._apply(step, layout, state, group)
+        elif due:
+            direction, inner_step, converged = self._apply(step, layout, state, averages)
         else:  # Σ_i w_i m_i / N changes with the averages of this step only
             direction = self.direction.to(step.device, copy=True)
-            for key in updated:
-                _flat_rows.add_difference(direction, averages[key], known[key], state["weights"][key] / len(order))
-        kept = direction.clone() if self.every > 1 else direction[:0]  # a copy: the optimizer may change `.grad`
-        state |= {"layout": layout, "direction": kept, "steps": self.steps + 1, "weighted": weighted}
+            for key in present:
+                _flat_rows.add_difference(direction, averages[key], before[key], state["weights"][key] / len(averages))
+        state |= {
+            "layout": layout,
+            "direction": direction.clone() if self.every > 1 else direction[:0],  # the optimizer may change `.grad`
+            "steps": self.steps + 1,
+            "weighted": self.steps if due else self.weighted,
+        }
         parts = {name: part.to(like[name].dtype) for name, part in _flat_rows.unflatten(direction, layout).items()}
-        return StageResult(step.jacobian.repeat(parts), Outcome(state, inner_step), converged)
+        return StageResult(step.jacobian.repeat(parts), aux=(state, inner_step), converged=converged)
 
     def update(self, step: Step) -> Mapping[str, Any]:
-        state, inner_step = cast(Outcome, step.aux)
+        state: dict[str, Any] = step.aux[0]
+        inner_step = step.aux[1]
         if inner_step is None or not self.inner.overrides("update"):
             return state
         return {**state, "inner": self.inner.update(inner_step)}
@@ -262,54 +229,92 @@ class Tracked(Homogenizer):
         """Return the age of a key's row and, for equal ages, minus its count."""
         return (self.steps - self.seen[key], -self.counts[key]) if key in self.seen else (math.inf, 0)
 
-    def _rows_by_key(self, step: Step) -> Iterator[tuple[str, tuple[TaskKey, Mapping[str, Tensor]]]]:
-        """Yield the mean row of the tasks of each key, and the first of these tasks."""
-        keys = step.names
-        for key in dict.fromkeys(keys):
-            places = [place for place, name in enumerate(keys) if name == key]
-            several = len(places) > 1
-            row = step.jacobian.select(places).mean() if several else step.jacobian.row(places[0])
-            yield key, (step.keys[places[0]], row)
+    def _with_rows(self, before: Mapping[str, Tensor], present: Mapping[str, Present], step: Step) -> dict[str, Any]:
+        """Return the state by key after a step with the rows `present`, which continue the averages `before`."""
+        state: dict[str, Any] = {name: dict(getattr(self, name)) if before else {} for name in BY_KEY}
+        state |= {"averages": dict(before), "slots": dict(self.slots)}
+        for key, (slot, row) in present.items():
+            count = state["counts"][key] = state["counts"].get(key, 0) + 1
+            share = (1 - self.average) / (1 - self.average**count)
+            state["averages"][key] = torch.lerp(before[key].to(row.dtype), row, share) if key in before else row
+            state["seen"][key] = self.steps
+            state["slots"].setdefault(key, free_slot(slot, state["slots"].values()))
+        if "losses" in self._inner_needs:
+            state["losses"] = keyed.write(state["losses"], step.names, step.losses)
+        for key in [key for key, seen in state["seen"].items() if self.steps - seen > self.forget]:
+            for name in BY_KEY:
+                state[name].pop(key, None)
+        return state | self._known_products(before.keys() & state["averages"].keys() - present.keys())
+
+    def _known_products(self, unchanged: Set[str]) -> dict[str, Any]:
+        """Return the state of the inner products of averages that the step has not changed."""
+        unchanged = unchanged if self.order == "turn" else set()
+        places = [place for place, key in enumerate(self.multiplied) if key in unchanged]
+        multiplied = [self.multiplied[place] for place in places]
+        return {"multiplied": multiplied, "products": self.products.cpu()[np.ix_(places, places)]}
 
     def _apply(
-        self,
-        step: Step,
-        layout: _flat_rows.Layout,
-        state: dict[str, Any],
-        order: Sequence[str],
-        vectors: Sequence[Tensor],
-        wide: torch.dtype,
-    ) -> tuple[Tensor, list[float], Step, bool]:
-        """Return direction and weights of the other method for vectors, its step, and whether it converged.
+        self, step: Step, layout: _flat_rows.Layout, state: dict[str, Any], vectors: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Step, bool]:
+        """Return the direction of the other method for vectors by key, its step, and whether it converged.
 
-        `order` are the keys of the vectors. Their new inner products are added to `state`.
+        Its weights and the new inner products of the vectors are added to `state`.
         """
-        losses = None
-        if state["losses"]:
-            losses = torch.tensor([state["losses"][key] for key in order], dtype=torch.float64)
-        reads_rows = "jacobian" in self._inner_needs
-        form = _flat_rows.unflatten if reads_rows else _flat_rows.split  # inner products need no shapes
-        rows = [form(vector, layout) for vector in vectors]
-        stacked = {name: torch.stack([row[name] for row in rows]).to(wide) for name in layout} if reads_rows else {}
-        jacobian = as_jacobian(stacked) if reads_rows else jacobian_of_rows(rows)
-        if "gramian" in self._inner_needs and not reads_rows:
-            places = [order.index(key) for key in state["multiplied"]]
-            jacobian.total_gramian = _flat_rows.gramian(vectors, places, state["products"])
-            state["multiplied"], state["products"] = list(order), jacobian.total_gramian
+        order = list(vectors)
+        if self._max_tasks is not None and len(order) > self._max_tasks:
+            raise OptionError(f"tracked: {self.method!r} supports at most {self._max_tasks} tasks; got {len(order)}.")
+        losses = torch.tensor([state["losses"][key] for key in order], dtype=torch.float64) if state["losses"] else None
         tasks = tuple(TaskKey(state["slots"][key], key if step.keys[0].domain else "") for key in order)
-        if self._max_tasks is not None and len(tasks) > self._max_tasks:
-            raise OptionError(f"tracked: {self.method!r} supports at most {self._max_tasks} tasks; got {len(tasks)}.")
+        jacobian = self._jacobian(layout, state, vectors)
         inner_step = step.with_rows(jacobian, tasks, losses, self._inner_needs).view(self.inner)
         result = self._act(inner_step)
+        wide = vectors[order[0]].dtype
         if wide == torch.float64 and not bool(jacobian.norms().isfinite().all()):  # it would fail in every later step
             raise OptionError("tracked: the square of a row's norm overflows float64. Divide the losses by a constant.")
-        inner_step = inner_step.with_aux(result.aux)
         if self._replaces_rows:
-            mean = torch.cat([part.reshape(-1) for part in result.value.mean().values()]).to(wide)
-            return mean, [1.0] * len(order), inner_step, result.converged
-        weights = (result.value if result.value.dim() == 1 else result.value.sum(0)).tolist()
-        shares = [weight / len(order) for weight in weights]
-        return _flat_rows.weighted_sum(vectors, shares, wide), weights, inner_step, result.converged
+            weights = [1.0] * len(order)
+            direction = torch.cat([part.reshape(-1) for part in result.value.mean().values()]).to(wide)
+        else:
+            weights = (result.value if result.value.dim() == 1 else result.value.sum(0)).tolist()
+            direction = _flat_rows.weighted_sum([*vectors.values()], [weight / len(order) for weight in weights])
+        state["weights"] = dict(zip(order, weights, strict=True))
+        return direction, inner_step.with_aux(result.aux), result.converged
+
+    def _jacobian(self, layout: _flat_rows.Layout, state: dict[str, Any], vectors: Mapping[str, Tensor]) -> Jacobian:
+        """Return the vectors as a Jacobian, with its Gramian where the other method reads inner products only."""
+        if "jacobian" in self._inner_needs:
+            rows = [_flat_rows.unflatten(vector, layout) for vector in vectors.values()]
+            return as_jacobian({name: torch.stack([row[name] for row in rows]) for name in layout})
+        jacobian = jacobian_of_rows([_flat_rows.split(vector, layout) for vector in vectors.values()])
+        if "gramian" in self._inner_needs:
+            order = list(vectors)
+            known = [order.index(key) for key in state["multiplied"]]
+            jacobian.total_gramian = _flat_rows.gramian([*vectors.values()], known, state["products"])
+            state["multiplied"], state["products"] = order, jacobian.total_gramian
+        return jacobian
+
+
+def free_slot(slot: int, taken: Collection[int]) -> int:
+    """Return the slot, or the lowest free number if it is taken."""
+    return slot if slot not in taken else next(number for number in itertools.count() if number not in taken)
+
+
+class Present(NamedTuple):
+    """The slot of the first task of a key in a step, and the mean row of its tasks, `[params]`."""
+
+    slot: int
+    row: Tensor
+
+
+def rows_by_key(step: Step, dtype: torch.dtype) -> dict[str, Present]:
+    """Return the slot and the row of each key of a step."""
+    found, keys = {}, step.names
+    for key in dict.fromkeys(keys):
+        places = [place for place, name in enumerate(keys) if name == key]
+        row = step.jacobian.row(places[0]) if len(places) == 1 else step.jacobian.select(places).mean()
+        vector = torch.cat([value.reshape(-1) for value in row.values()]).to(dtype)
+        found[key] = Present(step.keys[places[0]].slot, vector)
+    return found
 
 
 def compatible_groups(gramian: Tensor) -> list[int]:

@@ -79,17 +79,16 @@ class UW(Homogenizer):
         return self._log_weights(step).exp().sum()
 
     def update(self, step: Step) -> dict[str, Any]:
-        losses = step.losses
-        _losses.require_valid(losses >= 0, step, "uw: losses must not be negative, because they have no variance")
+        losses = _losses.nonnegative(step, "because they have no variance")
         weighted = self._log_weights(step).exp() * losses
-        _losses.require_squares(weighted, step, "uw")
+        _losses.require_squares(weighted, step)
         keys = step.names
         return {"log_variances": keyed.adam(self.log_variances, keys, 0.5 - weighted, self.lr, bound=self.bound)}
 
     def _log_weights(self, step: Step) -> Tensor:
         """Return log κ_i − s_i, `[tasks]`."""
         if isinstance(self.kind, Mapping):
-            factors = [LOG_FACTORS[kind] for kind in _per_task.entries("uw: `kind`", self.kind, step)]
+            factors = [LOG_FACTORS[kind] for kind in _per_task.entries("kind", self.kind, step)]
         else:
             factors = [LOG_FACTORS[self.kind]] * step.tasks
         return torch.tensor(factors, dtype=torch.float64) - keyed.values(self.log_variances, step.names)

@@ -50,8 +50,7 @@ class UWSO(Homogenizer):
         self.temperature = temperature
 
     def mix(self, step: Step) -> Tensor:
-        losses = step.losses
-        _losses.require_valid(losses > 0, step, "uw_so: losses must be positive, because weights use 1/L")
+        losses = _losses.positive(step, "because weights use 1/L")
         least = losses.min().detach()
         # (1/L − 1/least)/T, written so that two infinite inverse losses are not subtracted.
         return _losses.exponential_weights((least / losses - 1) / least / self.temperature)

@@ -25,13 +25,13 @@ VARIANTS = (
     "mamlpp(multi_step_steps=0)", "mamlpp(first_order_steps=9)", "mamlpp(step_norm=false)",
     'mamlpp(inner="adam", inner_lr=0.05)', 'mamlpp(learn_rates=false, inner="momentum")', 'imaml(adapt="head.*")',
     'imaml(adapt="encoder.*")', 'imaml(inner="adam", proximal=10.0)', 'reptile(inner="adam")', 'reptile(on="all")',
-    "reptile(inner_batch=4)", "mtl(pretrain_steps=1)", "skd(generation0_steps=0)",
+    "reptile(inner_batch=4)", "meta_transfer(pretrain_steps=1)", "skd(generation0_steps=0)",
     'relationnet(objective="softmax", hidden=9)',
 )  # fmt: skip
 """Options that change how rows are computed."""
 ON_MAPS = (
     "protonet()", "metaoptnet()", "baseline(input_shape=[1, 6, 6])", "relationnet(maps=true, input_shape=[1, 6, 6])",
-    "relationnet_lrp(maps=true, input_shape=[1, 6, 6], hidden=9)", "mtl(inner_steps=3)",
+    "relationnet_lrp(maps=true, input_shape=[1, 6, 6], hidden=9)", "meta_transfer(inner_steps=3)",
 )  # fmt: skip
 """Learners of images `[1, 6, 6]`, with an encoder that returns maps."""
 IMAGE_LEARNERS = ("skd",)  # they rotate their inputs
@@ -96,13 +96,13 @@ def test_queries_are_independent_of_each_other_with_statistics_of_the_support_se
 @parametrize_with_checks(
     [
         "mamlpp(multi_step_steps=5, first_order_steps=6, anneal_steps=7, norm='running', inner_steps=2)",
-        "mtl(pretrain_steps=2)", "skd(generation0_steps=2)", "reptile(inner_batch=2)",
+        "meta_transfer(pretrain_steps=2)", "skd(generation0_steps=2)", "reptile(inner_batch=2)",
         'reptile(keep_state=true, inner="adam")',
     ],
     kind="learners", only=["resumes_*"], fast=True,
 )  # fmt: skip
 def test_training_continues_exactly_before_and_after_the_steps_at_which_a_learner_changes(check):
-    """The kit continues after four of eight steps, and checks `mtl` and `skd` also with a change between them."""
+    """The kit continues after four of eight steps; `meta_transfer` and `skd` change between them, too."""
     check()
 
 

@@ -185,8 +185,8 @@ INVALID: list[tuple[str, dict[str, Any], str]] = [
     ("baseline", {"test_epochs": -1}, "`test_epochs` must be an integer ≥ 0"),
     ("baseline_pp", {"test_batch": 0}, "`test_batch` must be an integer ≥ 1"),
     ("baseline_pp", {"scale": -1.0}, "`scale` must be a number > 0"),
-    ("mtl", {"pretrain_steps": -1}, "`pretrain_steps` must be an integer ≥ 0"),
-    ("mtl", {"pretrain_steps": 1, "classes": 0}, "`classes` must be an integer ≥ 1 or none; got 0"),
+    ("meta_transfer", {"pretrain_steps": -1}, "`pretrain_steps` must be an integer ≥ 0"),
+    ("meta_transfer", {"pretrain_steps": 1, "classes": 0}, "`classes` must be an integer ≥ 1 or none; got 0"),
     ("skd", {"generation0_steps": -1}, "`generation0_steps` must be an integer ≥ 0"),
     ("skd", {"rotation_weight": -1.0}, "`rotation_weight` must be a number ≥ 0; got -1.0"),
     ("skd", {"temperature": 0}, "`temperature` must be a number > 0; got 0"),
@@ -197,7 +197,7 @@ INVALID: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("name", "options", "message"), INVALID)
 def test_invalid_options_raise(name, options, message):
-    pair = checks.image_networks(flatten=True) if name in ("mtl", "skd") else networks(norm=name == "mamlpp")
+    pair = checks.image_networks(flatten=True) if name in ("meta_transfer", "skd") else networks(norm=name == "mamlpp")
     with pytest.raises(OptionError, match=message):
         gradhomog.learner(name, *pair, **options)
 

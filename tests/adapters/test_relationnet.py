@@ -10,10 +10,9 @@ from torch import nn
 
 from gradhomog import DataError, Task, TaskBatch
 from gradhomog.experiments import content
-from gradhomog_adapters._relevance import relevance_of_inputs
 from gradhomog_adapters.relationnet import RelationNet, make_feature_map_module
 from gradhomog_adapters.relationnet_ata import SIZES, RandomConvolution, RelationNetATA
-from gradhomog_adapters.relationnet_lrp import RelationNetLRP, class_scores
+from gradhomog_adapters.relationnet_lrp import RelationNetLRP, class_scores, relevance_of_inputs
 from tests.adapters import checks
 from tests.adapters.checks import MAPS, relation_learner
 

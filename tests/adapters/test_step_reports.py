@@ -182,10 +182,3 @@ def test_momentum_of_the_outer_optimizer_warns(optimizer, warns, recwarn):
     found = [str(one.message) for one in recwarn.list if issubclass(one.category, MomentumWarning)]
     assert len(found) == warns
     assert all("tracked averages rows over steps" in message for message in found)
-
-
-@pytest.mark.parametrize("pipe", ["pcgrad", "tracked(average=0)"])
-def test_momentum_does_not_warn_without_averages(recwarn, pipe):
-    trained = small_learner(pipe)
-    trained.step(small_network.batch(), torch.optim.Adam(trained.parameters()))
-    assert not recwarn.list

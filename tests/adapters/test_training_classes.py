@@ -16,7 +16,7 @@ from gradhomog_adapters._classifiers import CosineClassifier, make_linear
 from gradhomog_adapters.anil import anil
 from gradhomog_adapters.baseline import Baseline
 from gradhomog_adapters.baseline_pp import BaselinePP
-from gradhomog_adapters.mtl import MTL
+from gradhomog_adapters.meta_transfer import MetaTransfer
 from gradhomog_adapters.skd import SKD, rotate_images
 from tests.adapters import checks
 from tests.adapters.checks import CLASSES, class_tasks
@@ -80,9 +80,9 @@ MISSING = "the tasks have no `classes`, and {} has classes=7"
         ("baseline", {"classes": 5}, [0, 1, 5], r"`classes` of tasks must be in 0\.\.4; got 0\.\.5"),
         ("baseline", {"classes": 5}, [-1, 1, 2], r"`classes` of tasks must be in 0\.\.4; got -1\.\.2"),
         ("baseline", {"classes": CLASSES}, None, MISSING.format("Baseline")),
-        ("mtl", {"classes": CLASSES, "pretrain_steps": 1}, None, MISSING.format("MTL")),
+        ("meta_transfer", {"classes": CLASSES, "pretrain_steps": 1}, None, MISSING.format("MetaTransfer")),
         ("skd", {"classes": CLASSES}, None, MISSING.format("SKD")),
-        ("mtl", {"classes": CLASSES, "pretrain_steps": 1}, "regression", "MTL supports classification only"),
+        ("meta_transfer", {"classes": CLASSES, "pretrain_steps": 1}, "regression", "supports classification only"),
         ("skd", {"classes": CLASSES}, "regression", "SKD supports classification only"),
     ],
 )
@@ -156,8 +156,8 @@ def test_the_fit_depends_on_the_seed_and_not_on_earlier_tasks():
     assert not torch.equal(other.predict(task.support_x, task.support_y, task.query_x), first)
 
 
-def make_mtl(homogenizers=None, normalized=False, **options):
-    return MTL(*checks.image_networks(normalized, flatten=True), homogenizers, **{"inner_steps": 3, **options})
+def make_meta_transfer(homogenizers=None, normalized=False, **options):
+    return MetaTransfer(*checks.image_networks(normalized, flatten=True), homogenizers, **{"inner_steps": 3, **options})
 
 
 def perturb(learner):
@@ -171,7 +171,7 @@ def perturb(learner):
 
 @pytest.mark.parametrize("first_order", [False, True])
 def test_rows_are_those_of_a_loop_with_scaled_and_shifted_convolutions(first_order):
-    learner = make_mtl(inner_lr=0.1, first_order=first_order)
+    learner = make_meta_transfer(inner_lr=0.1, first_order=first_order)
     perturb(learner)
     # The head is one linear layer, in a Sequential.
     named = {name.replace("head.0.", "head."): parameter for name, parameter in learner.named_parameters().items()}
@@ -200,7 +200,7 @@ def test_rows_are_those_of_a_loop_with_scaled_and_shifted_convolutions(first_ord
 def test_initially_the_network_is_the_frozen_one(norm):
     options = {"inner_steps": 3, "test_steps": 5, "norm": norm}
     learner, reference = (
-        make_mtl(normalized=True, **options),
+        make_meta_transfer(normalized=True, **options),
         anil(*checks.image_networks(True, flatten=True), **options),
     )
     ours, theirs = learner.rows(class_tasks()), reference.rows(class_tasks())
@@ -220,7 +220,7 @@ def test_initially_the_network_is_the_frozen_one(norm):
     ],
 )
 def test_there_is_a_scale_for_each_pair_of_channels_and_a_shift_for_each_bias(layer, scale, shift):
-    learner = MTL(nn.Sequential(layer), nn.Linear(3, 2))
+    learner = MetaTransfer(nn.Sequential(layer), nn.Linear(3, 2))
     found = {n: tuple(p.shape) for n, p in learner.named_parameters().items() if n.startswith("learner.")}
     expected = {"learner.scales.encoder.0.weight": scale, "learner.shifts.encoder.0.bias": shift}
     assert found == {name: shape for name, shape in expected.items() if shape}
@@ -231,7 +231,7 @@ def test_there_is_a_scale_for_each_pair_of_channels_and_a_shift_for_each_bias(la
 
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
 def test_rows_in_pre_training_are_those_of_the_baseline(dtype, rtol):
-    learner = make_mtl(pretrain_steps=2, classes=CLASSES)
+    learner = make_meta_transfer(pretrain_steps=2, classes=CLASSES)
     reference = Baseline(*checks.image_networks(flatten=True), classes=CLASSES)
     for part in (learner, reference):
         for module in (part.encoder, part.head, part.extra_modules):
@@ -243,7 +243,7 @@ def test_rows_in_pre_training_are_those_of_the_baseline(dtype, rtol):
 
 
 def test_each_phase_trains_its_own_parameters_under_momentum_and_weight_decay():
-    learner = make_mtl(normalized=True, pretrain_steps=2, classes=CLASSES)
+    learner = make_meta_transfer(normalized=True, pretrain_steps=2, classes=CLASSES)
     everything = {"encoder": learner.encoder, "head": learner.head, **learner.extra_modules}
     outer, changed = torch.optim.AdamW(learner.parameters(), lr=0.1, weight_decay=0), []
     for _ in range(4):
@@ -256,7 +256,7 @@ def test_each_phase_trains_its_own_parameters_under_momentum_and_weight_decay():
 
 
 def test_the_head_is_adapted_at_meta_test_during_pre_training():
-    learner = make_mtl(pretrain_steps=2, classes=CLASSES, inner_steps=2, test_steps=4, inner_lr=0.1)
+    learner = make_meta_transfer(pretrain_steps=2, classes=CLASSES, inner_steps=2, test_steps=4, inner_lr=0.1)
     reference = anil(*checks.image_networks(flatten=True), inner_steps=2, test_steps=4, inner_lr=0.1)
     assert learner.evaluate(class_tasks()).losses == pytest.approx(reference.evaluate(class_tasks()).losses, rel=1e-12)
 
@@ -265,7 +265,7 @@ def test_the_head_is_adapted_at_meta_test_during_pre_training():
 
 
 def test_layers_that_are_frozen_later_are_not_scaled():
-    learner, reference = make_mtl(), make_mtl()
+    learner, reference = make_meta_transfer(), make_meta_transfer()
     for part in (learner, reference):
         part.encoder[0].requires_grad_(False)
     perturb(learner)
@@ -274,7 +274,7 @@ def test_layers_that_are_frozen_later_are_not_scaled():
 
 def test_an_encoder_without_layers_to_scale_raises():
     with pytest.raises(OptionError, match="scales convolutions and linear layers of the encoder"):
-        MTL(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(3)), nn.Linear(3, 2))
+        MetaTransfer(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(3)), nn.Linear(3, 2))
 
 
 DTYPES = pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])

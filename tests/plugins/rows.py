@@ -6,10 +6,7 @@ import torch
 
 from gradhomog.registry import installed
 
-BUILT_IN = [
-    info.name for info in installed().list("homogenizers")
-    if info.distribution == "gradhomog" and info.name != "torchjd"  # needs an optional package: its own file
-]  # fmt: skip
+BUILT_IN = [info.name for info in installed().list("homogenizers") if info.distribution == "gradhomog"]
 both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
 

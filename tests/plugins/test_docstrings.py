@@ -12,8 +12,6 @@ from gradhomog.registry import installed
 from tests.plugins.rows import BUILT_IN
 
 FORMULAS = Path(__file__).parents[2] / "docs" / "methods" / "formulas.toml"
-NAMES = [*BUILT_IN, "torchjd"]
-
 # The parts in their order; a paragraph that starts with none of the labels belongs to the part before it.
 LABELS = (
     "Args:",
@@ -35,7 +33,7 @@ def paragraphs(name: str) -> list[str]:
     return (inspect.getdoc(factory(name)) or "").split("\n\n")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BUILT_IN)
 def test_a_docstring_has_all_parts_in_order(name: str) -> None:
     text = paragraphs(name)
     labels = LABELS if inspect.signature(factory(name)).parameters else LABELS[1:]
@@ -46,7 +44,7 @@ def test_a_docstring_has_all_parts_in_order(name: str) -> None:
     assert places[-1] == [len(text) - 1]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BUILT_IN)
 def test_a_docstring_begins_with_one_sentence_and_the_formula(name: str) -> None:
     sentence, formula, *_ = paragraphs(name)
     assert "\n" not in sentence
@@ -56,14 +54,14 @@ def test_a_docstring_begins_with_one_sentence_and_the_formula(name: str) -> None
 
 def test_every_homogenizer_has_a_formula_in_latex() -> None:
     formulas = tomllib.loads(FORMULAS.read_text(encoding="utf-8"))
-    assert list(formulas) == sorted(NAMES)
+    assert list(formulas) == sorted(BUILT_IN)
     for entry in formulas.values():
         assert entry.keys() <= {"formula", "symbols"}
         assert "$" not in entry["formula"]
         assert "\n" not in entry.get("symbols", "")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BUILT_IN)
 def test_braces_and_environments_of_a_formula_are_balanced(name: str) -> None:
     entry = tomllib.loads(FORMULAS.read_text(encoding="utf-8"))[name]
     for text in entry.values():

@@ -21,6 +21,13 @@ def test_the_step_has_equal_positive_cosines_with_independent_rows(rows):
     assert float(cosines.min()) > 0
 
 
+@given(jacobians(tasks=(1, 5), params=(2, 9)))
+def test_methods_of_two_papers_with_one_formula_give_one_direction(rows):
+    losses = torch.arange(1.0, len(rows) + 1, dtype=torch.float64)
+    for one, other in (("config", "dcgd"), ("geometric_mean", "scale_invariant")):
+        assert torch.equal(*(gradhomog.pipeline(name).combine(rows, losses) for name in (one, other)))
+
+
 @pytest.mark.parametrize(
     ("length", "value"),
     [("min", 1.0), ("max", 4.0), ("harmonic", 3 / (1 + 1 / 2 + 1 / 4)), ("arithmetic", 7 / 3), ("geometric", 2.0)],

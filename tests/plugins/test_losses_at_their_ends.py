@@ -13,35 +13,36 @@ learned_by_adam = pytest.mark.parametrize("method", ["uw", "imtl_l"])
 @pytest.mark.parametrize(
     ("method", "loss", "message"),
     [
-        ("geometric_mean", 0.0, "geometric_mean: losses must be positive"),
-        ("geometric_mean", -1.0, "geometric_mean: losses must be positive"),
-        ("scale_invariant", 0.0, "scale_invariant: losses must be positive"),
-        ("scale_invariant", -2.0, "scale_invariant: losses must be positive"),
-        ("uw_so", 0.0, "uw_so: losses must be positive"),
-        ("uw_so", -1.0, "uw_so: losses must be positive"),
-        ("go4align", 0.0, "go4align: losses must be positive"),
-        ("cosmos", -0.1, "cosmos: losses must not be negative"),
-        ("ldc_mtl", -1.0, "ldc_mtl: losses must not be negative for 'initial'"),
-        ("ldc_mtl", 0.0, "ldc_mtl: the first loss of a task must not be zero"),
-        ("ldc_mtl(normalization='log')", 0.0, "ldc_mtl: losses must be positive for 'log'"),
-        ("relobralo", -2.0, "relobralo: losses must not be negative"),
-        ("softadapt(variant='loss_weighted')", -1.0, "softadapt: losses must not be negative"),
-        ("db_mtl", 5e-324, "db_mtl: losses must be zero or at least 1e-300"),
-        ("db_mtl", -1.0, "db_mtl: losses must not be negative"),
-        ("mgda(normalize='loss')", 0.0, "mgda.*: losses must be positive"),
-        ("stch(log=true)", 0.0, "stch: losses must be positive for `log=True`"),
-        ("dwa", -1.0, "dwa: losses must not be negative"),
-        ("uw", -0.5, "uw: losses must not be negative"),
-        ("imtl_l", -0.5, "imtl_l: losses must not be negative"),
-        ("gradnorm", -1.0, "gradnorm: losses must not be negative"),
-        ("gradnorm", 0.0, "gradnorm: the first loss of a task must not be zero"),
-        ("famo(lowest=0.5)", 0.4, "famo: losses must not be below `lowest`"),
+        ("geometric_mean", 0.0, "losses must be positive"),
+        ("geometric_mean", -1.0, "losses must be positive"),
+        ("scale_invariant", 0.0, "losses must be positive"),
+        ("scale_invariant", -2.0, "losses must be positive"),
+        ("uw_so", 0.0, "losses must be positive"),
+        ("uw_so", -1.0, "losses must be positive"),
+        ("go4align", 0.0, "losses must be positive"),
+        ("cosmos", -0.1, "losses must not be negative"),
+        ("ldc_mtl", -1.0, "losses must not be negative for 'initial'"),
+        ("ldc_mtl", 0.0, "the first loss of a task must not be zero"),
+        ("ldc_mtl(normalization='log')", 0.0, "losses must be positive for 'log'"),
+        ("relobralo", -2.0, "losses must not be negative"),
+        ("softadapt(variant='loss_weighted')", -1.0, "losses must not be negative"),
+        ("db_mtl", 5e-324, "losses must be zero or at least 1e-300"),
+        ("db_mtl", -1.0, "losses must not be negative"),
+        ("mgda(normalize='loss')", 0.0, "losses must be positive"),
+        ("stch(log=true)", 0.0, "losses must be positive, because `log=True`"),
+        ("dwa", -1.0, "losses must not be negative"),
+        ("uw", -0.5, "losses must not be negative"),
+        ("imtl_l", -0.5, "losses must not be negative"),
+        ("gradnorm", -1.0, "losses must not be negative"),
+        ("gradnorm", 0.0, "the first loss of a task must not be zero"),
+        ("famo(lowest=0.5)", 0.4, "losses must not be below `lowest`"),
     ],
 )
 def test_a_loss_without_a_weight_raises_with_the_name_and_changes_no_state(method, loss, message):
     pipe = gradhomog.pipeline(method)
     before = pipe.state_dict()
-    with pytest.raises(OptionError, match=rf"{message}.*; task 1 of domain 'x' has {loss!r}"):
+    name = method.partition("(")[0]
+    with pytest.raises(OptionError, match=rf"{name}.*: {message}.*; task 1 of domain 'x' has {loss!r}"):
         pipe.combine(torch.eye(2), losses=torch.tensor([1.0, loss], dtype=torch.float64), domains=["y", "x"])
     assert pipe.state_dict() == before
 
@@ -51,7 +52,7 @@ def test_a_loss_without_a_weight_raises_with_the_name_and_changes_no_state(metho
 def test_a_loss_that_adam_cannot_square_raises_with_the_name_and_changes_no_state(method, loss):
     pipe = gradhomog.pipeline(method)
     before = pipe.state_dict()
-    message = rf"{method}: losses times their weights must be below 1e\+150.*; task 1 has 1"
+    message = rf"{method}.*: losses times their weights must be below 1e\+150.*; task 1 has 1"
     with pytest.raises(OptionError, match=message):
         pipe.combine(torch.eye(2), losses=[1.0, loss])
     assert pipe.state_dict() == before
@@ -98,6 +99,6 @@ def test_a_common_factor_of_any_size_changes_nothing(method, factor):
 def test_weights_in_the_paper_scale_too_large_for_float32_raise_with_the_name(method, losses, task):
     paper = method.replace(")", ", scale='paper')") if ")" in method else f"{method}(scale='paper')"
     name = method.partition("(")[0]
-    with pytest.raises(OptionError, match=rf"{name}: weights .* at most 1e\+30; task {task} has .*use scale='mean'"):
+    with pytest.raises(OptionError, match=rf"{name}.*: weights .* at most 1e\+30; task {task} has .*use scale='mean'"):
         weights(paper, losses)
     assert weights(method, losses).sum() == 2

@@ -13,11 +13,9 @@ from gradhomog.testing import jacobians
 from tests.plugins.rows import normal
 
 
-def test_a_zero_row_stops_the_step_unless_it_is_dropped():
+def test_a_zero_row_stops_the_step():
     rows = torch.tensor([[2.0, 0.0], [0.0, 0.0], [0.0, 1.0]])
     assert gradhomog.pipeline("mgda").combine(rows).tolist() == [0.0, 0.0]
-    dropped = gradhomog.pipeline("mgda(zero_rows='drop')").combine(rows)
-    torch.testing.assert_close(dropped, gradhomog.pipeline("mgda").combine(rows[[0, 2]]))
 
 
 def test_normalizing_solves_for_the_normalized_rows_and_weights_the_given_rows():
@@ -65,13 +63,10 @@ def test_no_radius_is_the_mean():
     torch.testing.assert_close(gradhomog.pipeline("cagrad(c=0)").combine(CONFLICTING), CONFLICTING.mean(0))
 
 
-def test_beside_a_zero_row_the_step_is_the_projection_unless_the_row_is_dropped():
+def test_beside_a_zero_row_the_step_is_the_projection():
     rows = torch.cat([CONFLICTING[:2], torch.zeros(1, 3, dtype=torch.float64)])
     kept = gradhomog.pipeline("cagrad(c=0.9, scale='paper')").combine(rows)
     torch.testing.assert_close(kept, gradhomog.pipeline("dualproj").combine(rows))
-    dropped = gradhomog.pipeline("cagrad(zero_rows='drop')").combine(rows)
-    torch.testing.assert_close(dropped, gradhomog.pipeline("cagrad").combine(CONFLICTING[:2]))
-    assert not gradhomog.pipeline("cagrad(zero_rows='drop')").combine(torch.zeros(3, 2)).any()
 
 
 def test_opposite_rows_of_one_length_have_no_mean_and_no_step():

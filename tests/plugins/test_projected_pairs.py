@@ -89,13 +89,11 @@ def test_steps_in_a_fixed_order_equal_algorithm_1_on_the_vectors(jacobian):
 def test_after_equal_gradients_ordinary_gradients_have_bounded_length(tasks):
     # Seen in TorchJD 0.18: after these steps ordinary gradients become more than 1e8 times as long.
     equal, ordinary = normal(1, 50).repeat(tasks, 1), normal(tasks, 50, seed=1)
-    pipe, gentle = (gradhomog.pipeline(f"gradvac(beta=0.9, ceiling={ceiling})") for ceiling in (0.999, 0.6))
+    pipe = gradhomog.pipeline("gradvac(beta=0.9)")
     for _ in range(20):
         pipe.combine(equal)
-        gentle.combine(equal)
     longest = float(ordinary.norm(dim=1).max())
     assert float(pipe.combine(ordinary).norm()) < 1 / math.sqrt(1 - 0.999**2) * longest
-    assert float(gentle.combine(ordinary).norm()) <= 1.25 * longest
 
 
 def targets(pipe):

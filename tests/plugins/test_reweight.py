@@ -33,21 +33,12 @@ def test_the_fixed_point_solves_the_papers_equation_exactly(values, beta):
     torch.testing.assert_close(weighted / weighted.mean(), target / target.mean(), rtol=1e-9, atol=0)
 
 
-def test_a_task_whose_gradient_vanishes_takes_everything_unless_it_is_bounded():
-    norms = [1e-9, 1.0, 1.0]
-    assert float(weights("reweight(beta=0, solver='fixed_point')", norms, [1.0] * 3)[0]) > 2.99
-    found = weights("reweight(beta=0, solver='fixed_point', max_weight=1.5)", norms, [1.0] * 3)
-    assert found.tolist() == pytest.approx([1.5, 0.75, 0.75])
+def test_a_task_whose_gradient_vanishes_takes_everything():
+    assert float(weights("reweight(beta=0, solver='fixed_point')", [1e-9, 1.0, 1.0], [1.0] * 3)[0]) > 2.99
 
 
 def test_a_task_without_gradient_keeps_weight_one():
     assert fixed_point(torch.tensor([0.0, 4.0, 1.0]), torch.ones(3)).tolist() == pytest.approx([1.0, 0.4, 1.6])
-
-
-def test_the_mean_norm_can_be_preserved():
-    norms = torch.tensor([4.0, 1.0, 0.25], dtype=torch.float64)
-    found = weights("reweight(beta=0, solver='fixed_point', preserve='norms')", norms, [1.0] * 3)
-    torch.testing.assert_close((found * norms).mean(), norms.mean())
 
 
 def test_the_encoder_alone_is_measured_where_there_is_one():
@@ -75,18 +66,10 @@ def test_norms_that_are_equal_up_to_rounding_move_no_weight():
     assert found.tolist() == [1, 1, 1]
 
 
-def test_no_weight_exceeds_its_bound_for_both_preserved_sums():
-    # Regression: with the bound before the normalization it was 2.998.
-    rows = torch.tensor([1e-3, 1.0, 1.0, 1.0]).diag()
-    pipe = gradhomog.pipeline("reweight(beta=0, solver='fixed_point', max_weight=2.0, preserve='norms')")
-    assert float(pipe.homogenize(rows, torch.ones(4)).weights.max()) <= 2
-
-
 DOMAINS = [f"domain {index}" for index in range(6)]
 TEXTS = [
     "reweight(beta=0, solver='fixed_point')",
     "reweight(beta=1.5, solver='fixed_point')",
-    "reweight(beta=1.5, solver='fixed_point', max_weight=1.2)",
     "reweight(beta=0.1, lr=0.3)",
 ]
 
@@ -115,7 +98,7 @@ def test_no_weight_is_negative_and_they_sum_to_the_number_of_tasks(text, rows, s
     assert float(weights.sum()) == pytest.approx(len(rows), rel=1e-6)
 
 
-@pytest.mark.parametrize("text", [*TEXTS, "reweight(beta=4, lr=0.1)", "reweight(solver='none')"])
+@pytest.mark.parametrize("text", [*TEXTS, "reweight(beta=4, lr=0.1)"])
 @given(seed=st.integers(0, 2**31), tasks=st.integers(1, 6), loss=st.floats(1e-3, 1e3))
 def test_tasks_with_equal_norms_and_losses_take_the_plain_step(text, seed, tasks, loss):
     generator = torch.Generator().manual_seed(seed)

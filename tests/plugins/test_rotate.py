@@ -106,20 +106,6 @@ def test_a_task_without_gradient_is_not_turned_and_turns_no_other():
 # -- pooling --
 
 
-def test_class_pooling_aligns_classes_with_any_labels():
-    # Both tasks have the same three class directions, turned by a common rotation, under other labels.
-    directions = torch.nn.functional.normalize(normal(3, 8), dim=1)
-    square = torch.linalg.qr(torch.eye(8, dtype=torch.float64) + 0.15 * normal(8, 8, seed=3))[0]
-    square = square * torch.sign(torch.linalg.det(square)) if torch.linalg.det(square) < 0 else square
-    grads = torch.stack([directions, directions @ square.T])
-    targets = torch.tensor([[0, 1, 2], [2, 0, 1]])
-    pipe = gradhomog.pipeline(DENSE + "pool='class', lr=0.1, max_angle=3)")
-    cosine = lambda x: float(torch.nn.functional.cosine_similarity(x[0], x[1], dim=1).mean())  # noqa: E731
-    assert cosine(grads) < 0.85
-    learn(pipe, grads, 100, targets=targets)
-    assert cosine(arriving(pipe, grads)) > 0.99
-
-
 def test_sample_pooling_compares_paired_queries():
     grads = normal(2, 5, 8)
     pipe = gradhomog.pipeline(DENSE + "pool='sample', lr=0.3, max_angle=3)")
@@ -127,15 +113,6 @@ def test_sample_pooling_compares_paired_queries():
     learn(pipe, grads, 50)
     after = torch.nn.functional.cosine_similarity(*arriving(pipe, grads), dim=1).mean()
     assert after > before + 0.3
-
-
-@pytest.mark.parametrize(
-    ("targets", "message"),
-    [(torch.zeros(2, 3), "requires classes of the queries"), (torch.tensor([[0, 1, -1]] * 2), "requires classes ≥ 0")],
-)
-def test_class_pooling_raises_for_targets_that_are_not_classes(targets, message):
-    with pytest.raises(OptionError, match=message):
-        learn(gradhomog.pipeline(DENSE + "pool='class')"), normal(2, 3, 4), targets=targets)
 
 
 def test_features_of_another_shape_raise_with_advice():
@@ -174,16 +151,6 @@ def test_two_tasks_of_one_domain_turn_their_rotation_once_and_in_either_order(na
     assert 0 < found[0]["a"].angle < 0.2 + 1e-9  # two steps of the rate, not four
     for key in ("a", "b"):
         torch.testing.assert_close(found[0][key].tensor, found[1][key].tensor, rtol=0, atol=1e-12)
-
-
-def test_classes_keep_their_names_from_step_to_step():
-    grads, targets = normal(2, 3, 8), torch.tensor([[0, 1, 2], [0, 1, 2]])
-    text = DENSE + "pool='class', lr=0.05, max_angle=3)"
-    plain, renamed = gradhomog.pipeline(text), gradhomog.pipeline(text)
-    for step in range(10):
-        learn(plain, grads, targets=targets)
-        learn(renamed, grads, targets=(targets + step) % 3)
-    torch.testing.assert_close(arriving(renamed, grads), arriving(plain, grads), rtol=1e-6, atol=1e-8)
 
 
 # -- whole meta-steps --

@@ -247,17 +247,6 @@ def test_a_task_whose_row_is_too_old_is_left_out_and_begins_anew_when_it_returns
     torch.testing.assert_close(step_of(pipe, 3 * a, 0), (3 * a + b) / 2)
 
 
-def test_averages_in_bfloat16_are_within_two_percent_of_those_in_float32():
-    exact, rounded = (gradhomog.pipeline(f"tracked(method='upgrad', dtype='{name}')") for name in ("same", "bfloat16"))
-    mean = torch.randn(2, 1000, generator=torch.Generator().manual_seed(5))
-    for number, noise in enumerate(normal(40, 2, 1000)):
-        row = (mean + 0.3 * noise)[number % 2].float()
-        expected, found = (step_of(pipe, row, number % 2) for pipe in (exact, rounded))
-        assert found.dtype == torch.float32
-        assert (found - expected).norm() < 0.02 * expected.norm()
-    assert rounded.state_dict()["0:tracked"]["averages"]["0"].dtype == torch.bfloat16
-
-
 def test_the_method_receives_a_separate_slot_for_each_domain():
     # GradNorm keeps a weight per slot. Both domains have position 0 in their batches.
     named, numbered = (gradhomog.pipeline("tracked(method='gradnorm(lr=0.1)')") for _ in range(2))

@@ -12,7 +12,7 @@ import gradhomog
 from gradhomog import OptionError, conflict_rate, cosines, distances, magnitude_similarity
 from gradhomog.testing import jacobians
 
-MEANS = {  # the common norm, by reweight's option `preserve`
+MEANS = {  # the common norm, by the sum that is preserved
     "norms": lambda norms: norms.mean(),
     "weights": lambda norms: 1 / (1 / norms).mean(),
 }
@@ -20,8 +20,11 @@ MEANS = {  # the common norm, by reweight's option `preserve`
 
 def equalised(rows, preserve="norms"):
     """Return the rows after RotoGBML's reweighting at its fixed point with β = 0: all have the same norm."""
-    pipe = gradhomog.pipeline(f"reweight(beta=0, solver='fixed_point', preserve='{preserve}')")
-    return pipe.homogenize(rows).weights[:, None] * rows
+    weights = gradhomog.pipeline("reweight(beta=0, solver='fixed_point')").homogenize(rows).weights
+    norms = rows.norm(dim=1)
+    if preserve == "norms" and bool((weights * norms).sum() > 0):
+        weights = weights * norms.sum() / (weights * norms).sum()
+    return weights[:, None] * rows
 
 
 def sum_of_squares(rows):

@@ -15,7 +15,7 @@ from gradhomog.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-PACKAGES = ("torch", "torchopt", "pluggy", "numpy", "matplotlib", "pillow", "torchjd", "scikit-learn", "mlxtend")
+PACKAGES = ("torch", "torchopt", "pluggy", "numpy", "matplotlib", "pillow", "scikit-learn", "mlxtend")
 
 
 def versions() -> dict[str, str]:

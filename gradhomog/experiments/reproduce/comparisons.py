@@ -328,8 +328,8 @@ def _rows(
 def filled(value: Any, variables: Mapping[str, str], steps: int) -> Any:
     """A value with the texts of `$name`, and for `STEPS*x` a share of the training steps, at least 1.
 
-    >>> filled({"learner": "mtl(pretrain_steps=STEPS*0.5)", "train": {"log_every": "STEPS*0.01"}}, {}, 400)
-    {'learner': 'mtl(pretrain_steps=200)', 'train': {'log_every': 4}}
+    >>> filled({"learner": "meta_transfer(pretrain_steps=STEPS*0.5)", "train": {"log_every": "STEPS*0.01"}}, {}, 400)
+    {'learner': 'meta_transfer(pretrain_steps=200)', 'train': {'log_every': 4}}
 
     Raises:
         ConfigError: a variable is unknown.

@@ -153,8 +153,8 @@ BASELINES = (PLAIN, STATIC, SINGLE)
 LOGARITHMS = 'scale_invariant(scale="paper")'
 """The sum of the logarithms of the losses: Adam reads the length of its gradient, which other scales change."""
 
-WITHOUT_ROW = ("torchjd", "autoscale")
-"""A homogenizer that calls another library, and the one that the preset `auto` consists of."""
+WITHOUT_ROW = ("autoscale",)
+"""The homogenizer that the preset `auto` consists of."""
 
 
 def built_in_methods() -> list[str]:

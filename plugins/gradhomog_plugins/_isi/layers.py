@@ -1,6 +1,5 @@
 """Select layers of an encoder by name, and register hooks on their calls."""
 
-import fnmatch
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -13,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradhomog import OptionError
 from gradhomog_plugins._isi.self_information import Patches
+from gradhomog_plugins._layer_names import list_layers, matching_layers
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
@@ -46,23 +46,11 @@ def select_layers(encoder: nn.Module, layers: int | str | Sequence[str]) -> dict
         first = [name for name, module in supported.items() if isinstance(module, CONVOLUTIONS)][:layers]
         if not first:
             raise OptionError(
-                f"isi: `layers` counts convolutions, but the encoder has none; its layers: {_list_layers(modules)}. "
+                f"`layers` counts convolutions, but the encoder has none; its layers: {list_layers(modules)}. "
                 "Self-information requires patches: remove isi from the pipeline."
             )
         return {name: supported[name] for name in first}
-    chosen: set[str] = set()
-    for pattern in [layers] if isinstance(layers, str) else layers:
-        matches = fnmatch.filter(supported, pattern)
-        if not matches:
-            without = ", ".join(
-                f"{name} ({type(modules[name]).__name__})" for name in fnmatch.filter(modules, pattern)[:3]
-            )
-            raise OptionError(
-                f"isi: `layers` must match convolutions or max-poolings; {pattern!r} matches "
-                f"{without or 'nothing'}. Available: {_list_layers(supported)}."
-            )
-        chosen.update(matches)
-    return {name: module for name, module in supported.items() if name in chosen}
+    return matching_layers(layers, supported, "convolutions or max-poolings")
 
 
 def register_hooks(
@@ -96,7 +84,7 @@ def register_hooks(
                 else ("no convolution was called before it")
             )
             raise OptionError(
-                f"isi: the max-pooling {name!r} in `layers` must pool the output of a convolution; its input has "
+                f"the max-pooling {name!r} in `layers` must pool the output of a convolution; its input has "
                 f"the size {list(_input(args, kwargs).shape[2:])}, but {previous}. "
                 "Use the name of the convolution instead."
             )
@@ -147,7 +135,3 @@ def _convolution_call(name: str, layer: Any, inputs: Tensor, output: Tensor) -> 
     dims = len(layer.kernel_size)
     batch = inputs if inputs.dim() == dims + 2 else inputs[None]
     return Call(name, layer, batch, patches, tuple(output.shape[-dims:]), output)
-
-
-def _list_layers(modules: Mapping[str, nn.Module]) -> str:
-    return ", ".join(f"{name} ({type(module).__name__})" for name, module in modules.items()) or "none"

@@ -98,25 +98,13 @@ def _of_block(
 ) -> Tensor:
     # The padded map is treated as one long row: a shift in several dimensions is then one offset, and all loops are
     # long and contiguous. Values that wrap around are in the margin, which is not read.
-    n, channels = inputs.shape[:2]
-    steps = inputs[0, 0].stride()  # offset of the next position in each dimension
+    n, steps = len(inputs), inputs[0, 0].stride()  # offset of the next position in each dimension
     offsets = [sum(d * step for d, step in zip(shift, steps, strict=True)) for shift in shifts]
     halves = {offset: place for place, offset in enumerate(sorted({abs(offset) for offset in offsets}))}
     start = radius * sum(steps)  # of the patches of the output; also the largest offset
-    flat = inputs.flatten(2)
-    length = flat.shape[2] - start
-
-    distances = flat.new_empty(len(halves), n, length)
-    buffer = flat.new_empty(n, channels, length) if channels > 1 else None
-    for offset, place in halves.items():
-        # (a − b)² in one pass; `torch.nn.functional.mse_loss` has no `out`.
-        squares = distances[place, :, None] if buffer is None else buffer
-        torch.ops.aten.mse_loss.out(flat[:, :, offset : offset + length], flat[:, :, :length], 0, out=squares)
-        if buffer is not None:
-            torch.sum(buffer, 1, out=distances[place])
+    distances = _patch_distances(inputs.flatten(2), list(halves), start)
     for kernel, dilation, step in zip(patches.kernel, patches.dilation, steps, strict=True):
         distances = _box(distances, kernel, dilation * step)
-
     # D_{−δ}(p) = D_δ(p − δ): the two halves of the neighbourhood have the same distances, at two offsets.
     span = distances.shape[2] - start
     per_offset, per_sample, _ = distances.stride()
@@ -138,6 +126,21 @@ def _of_block(
     factor = torch.where(mean > 0, -0.5 / bandwidth**2 / mean, torch.zeros_like(mean))
     distances.mul_(factor.clamp_min(torch.finfo(torch.float32).min).view(1, n, 1)).exp_()
     return sum_of_neighbours().mul_(each).add_(1).log_()
+
+
+def _patch_distances(flat: Tensor, offsets: Sequence[int], largest: int) -> Tensor:
+    """Return ‖x(p + offset) − x(p)‖² for rows x `[n, channels, positions]`: `[offsets, n, positions]`."""
+    n, channels, positions = flat.shape
+    length = positions - largest
+    distances = flat.new_empty(len(offsets), n, length)
+    buffer = flat.new_empty(n, channels, length) if channels > 1 else None
+    for place, offset in enumerate(offsets):
+        # (a − b)² in one pass; `torch.nn.functional.mse_loss` has no `out`.
+        squares = distances[place, :, None] if buffer is None else buffer
+        torch.ops.aten.mse_loss.out(flat[:, :, offset : offset + length], flat[:, :, :length], 0, out=squares)
+        if buffer is not None:
+            torch.sum(buffer, 1, out=distances[place])
+    return distances
 
 
 def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:

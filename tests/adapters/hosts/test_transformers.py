@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import gradhomog
-from gradhomog import MomentumWarning, NonfiniteError, OptionError
+from gradhomog import MomentumWarning, OptionError
 
 from .measures import parameters, rows
 from .transformers_models import SumTrainer, TwoHeads, TwoTasks, arguments, examples, homogenized, trained, two_losses
@@ -159,16 +159,6 @@ def test_an_absent_loss_keeps_its_state_and_is_not_logged(tmp_path: Path) -> Non
     assert found.report.tasks == (1,)
     assert "loss/topic" in found.state.log_history[0]
     assert "loss/sentiment" not in found.state.log_history[0]
-
-
-def test_a_loss_that_is_not_finite_is_an_error_with_its_name(tmp_path: Path) -> None:
-    class Infinite(HomogenizedTrainer):
-        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-            losses = two_losses(model(**inputs), inputs)
-            return self.homogenized_loss({**losses, "topic": losses["topic"] * float("inf")}, model)
-
-    with pytest.raises(NonfiniteError, match="topic"):
-        trained(Infinite, tmp_path, homogenizers=gradhomog.pipeline("upgrad"))
 
 
 def test_momentum_after_averages_of_rows_warns(tmp_path: Path) -> None:

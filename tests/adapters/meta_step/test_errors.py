@@ -147,7 +147,7 @@ PIPES = [
     "isi(layers=1)",
     "rotate(lr=0.1)",
     "rotogbml(isi={'layers': 1})",
-    "rotate(pool='class', parameterization='geodesic')",
+    "rotate(pool='sample', parameterization='geodesic')",
 ]
 
 

@@ -157,7 +157,7 @@ def test_shares_of_the_training_steps_follow_the_scale_and_the_overrides(domains
         (Settings(domains, learners=["MAML++"], overrides=["train.steps=50"]), 50),
     ):
         learners = {row.title: row.learner for part in parts("weak", settings) for row in part.rows}
-        assert learners["MTL"] == f"mtl(pretrain_steps={steps // 2})"
+        assert learners["MTL"] == f"meta_transfer(pretrain_steps={steps // 2})"
         assert learners["MAML++"] == f"mamlpp(multi_step_steps={round(steps * 0.15)})"
     # With the period of 20 steps, the last rate of 5,000 would be 2e-232.
     for part in parts("pinn", Settings({}, overrides=["train.steps=5000"])):

@@ -36,7 +36,7 @@ def test_a_relation_network_receives_feature_maps_unless_vectors_are_requested()
     assert maps.rows(source.train.batch(0)).losses.isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["baseline", "baseline_pp", "mtl(pretrain_steps=2)", "skd"])
+@pytest.mark.parametrize("name", ["baseline", "baseline_pp", "meta_transfer(pretrain_steps=2)", "skd"])
 def test_a_learner_with_a_classifier_receives_the_number_of_training_classes(name):
     learner, source = build(name)
     expected = sum(len(domain.classes("train")) for domain in source.train.domains)

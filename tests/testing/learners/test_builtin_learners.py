@@ -20,7 +20,8 @@ DERIVED = [
     'fomaml(inner="momentum", inner_steps=2, test_steps=4, norm="frozen", adapt="head.*")',
     "anil", "boil", "cavia(context=3, inner_steps=2)", "alfa(inner_steps=2)",
     'relationnet(norm="support", objective="softmax")', 'baseline_pp(test_epochs=5, norm="support")',
-    "mtl(inner_steps=3, test_steps=5)", 'mtl(pretrain_steps=6, inner_steps=3, test_steps=5, norm="support")',
+    "meta_transfer(inner_steps=3, test_steps=5)",
+    'meta_transfer(pretrain_steps=6, inner_steps=3, test_steps=5, norm="support")',
     'skd(generation0_steps=0, norm="support")',
 ]  # fmt: skip
 DEVELOPMENT = bool(os.environ["DEVELOPMENT_LOOP"])

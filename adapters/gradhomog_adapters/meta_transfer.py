@@ -1,4 +1,4 @@
-"""MTL (meta-transfer learning): learn scales and shifts of a frozen pre-trained encoder, and an initial head."""
+"""Meta-transfer learning (MTL): learn scales and shifts of a frozen pre-trained encoder, and an initial head."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from gradhomog_adapters.few_shot import LearnerOptions, Support
 from gradhomog_adapters.maml import MAML
 
 
-class MTL(ClassifierLearner, MAML):
+class MetaTransfer(ClassifierLearner, MAML):
     """Learns to scale and shift the neurons of a frozen encoder, and a head from which a few inner steps start.
 
     encoder Θ ⊙ Φ: weights W ⊙ Φ₁, one number of Φ₁ for each pair of output and input channel, and biases b + Φ₂
@@ -60,7 +60,7 @@ class MTL(ClassifierLearner, MAML):
     >>> from gradhomog import TaskBatch
     >>> _ = torch.manual_seed(0)
     >>> encoder = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten())
-    >>> learner = MTL(encoder, torch.nn.Linear(16, 2), inner_steps=3)
+    >>> learner = MetaTransfer(encoder, torch.nn.Linear(16, 2), inner_steps=3)
     >>> x, y = torch.randn(3, 4, 1, 4, 4), torch.tensor([0, 1, 0, 1]).repeat(3, 1)
     >>> {name: tuple(rows.shape) for name, rows in learner.rows(TaskBatch(x, y, x, y)).jacobian.items()}
     ... # doctest: +NORMALIZE_WHITESPACE
@@ -159,7 +159,9 @@ def _scales_and_shifts(
         if name.partition(".")[0] == "encoder" and isinstance(part, (_ConvNd, nn.Linear))
     ]  # fmt: skip
     if not layers:
-        raise OptionError("mtl scales convolutions and linear layers of the encoder; `encoder` contains none of them.")
+        raise OptionError(
+            "meta_transfer scales convolutions and linear layers of the encoder; `encoder` contains none of them."
+        )
     names = {id(parameter): name for name, parameter in parameters.items()}  # tied weights have one name
     scales: dict[str, Tensor] = {}
     shifts: dict[str, Tensor] = {}
@@ -175,7 +177,7 @@ def _scales_and_shifts(
 @hookimpl
 def gradhomog_learner() -> LearnerSpec:
     return LearnerSpec(
-        factory=MTL,
+        factory=MetaTransfer,
         summary="learns scales and shifts of a frozen pre-trained encoder, and an initial head",
         reference="Sun et al. 2019, arXiv 1812.02391",
         traits={"exact_rows"},
