@@ -1,10 +1,9 @@
 """Every built-in learner passes the conformance kit, with several options.
 
-Learners that compute rows like another learner, and other options, are checked in the fast mode. In the development
-loop only one learner is checked, in the fast mode.
+Learners that compute rows like another learner, and other options, are checked in the fast mode. The quick tests check
+one learner of each family in the fast mode: adapted by gradients, by the implicit function theorem, from class means,
+and trained on all classes.
 """
-
-import os
 
 import pytest
 
@@ -23,10 +22,15 @@ DERIVED = [
     "mtl(inner_steps=3, test_steps=5)", 'mtl(pretrain_steps=6, inner_steps=3, test_steps=5, norm="support")',
     'skd(generation0_steps=0, norm="support")',
 ]  # fmt: skip
-DEVELOPMENT = bool(os.environ["DEVELOPMENT_LOOP"])
 
 
-@parametrize_with_checks(["protonet"] if DEVELOPMENT else DIFFERENT, kind="learners", fast=DEVELOPMENT)
+@parametrize_with_checks(["maml(inner_steps=2)", "protonet"], kind="learners", fast=True)
+def test_a_learner_of_each_family_conforms_by_few_examples(check):
+    check()
+
+
+@pytest.mark.slow
+@parametrize_with_checks(DIFFERENT, kind="learners")
 def test_built_in_learners_conform(check):
     check()
 
