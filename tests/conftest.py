@@ -32,6 +32,12 @@ def pytest_configure(config: pytest.Config) -> None:
         pytest.exit("gradhomog must be installed, or it has no plugins: run pip install -e .", returncode=4)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # First, so that one worker runs them: others take over the last tests of a worker only. Their fixtures, which start
+    # processes and make an environment, exist once.
+    items.sort(key=lambda item: item.path.parent.name not in ("ranks", "scaffold", "hosts"))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if config.getoption("markexpr") == "not slow":  # the default, see pyproject.toml
         terminalreporter.write_line("Without the slow tests, which are run by: python -m pytest -q -n auto -m slow")

@@ -8,6 +8,9 @@ from tests.docs import console, language, test_hooks
 from tests.docs.language import ROOT
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.mark.parametrize("folder", ["gradhomog", "plugins", "adapters", "tests", "docs"])
 def test_docstrings_comments_messages_and_names_avoid_the_words(folder: str) -> None:
     modules = [path for path in language.project_files() if path.suffix == ".py" and path.is_relative_to(ROOT / folder)]
