@@ -32,7 +32,15 @@ def pytest_configure(config: pytest.Config) -> None:
         pytest.exit("gradhomog must be installed, or it has no plugins: run pip install -e .", returncode=4)
 
 
+@pytest.hookimpl(tryfirst=True)  # before the selection by `-m`
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tests = set()
+    for item in items:
+        if item.get_closest_marker("slow_after_first"):
+            test = item.nodeid.partition("[")[0]
+            if test in tests:
+                item.add_marker("slow")
+            tests.add(test)
     # First, so that one worker runs them: others take over the last tests of a worker only. Their fixtures, which start
     # processes and make an environment, exist once.
     items.sort(key=lambda item: item.path.parent.name not in ("ranks", "scaffold", "hosts"))

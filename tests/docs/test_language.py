@@ -7,7 +7,6 @@ import pytest
 from tests.docs import console, language, test_hooks
 from tests.docs.language import ROOT
 
-
 pytestmark = pytest.mark.slow
 
 

@@ -9,7 +9,9 @@ from tests.ranks import fully_sharded_cases as cases
 from tests.ranks import fully_sharded_errors as errors
 from tests.ranks.comparison import assert_close, assert_same_bits
 
-METHODS = ["none", "pcgrad", "upgrad", "nash_mtl", "gradnorm", "uw", "static(weights=[1, 2, 5]) + imtl_g", "cr_mogm"]
+pytestmark = pytest.mark.slow_after_first
+
+METHODS = ["upgrad", "none", "pcgrad", "nash_mtl", "gradnorm", "uw", "static(weights=[1, 2, 5]) + imtl_g", "cr_mogm"]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,7 @@ def test_gradients_are_added_to_those_before(processes):
         assert difference.abs().max() <= 1e-12
 
 
-@pytest.mark.parametrize("text", ["none", "upgrad"])
+@pytest.mark.parametrize("text", ["upgrad", "none"])
 def test_the_bytes_that_are_sent_do_not_depend_on_the_number_of_parameters(processes, text):
     narrow, wide = (processes(cases.bytes_sent, 2, text, width) for width in (5, 500))
     assert narrow == wide

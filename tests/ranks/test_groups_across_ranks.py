@@ -11,6 +11,8 @@ from tests.ranks import group_cases as cases
 from tests.ranks.cases import batch
 from tests.ranks.comparison import assert_close, assert_same_bits, assert_steps_of_one_process
 
+pytestmark = pytest.mark.slow_after_first
+
 METHODS = ["upgrad", "gradnorm", "nash_mtl"]
 PER: dict[str, Any] = {
     "layer": "layer",
@@ -30,7 +32,7 @@ def test_three_steps_on_uneven_parts_of_the_batch_are_those_of_one_process(proce
 
 
 @pytest.mark.parametrize("call", ["loss", "accumulated"])
-@pytest.mark.parametrize("text", ["none", "upgrad"])
+@pytest.mark.parametrize("text", ["upgrad", "none"])
 def test_every_entry_point_takes_the_step_of_one_process(processes, text, call):
     assert_steps_of_one_process(processes, batch, text, [9, 3], per="layer", call=call)
 

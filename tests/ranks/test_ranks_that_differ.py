@@ -10,6 +10,8 @@ from gradhomog import OptionError, RankError, Ranks
 from gradhomog.ranks.replicas import check_replicas, digests
 from tests.ranks import difference_cases as cases
 
+pytestmark = pytest.mark.slow_after_first
+
 
 @pytest.mark.parametrize(
     ("what", "expected"),

@@ -8,7 +8,9 @@ import torch
 from tests.ranks import cases, group_cases
 from tests.ranks.comparison import assert_close, assert_same_bits, assert_steps_of_one_process
 
-METHODS = ["none", "pcgrad", "upgrad", "nash_mtl", "gradnorm", "uw", "static(weights=[1, 2, 5]) + imtl_g", "cr_mogm"]
+pytestmark = pytest.mark.slow_after_first
+
+METHODS = ["upgrad", "none", "pcgrad", "nash_mtl", "gradnorm", "uw", "static(weights=[1, 2, 5]) + imtl_g", "cr_mogm"]
 
 
 @pytest.mark.parametrize("text", METHODS)
@@ -48,7 +50,7 @@ def test_an_error_in_a_backward_pass_of_one_rank_ends_the_step_on_all(processes,
     assert second == "GradhomogError: this pass fails"
 
 
-@pytest.mark.parametrize("text", ["none", "pcgrad", "upgrad", "famo"])
+@pytest.mark.parametrize("text", ["pcgrad", "none", "upgrad", "famo"])
 @pytest.mark.parametrize("counts", [[1, 1], [3, 1], [1, 2, 1]])
 def test_tasks_over_ranks_give_the_step_of_one_process(processes, text, counts):
     assert_steps_of_one_process(processes, group_cases.tasks, text, counts)
