@@ -14,6 +14,8 @@ from torch.utils._pytree import tree_map
 import gradhomog
 from gradhomog import DataError, Homogenizer, Jacobian, OptionError, Pipeline, Step, as_jacobian, jacobian_of_rows
 
+pytestmark = pytest.mark.slow_after_first
+
 HOMOGENIZERS = gradhomog.available()
 # Masks of ISI are drawn by a generator on the device, whose numbers differ from those of the CPU.
 RANDOM_ON_DEVICE = {"isi", "rotogbml"}

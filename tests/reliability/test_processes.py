@@ -25,6 +25,7 @@ def imports_torch(pid: int) -> bool:
     return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
 
 
+@pytest.mark.slow_after_first
 @needs_proc
 @pytest.mark.parametrize(
     ("command", "reached"), [("compare", handles_sigterm), ("compare", imports_torch), ("report", handles_sigterm)]
@@ -103,6 +104,7 @@ def output(*arguments: str, encoding: str) -> subprocess.CompletedProcess[bytes]
     return subprocess.run(command, capture_output=True, env=environment, timeout=300, check=False)
 
 
+@pytest.mark.slow
 def test_output_that_is_not_unicode_shows_question_marks() -> None:
     done = output("show", "gradnorm", encoding="cp1252")  # its options have "≥"
     assert (done.returncode, done.stderr) == (0, b"")

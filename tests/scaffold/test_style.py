@@ -19,6 +19,7 @@ def python(*arguments: str, cwd: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow_after_first
 @pytest.mark.parametrize("kind", KINDS.values())
 @pytest.mark.parametrize("name", ["x", "-".join(["abcdefghi", "abcdefghi", "abcdefgh"])])
 def test_the_linter_and_the_formatter_accept_the_code_for_every_name(name: str, kind: str, tmp_path: Path) -> None:

@@ -109,6 +109,7 @@ def test_an_installed_distribution_has_metadata_and_entry_points(gradhomog_insta
         assert spec.summary == "first release"
 
 
+@pytest.mark.slow_after_first
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_second_installation_replaces_the_first_even_if_it_was_used(request, gradhomog_install, alone):
     if alone:
