@@ -86,25 +86,17 @@ def test_two_steps_return_the_directions_of_the_cpu(
 
 
 @pytest.mark.parametrize("name", HOMOGENIZERS)
-@pytest.mark.parametrize("to_cpu", [False, True])
-def test_a_state_continues_on_another_device(name: str, to_cpu: bool, device: str) -> None:
-    first, second = (device, "cpu") if to_cpu else ("cpu", device)
+@pytest.mark.parametrize(("first", "loaded", "second"), [("cpu", "device", "device"), ("device", "cpu", "cpu"),
+                                                         ("device", "cpu", "device")])  # fmt: skip
+def test_a_state_continues_on_another_device(name: str, first: str, loaded: str, second: str, device: str) -> None:
+    """The last: a state on the CPU, as after `torch.load(..., map_location="cpu")`, takes steps on a device."""
+    where = {"cpu": "cpu", "device": device}
     before, after, reference = (gradhomog.pipeline(name) for _ in range(3))
-    combine(before, first, torch.float64, 0)
-    after.load_state_dict(move(before.state_dict(), second))
-    combine(reference, "cpu", torch.float64, 0)
-    expected = combine(reference, "cpu", torch.float64, 10)
-    assert_close(combine(after, second, torch.float64, 10), expected, second)
-
-
-@pytest.mark.parametrize("name", HOMOGENIZERS)
-def test_a_state_is_not_moved_by_the_user(name: str, device: str) -> None:
-    """A pipeline whose state is on the CPU, as after `torch.load(..., map_location="cpu")`, takes steps on a device."""
-    before, after = gradhomog.pipeline(name), gradhomog.pipeline(name)
-    combine(before, device, torch.float64, 0)
-    after.load_state_dict(move(before.state_dict(), "cpu"))
-    expected = combine(before, device, torch.float64, 10)
-    assert_close(combine(after, device, torch.float64, 10), expected.cpu(), device)
+    combine(before, where[first], torch.float64, 0)
+    after.load_state_dict(move(before.state_dict(), where[loaded]))
+    combine(reference, where["cpu"], torch.float64, 0)
+    expected = combine(reference, where["cpu"], torch.float64, 10)
+    assert_close(combine(after, where[second], torch.float64, 10), expected, where[second])
 
 
 class LossesAsWeights(Homogenizer):
