@@ -24,7 +24,8 @@ def test_they_are_listed_without_being_imported(environment: Environment) -> Non
         "import sys\n"
         "from gradhomog.cli import main\n"
         "main(['list', '--json'])\n"
-        "found = {'torch', 'numpy', 'gradhomog_signvote', 'gradhomog_sign_vote', 'gradhomog_ridge_head', 'gradhomog_gratings'}\n"
+        "found = {'torch', 'numpy', 'gradhomog_signvote', 'gradhomog_sign_vote',"
+        " 'gradhomog_ridge_head', 'gradhomog_gratings'}\n"
         "assert not found & set(sys.modules)\n"
     )
     every = {info["name"]: info for info in json.loads(environment.run("-c", code))}
