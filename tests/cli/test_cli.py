@@ -170,6 +170,7 @@ def test_a_failed_run_is_exit_code_1_with_the_others_in_the_table(gradhomog_inst
 
 
 def test_a_closed_pipe_is_exit_code_0():
+    # A process, because `head` closes the standard output of the program.
     command = f"{sys.executable} -m gradhomog list | head -n 1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
     assert done.returncode == 0

@@ -81,6 +81,7 @@ def peak_growth(path: Path) -> tuple[str, int]:
         except Exception as error: print(type(error).__name__, str(error).splitlines()[0])
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit - before)
     """
+    # A process, because its largest memory is that of this file only.
     command = [sys.executable, "-c", textwrap.dedent(code), str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     *error, growth = done.stdout.splitlines()

@@ -99,6 +99,7 @@ def test_a_signal_handler_of_the_calling_program_is_kept(monkeypatch: pytest.Mon
 
 
 def output(*arguments: str, encoding: str) -> subprocess.CompletedProcess[bytes]:
+    # A process, because the encoding of its output is set at its start.
     command = [sys.executable, "-m", "gradhomog", *arguments]
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
     return subprocess.run(command, capture_output=True, env=environment, timeout=300, check=False)

@@ -15,6 +15,7 @@ RUFF = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["too
 
 
 def python(*arguments: str, cwd: Path) -> None:
+    # A process: the linter and the type checker are programs.
     done = subprocess.run([sys.executable, "-m", *arguments], capture_output=True, text=True, cwd=cwd, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -61,6 +61,7 @@ def test_everything_is_restored():
 @pytest.mark.slow
 def test_the_suite_of_a_plugin_author_can_install_distributions(tmp_path):
     (tmp_path / "test_author.py").write_text(AUTHOR_SUITE, encoding="utf-8")
+    # A process, because the fixture changes what is installed, also after the last test.
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "test_author.py"]
     completed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert completed.returncode == 0, completed.stdout + completed.stderr
