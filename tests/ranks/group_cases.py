@@ -12,6 +12,14 @@ from gradhomog import Ranks
 from tests.ranks.cases import STEPS, Model, data, descend, error_of, losses_of, part_of, result
 from tests.ranks.recording import recorded
 
+PER: dict[str, Any] = {
+    "layer": "layer",
+    "tensor": "tensor",
+    "patterns in another order": {"last": "2.*", "first": "*"},
+    "patterns of several layers": {"biases": "*.bias", "weights": "*"},
+}
+"""Groups of the parameters of the encoder."""
+
 
 def task_absent_on_rank_1(text: str, sizes: Sequence[int], per: Any) -> dict[str, Any]:
     """Return the result of steps without heads, in which only the first seven examples have labels of task 2."""

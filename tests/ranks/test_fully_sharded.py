@@ -8,6 +8,7 @@ import torch
 from tests.ranks import fully_sharded_cases as cases
 from tests.ranks import fully_sharded_errors as errors
 from tests.ranks.comparison import assert_close, assert_same_bits
+from tests.ranks.group_cases import PER
 
 pytestmark = pytest.mark.slow_after_first
 
@@ -24,13 +25,16 @@ METHODS = ["upgrad", "none", "pcgrad", "nash_mtl", "gradnorm", "uw", "static(wei
         *(("pcgrad", [6, 6], {"layers": layers}) for layers in ([], [2])),  # fewer shards
         *((text, [6, 6], {"gather": True}) for text in ("trimmed_mean", "graddrop")),
         ("upgrad", [12], {}),
+        *((text, [6, 1, 5], {"per": per}) for text in ("upgrad", "gradnorm") for per in PER.values()),
+        *(("upgrad", [9, 3], {"per": "layer", "call": call}) for call in ("loss", "accumulated")),
+        ("trimmed_mean", [9, 3], {"per": "layer", "gather": True}),
     ],
     ids=str,
 )
 def test_three_steps_are_those_of_one_process_with_the_whole_model(processes, text, sizes, options):
-    (expected,) = processes(cases.steps, 1, text, [12], layers=None)
+    (expected,) = processes(cases.steps, 1, text, [12], layers=None, per=options.get("per", "model"))
     found = processes(cases.steps, len(sizes), text, sizes, **options)
-    assert_close(found[0]["gradients"], expected["gradients"])
+    assert_close(found[0], expected)
     assert_same_bits(found)
 
 

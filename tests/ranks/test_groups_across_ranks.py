@@ -1,26 +1,18 @@
 """Groups of parameters (`per`) are homogenized across ranks as in one process."""
 
 import re
-from typing import Any
 
 import pytest
 import torch
 
-from tests.ranks import fully_sharded_cases
 from tests.ranks import group_cases as cases
 from tests.ranks.cases import batch
-from tests.ranks.comparison import assert_close, assert_same_bits, assert_steps_of_one_process
+from tests.ranks.comparison import assert_close, assert_steps_of_one_process
 
 pytestmark = pytest.mark.slow_after_first
 
 METHODS = ["upgrad", "gradnorm", "nash_mtl"]
-PER: dict[str, Any] = {
-    "layer": "layer",
-    "tensor": "tensor",
-    "patterns in another order": {"last": "2.*", "first": "*"},
-    "patterns of several layers": {"biases": "*.bias", "weights": "*"},
-}
-per = pytest.mark.parametrize("per", PER.values(), ids=PER)
+per = pytest.mark.parametrize("per", cases.PER.values(), ids=cases.PER)
 
 
 @per
@@ -85,25 +77,6 @@ def test_every_group_is_exchanged_by_messages_of_its_own(processes, per, groups)
         assert found["all_reduce"] == groups + (per != "model")  # Gramians; the check of rows before the groups
         assert found["all_gather"] == 3 + groups  # headers, losses, flags; directions
         assert 3 * 4 * numbers <= found["bytes"] <= 3 * 4 * (numbers + groups)  # half of the float64 rows
-
-
-@per
-@pytest.mark.parametrize("text", ["upgrad", "gradnorm"])
-def test_groups_of_a_fully_sharded_model_take_the_steps_of_one_process(processes, text, per):
-    (expected,) = processes(fully_sharded_cases.steps, 1, text, [12], layers=None, per=per)
-    found = processes(fully_sharded_cases.steps, 3, text, [6, 1, 5], per=per)
-    assert_close(found[0], expected)
-    assert_same_bits(found)
-
-
-@pytest.mark.parametrize(
-    ("text", "options"),
-    [("upgrad", {"call": "loss"}), ("upgrad", {"call": "accumulated"}), ("trimmed_mean", {"gather": True})],
-)
-def test_groups_of_a_fully_sharded_model_have_all_entry_points_and_options(processes, text, options):
-    (expected,) = processes(fully_sharded_cases.steps, 1, text, [12], layers=None, per="layer")
-    found = processes(fully_sharded_cases.steps, 2, text, [9, 3], per="layer", **options)
-    assert_close(found[0], expected)
 
 
 @pytest.mark.parametrize(
