@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tests.ranks import fully_sharded_cases as cases
-from tests.ranks import fully_sharded_errors as errors
 from tests.ranks.comparison import assert_close, assert_same_bits
 from tests.ranks.group_cases import PER
 
@@ -76,9 +75,3 @@ def test_the_bytes_that_are_sent_do_not_depend_on_the_number_of_parameters(proce
 def test_every_rank_adds_equally_many_batches(processes):
     for text in processes(cases.another_number_of_batches, 2):
         assert re.search("RankError: all ranks must have the same calls; .*`add` of `accumulated`", text), text
-
-
-@pytest.mark.parametrize("name", errors.CASES)
-def test_a_step_that_cannot_be_taken_raises_on_all_ranks_and_writes_no_shared_gradient(processes, name):
-    for text, expected in zip(processes(errors.error, 2, name), errors.CASES[name][2:], strict=True):
-        assert re.search(expected, text, re.DOTALL), text

@@ -145,18 +145,6 @@ def test_the_head_of_a_task_that_one_rank_drops_is_averaged_with_zero(processes)
         torch.testing.assert_close(found, mean)
 
 
-@pytest.mark.parametrize("count", [2, 4])
-def test_accumulated_requires_one_domain_per_task(processes, count):
-    for text in processes(cases.accumulated_domains, 2, count):
-        assert re.search("OptionError: `domains` must contain one name for each of the 3 tasks", text), text
-
-
-def test_groups_of_accumulated_that_are_wrong_on_one_rank_raise_on_all(processes):
-    first, second = processes(cases.accumulated_groups, 2)
-    assert re.search("RankError: rank 1 raised an error", first), first
-    assert re.search("OptionError: pattern 'decoder", second), second
-
-
 @pytest.mark.parametrize("local", [False, True])
 def test_replicas_of_a_learner_begin_with_the_same_values(processes, local):
     for text, steps in processes(cases.learner_of_another_seed, 2, local):
