@@ -203,5 +203,7 @@ def test_arguments_that_the_parser_rejects_are_exit_code_2(arguments, message, c
     assert message in capsys.readouterr().err
 
 
-def test_kinds_of_plugins_are_those_of_the_registry():
+def test_kinds_of_plugins_are_those_of_the_registry_which_is_not_imported_at_the_start():
     assert (tuple(registry.KINDS), specs.GROUPS) == (list_.KINDS, list_.GROUPS)
+    code = "import sys, gradhomog.cli; assert 'gradhomog.registry' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,7 +11,6 @@ import pytest
 
 from gradhomog.scaffold.project import names, project, write_project
 
-EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "gradhomog-signvote"
 KINDS = {"sign_vote": "homogenizers", "ridge_head": "learners", "gratings": "domains", "two_targets": "problems"}
 
 
@@ -34,6 +33,9 @@ class Environment:
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
+
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "gradhomog-signvote"
 
 
 def pip(*arguments: str) -> None:

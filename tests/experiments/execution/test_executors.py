@@ -70,7 +70,6 @@ def test_the_error_of_a_missing_package_names_its_extra(tmp_path, monkeypatch):
         make_executor("ray", 1, tmp_path)
 
 
-@pytest.mark.slow
 def test_an_executor_of_another_distribution_is_named_like_the_others(tmp_path, gradhomog_install):
     source = """
 from gradhomog import ExecutorSpec, hookimpl

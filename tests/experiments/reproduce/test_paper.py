@@ -72,7 +72,6 @@ def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         yield path
 
 
-@pytest.mark.slow
 def test_a_third_party_adds_a_paper_by_a_file_and_an_entry_point(
     third_party: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
