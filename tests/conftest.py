@@ -23,8 +23,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Must precede the import of test modules, which run the kit on each built-in once, in full or in its fast mode.
-    os.environ["DEVELOPMENT_LOOP"] = "1" if "not slow" in config.getoption("markexpr") else ""
     if config.getoption("device") == "pretend":
         from tests import pretend_device
 
@@ -32,6 +30,25 @@ def pytest_configure(config: pytest.Config) -> None:
     points = importlib.metadata.entry_points(group="gradhomog.homogenizers")
     if not any(point.dist and point.dist.name == "gradhomog" for point in points):
         pytest.exit("gradhomog must be installed, or it has no plugins: run pip install -e .", returncode=4)
+
+
+@pytest.hookimpl(tryfirst=True)  # before the selection by `-m`
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tests = set()
+    for item in items:
+        if item.get_closest_marker("slow_after_first"):
+            test = item.nodeid.partition("[")[0]
+            if test in tests:
+                item.add_marker("slow")
+            tests.add(test)
+    # First, so that one worker runs them: others take over the last tests of a worker only. Their fixtures, which start
+    # processes and make an environment, exist once.
+    items.sort(key=lambda item: item.path.parent.name not in ("ranks", "scaffold", "hosts"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.getoption("markexpr") == "not slow":  # the default, see pyproject.toml
+        terminalreporter.write_line("Without the slow tests, which are run by: python -m pytest -q -n auto -m slow")
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from torch.utils._pytree import tree_map
 import gradhomog
 from gradhomog import DataError, Homogenizer, Jacobian, OptionError, Pipeline, Step, as_jacobian, jacobian_of_rows
 
+pytestmark = pytest.mark.slow_after_first
+
 HOMOGENIZERS = gradhomog.available()
 # Masks of ISI are drawn by a generator on the device, whose numbers differ from those of the CPU.
 RANDOM_ON_DEVICE = {"isi", "rotogbml"}
@@ -84,25 +86,17 @@ def test_two_steps_return_the_directions_of_the_cpu(
 
 
 @pytest.mark.parametrize("name", HOMOGENIZERS)
-@pytest.mark.parametrize("to_cpu", [False, True])
-def test_a_state_continues_on_another_device(name: str, to_cpu: bool, device: str) -> None:
-    first, second = (device, "cpu") if to_cpu else ("cpu", device)
+@pytest.mark.parametrize(("first", "loaded", "second"), [("cpu", "device", "device"), ("device", "cpu", "cpu"),
+                                                         ("device", "cpu", "device")])  # fmt: skip
+def test_a_state_continues_on_another_device(name: str, first: str, loaded: str, second: str, device: str) -> None:
+    """The last: a state on the CPU, as after `torch.load(..., map_location="cpu")`, takes steps on a device."""
+    where = {"cpu": "cpu", "device": device}
     before, after, reference = (gradhomog.pipeline(name) for _ in range(3))
-    combine(before, first, torch.float64, 0)
-    after.load_state_dict(move(before.state_dict(), second))
-    combine(reference, "cpu", torch.float64, 0)
-    expected = combine(reference, "cpu", torch.float64, 10)
-    assert_close(combine(after, second, torch.float64, 10), expected, second)
-
-
-@pytest.mark.parametrize("name", HOMOGENIZERS)
-def test_a_state_is_not_moved_by_the_user(name: str, device: str) -> None:
-    """A pipeline whose state is on the CPU, as after `torch.load(..., map_location="cpu")`, takes steps on a device."""
-    before, after = gradhomog.pipeline(name), gradhomog.pipeline(name)
-    combine(before, device, torch.float64, 0)
-    after.load_state_dict(move(before.state_dict(), "cpu"))
-    expected = combine(before, device, torch.float64, 10)
-    assert_close(combine(after, device, torch.float64, 10), expected.cpu(), device)
+    combine(before, where[first], torch.float64, 0)
+    after.load_state_dict(move(before.state_dict(), where[loaded]))
+    combine(reference, where["cpu"], torch.float64, 0)
+    expected = combine(reference, where["cpu"], torch.float64, 10)
+    assert_close(combine(after, where[second], torch.float64, 10), expected, where[second])
 
 
 class LossesAsWeights(Homogenizer):
@@ -220,13 +214,12 @@ def gradients(text: str, device: str, how: str, **options: Any) -> dict[str, Ten
 
 
 @pytest.mark.parametrize("name", HOMOGENIZERS)
-@pytest.mark.parametrize("how", ["backward", "loss"])
-def test_gradients_of_trunk_and_heads_are_those_of_the_cpu(name: str, how: str, device: str) -> None:
-    found = gradients(name, device, how)
+def test_gradients_of_trunk_and_heads_are_those_of_the_cpu(name: str, device: str) -> None:
+    found = gradients(name, device, "backward")
     if name in RANDOM_ON_DEVICE and torch.device(device).type == "cuda":
         assert all(gradient.isfinite().all() for gradient in found.values())
     else:
-        assert_close(found, gradients(name, "cpu", how), device)
+        assert_close(found, gradients(name, "cpu", "backward"), device)
 
 
 @pytest.mark.parametrize("name", ["none", "uw", "upgrad", "pcgrad"])
@@ -237,6 +230,7 @@ def test_gradients_of_trunk_and_heads_are_those_of_the_cpu(name: str, how: str, 
         ("backward", {"heads": "weighted"}),
         ("backward", {"per": "tensor"}),
         ("backward", {"memory": "low"}),
+        ("loss", {}),
         ("loss", {"level": "features"}),
         ("loss", {"heads": "weighted"}),
         ("accumulated", {}),

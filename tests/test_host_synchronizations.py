@@ -20,6 +20,8 @@ from tests import pretend_device
 from tests.learners.test_learners_on_a_device import LEARNERS, batch, make_learner
 from tests.test_device import combine_inputs, move, reads
 
+pytestmark = pytest.mark.slow_after_first
+
 GUIDE = Path(__file__).parents[1] / "docs" / "guide" / "gpu.md"
 Counts = Counter[str]
 

@@ -75,17 +75,20 @@ def test_operations_on_two_devices_are_refused_and_synchronizations_are_counted(
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("marks", "names"),
     [
-        "test_device",
-        "test_host_synchronizations",
-        pytest.param("learners/test_learners_on_a_device", marks=pytest.mark.slow),
+        ("not slow", ["test_device", "test_host_synchronizations"]),
+        *(
+            pytest.param("", [name], marks=pytest.mark.slow)
+            for name in ("test_device", "test_host_synchronizations", "learners/test_learners_on_a_device")
+        ),
     ],
+    ids=str,
 )
-def test_tests_on_a_device_pass_on_the_pretend_device(name):
-    file = Path(__file__).parent / f"{name}.py"
-    options = ["-q", "-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider"]
+def test_tests_on_a_device_pass_on_the_pretend_device(marks, names):
+    files = [str(Path(__file__).parent / f"{name}.py") for name in names]
+    options = ["-q", "-m", marks, "-p", "no:cacheprovider"]
     # Every operation takes 0.1 ms more on the pretend device, so learners of many operations compute rows only.
     slow = "imaml or meta_transfer or sharp or alfa or baseline"
     options += ["-k", f"not vmap and not recompute and not (scores and ({slow}))"]
-    run("-m", "pytest", *options, "--device", "pretend", str(file))
+    run("-m", "pytest", *options, "--device", "pretend", *files)

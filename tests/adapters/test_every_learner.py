@@ -93,6 +93,7 @@ def test_queries_are_independent_of_each_other_with_statistics_of_the_support_se
     assert torch.allclose(together, torch.cat(parts)) == (norm == "support")
 
 
+@pytest.mark.slow
 @parametrize_with_checks(
     [
         "mamlpp(multi_step_steps=5, first_order_steps=6, anneal_steps=7, norm='running', inner_steps=2)",
@@ -194,6 +195,7 @@ def test_a_network_that_cannot_be_compiled_raises_with_the_place():
         learner.rows(checks.tasks())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
 def test_batches_of_more_shapes_than_pytorch_compiles_raise():
     learner = make("protonet", compile="eager")

@@ -188,6 +188,7 @@ def assert_relative_error(x, y, tolerance):
     assert (x - y).norm() <= tolerance * y.norm()
 
 
+@pytest.mark.slow
 @given(seeds, st.integers(1, SIZE))
 def test_each_iterate_is_that_of_scipy(seed, iterations):
     matrix, b = system(seed)

@@ -76,6 +76,7 @@ def test_rows_equal_a_hand_written_loop_in_float64(first_order, engine, until, d
             torch.testing.assert_close(rows.jacobian[name][slot], expected_row, rtol=1e-9, atol=1e-12, msg=name)
 
 
+@pytest.mark.slow_after_first
 @pytest.mark.parametrize("norm", ["batch", "support", "frozen"])
 @pytest.mark.parametrize("first_order", [False, True])
 @pytest.mark.parametrize(

@@ -181,6 +181,7 @@ def assert_same_step(found, rtol=1e-10):
     torch.testing.assert_close(gradients, expected, rtol=rtol, atol=rtol * scale)
 
 
+@pytest.mark.slow_after_first
 @pytest.mark.parametrize("separate", [False, True])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_low_memory_does_not_change_a_step_of_any_network(name, separate):

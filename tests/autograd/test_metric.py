@@ -42,6 +42,7 @@ def by_hand(model, losses, text, metric):
     return {name: part / metric[name].sqrt() for name, part in direction.items()}
 
 
+@pytest.mark.slow_after_first
 @pytest.mark.parametrize("text", ["pcgrad", "aligned_mtl", "and_mask"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("call", ["rows", "low", "loss", "accumulated"])

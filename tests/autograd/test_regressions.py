@@ -58,6 +58,7 @@ def test_heads_are_not_shared_if_losses_are_stacked_into_one_tensor():
     )
 
 
+@pytest.mark.slow_after_first
 @pytest.mark.parametrize(
     "text", ["excess_mtl", "moco", "db_mtl", "trimmed_mean", "graddrop", "rotate_rows", "static + excess_mtl", "rlw"]
 )

@@ -9,6 +9,8 @@ import torch
 import gradhomog
 from tests.benchmarks import backward, combine, maml, overhead
 
+pytestmark = pytest.mark.slow
+
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 VECTORS, HEADS_OF_IMAGES = backward.mlp(3, 4, 6), backward.conv4(2, 3, 16, 4)
 SINUSOIDS, FEW_SHOT_IMAGES = maml.sinusoids(3, 4), maml.images(2, 3, 16, 4)
@@ -102,7 +104,6 @@ def test_a_peer_of_combine_is_the_same_method():
             assert cosine > 0.99, (text, number)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("setting", [SINUSOIDS, FEW_SHOT_IMAGES], ids=lambda one: getattr(one, "title", None))
 def test_meta_steps_of_the_same_order_compute_the_same_gradient_and_keep_the_parameters(setting, monkeypatch):
     monkeypatch.setattr(maml, "FOR_SINUSOIDS", ('maml(engine="loop")',))  # compiling takes half a minute

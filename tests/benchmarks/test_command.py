@@ -10,6 +10,8 @@ import pytest
 from gradhomog import OptionError
 from tests.benchmarks import backward, combine, maml, overhead, ranks
 
+pytestmark = pytest.mark.slow
+
 QUICK = ["--rounds", "3", "--seconds", "0.01"]
 
 MODULES = [backward, combine, maml, overhead, ranks]
@@ -32,11 +34,10 @@ TABLES = [
     (combine, "2x50", ["gradnorm"], [*FLOORS, "gradnorm", combine.NORMS, combine.NORMS_READ]),
     *((overhead, shape, ["none", "upgrad"], [backward.SUMMED, backward.BY_HAND, "none", "upgrad"])
       for shape in ("2x16", "2x1x8", "2x3x16x4")),
-    pytest.param(ranks, "3x4x6", ["none"], [ranks.PLAIN, ranks.ALONE, "none, batch", "none, local"],
-                 marks=pytest.mark.slow),
-    pytest.param(maml, "2x3x16x4", [], [*maml.PEERS, *maml.EVERYWHERE, *maml.FOR_IMAGES, maml.VECTORIZED,
-                 maml.CHANNELS_LAST, maml.ROWS], marks=pytest.mark.slow),
-    pytest.param(maml, "2x3x16x4", ["protonet"], [*maml.PEERS, "protonet"], marks=pytest.mark.slow),
+    (ranks, "3x4x6", ["none"], [ranks.PLAIN, ranks.ALONE, "none, batch", "none, local"]),
+    (maml, "2x3x16x4", [],
+     [*maml.PEERS, *maml.EVERYWHERE, *maml.FOR_IMAGES, maml.VECTORIZED, maml.CHANNELS_LAST, maml.ROWS]),
+    (maml, "2x3x16x4", ["protonet"], [*maml.PEERS, "protonet"]),
 ]  # fmt: skip
 
 

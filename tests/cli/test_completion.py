@@ -29,6 +29,7 @@ def program(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PATH": f"{script.parent}{os.pathsep}{os.environ['PATH']}"}
 
 
+@pytest.mark.slow_after_first
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 @pytest.mark.parametrize(
     ("line", "expected"),

@@ -268,6 +268,7 @@ def test_one_task_gets_a_sentence_about_its_noise_only():
     assert codes((1.0,), noise=0.0) == ["no_noise"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cosine", [0.0, 0.3])
 def test_false_conflicts_are_rarer_than_5_percent_also_among_many_pairs(cosine):
     """Six tasks with equal pairwise cosines: 15 pairs, of which none conflicts."""

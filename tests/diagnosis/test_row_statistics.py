@@ -80,6 +80,7 @@ def test_inner_products_are_unbiased_although_noise_is_shared_within_a_batch():
     assert naive.mean() > 3  # within batches: 4 parameters of shared noise, and 0.075 of the means
 
 
+@pytest.mark.slow_after_first
 @pytest.mark.parametrize("cosine", [-1.0, 0.0, 0.6, 1.0])
 @pytest.mark.parametrize("norm", [2.0, 8.0])
 def test_intervals_of_expectations_contain_the_true_values_in_about_95_percent_of_cases(norm, cosine):

@@ -49,6 +49,7 @@ def run(taken: list[File | Command], folder: Path, environment: Mapping[str, str
             script.append(f"mkdir -p \"$(dirname {step.path})\"\ncat > {step.path} <<'EOF'\n{step.content}EOF")
         else:
             script.append(f"{step.line}\ncode=$?; printf '\\n%s %s\\n' '{MARK}' $code; (exit $code)")
+    # A process: a page shows commands of a shell.
     result = subprocess.run(
         ["bash", "-c", "\n".join(script)], cwd=folder, env=dict(environment), stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, text=True, timeout=timeout, check=False,

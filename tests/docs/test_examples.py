@@ -62,6 +62,7 @@ SCRIPTS: dict[str, tuple[str, str, list[str]]] = {
 """Package, arguments and patterns of the output of each script."""
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # advice and deprecations within frameworks
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_with_a_framework_prints_its_results(name: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,6 +105,7 @@ def test_omniglot_prints_accuracies_after_some_steps_and_at_the_end(characters: 
     assert lines == ["1", "2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learner", ["maml", "fomaml"])
 def test_sinusoid_prints_the_error_after_each_number_of_inner_steps(learner: str, capsys: Any) -> None:
     text = printed(EXAMPLES / "sinusoid.py", capsys, learner, "--steps", "150", "--test-tasks", "40")
@@ -123,6 +125,7 @@ def test_imaml_by_torchopts_solver_agrees_on_a_well_conditioned_problem() -> Non
 SCRIPT = pages.DOCS / "examples" / "complete_loop.py"
 
 
+@pytest.mark.slow_after_first
 @pytest.mark.parametrize("method", ["gradnorm", "pcgrad(seed=1)"])
 def test_a_run_that_is_interrupted_and_resumed_equals_an_uninterrupted_one(
     method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -7,6 +7,8 @@ import pytest
 from tests.docs import console, language, test_hooks
 from tests.docs.language import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("folder", ["gradhomog", "plugins", "adapters", "tests", "docs"])
 def test_docstrings_comments_messages_and_names_avoid_the_words(folder: str) -> None:

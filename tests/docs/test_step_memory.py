@@ -3,6 +3,8 @@
 import pytest
 from _site import step_memory
 
+pytestmark = pytest.mark.slow_after_first
+
 READ = ["and_mask", "graddrop", "lra", "pcgrad", "reweight", "sago", "sand_mask", "trimmed_mean"]
 WITH_AVERAGES_OR_SCALED = ["db_mtl", "excess_mtl", "metabalance", "moco"]
 COPIES = {"none": 0, "tracked": 0} | dict.fromkeys(READ, 1) | dict.fromkeys(WITH_AVERAGES_OR_SCALED, 2)

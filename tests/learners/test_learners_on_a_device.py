@@ -13,6 +13,8 @@ import gradhomog
 from gradhomog import Task, TaskBatch
 from gradhomog_adapters.torchopt import meta_step
 
+pytestmark = pytest.mark.slow_after_first
+
 LEARNERS = sorted(gradhomog.available("learners"))
 # At meta-test these fit a classifier in many steps, in which rounding of the device grows.
 FITTED = {"baseline", "baseline_pp", "skd"}

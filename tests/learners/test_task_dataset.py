@@ -290,6 +290,7 @@ def test_classes_that_are_not_integers_raise(classes: Any) -> None:
         TaskDataset(Numbers(), **SHAPE, classes=classes)
 
 
+@pytest.mark.slow_after_first
 def test_numbers_of_numpy_are_integers_and_halves_are_not() -> None:
     tasks = TaskDataset(Numbers(), ways=np.int64(3), shots=2, queries=4, length=20)
     assert same(tasks[np.int64(1)], TaskDataset(Numbers(), **SHAPE)[1])

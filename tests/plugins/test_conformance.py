@@ -1,22 +1,23 @@
-"""Every built-in homogenizer passes the conformance kit: in full by name, with options the checks that they affect.
+"""Every built-in homogenizer passes the conformance kit: by name, and with options the checks that they affect.
 
-The development loop (`-m "not slow"`) runs, in the fast mode, the checks of directions only, without options.
+The quick tests run the checks of directions with few examples; the slow tests all others, and some methods in full.
 """
 
-import os
+from fnmatch import fnmatch
 
 import pytest
 
-from gradhomog.testing import parametrize_with_checks
+from gradhomog.testing import checks, parametrize_with_checks
 from tests.plugins.rows import BUILT_IN
 
 ON_ROWS = (
     "finite_*", "identical_rows", "zero_rows_*", "half_*", "*equivariant", "differentiable",
     "resumes_from_state_dict", "state_by_name",
 )  # fmt: skip
-
-
-DEVELOPMENT = bool(os.environ["DEVELOPMENT_LOOP"])
+QUICK = (*ON_ROWS, "options_*", "non_conflicting", "orthogonal", "stochastic")
+OTHERS = [
+    check.name for check in checks("homogenizers") if not any(fnmatch(check.name, pattern) for pattern in QUICK)
+]  # fmt: skip
 # One method for each solver, kind of state and stage; the others pass the same checks with fewer examples.
 IN_FULL = [
     "aligned_mtl", "cagrad", "cr_mogm", "gradnorm", "graddrop", "gradvac", "isi", "mgda", "moco", "nash_mtl",
@@ -24,21 +25,20 @@ IN_FULL = [
 ]  # fmt: skip
 
 
-@parametrize_with_checks(
-    IN_FULL,
-    only=[*ON_ROWS, "options_*", "non_conflicting", "orthogonal", "stochastic"] if DEVELOPMENT else None,
-    fast=DEVELOPMENT,
-)
-def test_a_built_in_conforms(check):
+@parametrize_with_checks(BUILT_IN, only=QUICK, fast=True)
+def test_a_built_in_conforms_by_few_examples(check):
     check()
 
 
-@parametrize_with_checks(
-    [name for name in BUILT_IN if name not in IN_FULL],
-    only=[*ON_ROWS, "options_*", "non_conflicting", "orthogonal", "stochastic"] if DEVELOPMENT else None,
-    fast=True,
-)
-def test_a_built_in_conforms_by_few_examples(check):
+@pytest.mark.slow
+@parametrize_with_checks([name for name in BUILT_IN if name not in IN_FULL], only=OTHERS, fast=True)
+def test_a_built_in_conforms_to_the_other_checks_by_few_examples(check):
+    check()
+
+
+@pytest.mark.slow
+@parametrize_with_checks(IN_FULL)
+def test_a_built_in_conforms_in_full(check):
     check()
 
 

@@ -1,17 +1,17 @@
 """The common form of the docstrings of the built-in homogenizers, and `docs/methods/formulas.toml`."""
 
 import inspect
+import itertools
 import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from gradhomog.registry import installed
 from tests.plugins.rows import BUILT_IN
 
 FORMULAS = Path(__file__).parents[2] / "docs" / "methods" / "formulas.toml"
+
 # The parts in their order; a paragraph that starts with none of the labels belongs to the part before it.
 LABELS = (
     "Args:",
@@ -33,23 +33,26 @@ def paragraphs(name: str) -> list[str]:
     return (inspect.getdoc(factory(name)) or "").split("\n\n")
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_a_docstring_has_all_parts_in_order(name: str) -> None:
+def has_all_parts_in_order(name: str) -> bool:
     text = paragraphs(name)
     labels = LABELS if inspect.signature(factory(name)).parameters else LABELS[1:]
-    places = [[place for place, part in enumerate(text) if re.match(label, part)] for label in labels]
-    assert [len(found) for found in places] == [1] * len(labels)
-    assert places == sorted(places)
-    assert places[0] == [2]
-    assert places[-1] == [len(text) - 1]
+    found = [[place for place, part in enumerate(text) if re.match(label, part)] for label in labels]
+    if any(len(places) != 1 for places in found):
+        return False
+    return found == sorted(found) and found[0] == [2] and found[-1] == [len(text) - 1]
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_a_docstring_begins_with_one_sentence_and_the_formula(name: str) -> None:
+def begins_with_a_sentence_and_a_formula(name: str) -> bool:
     sentence, formula, *_ = paragraphs(name)
-    assert "\n" not in sentence
-    assert sentence.endswith(".")
-    assert all(line.startswith("    ") for line in formula.splitlines())
+    return "\n" not in sentence and sentence.endswith(".") and all(x.startswith("    ") for x in formula.splitlines())
+
+
+def test_docstrings_have_all_parts_in_order() -> None:
+    assert [name for name in BUILT_IN if not has_all_parts_in_order(name)] == []
+
+
+def test_docstrings_begin_with_one_sentence_and_the_formula() -> None:
+    assert [name for name in BUILT_IN if not begins_with_a_sentence_and_a_formula(name)] == []
 
 
 def test_every_homogenizer_has_a_formula_in_latex() -> None:
@@ -61,14 +64,11 @@ def test_every_homogenizer_has_a_formula_in_latex() -> None:
         assert "\n" not in entry.get("symbols", "")
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_braces_and_environments_of_a_formula_are_balanced(name: str) -> None:
-    entry = tomllib.loads(FORMULAS.read_text(encoding="utf-8"))[name]
-    for text in entry.values():
-        depth = 0
-        for brace in re.findall(r"(?<!\\)[{}]", text):
-            depth += 1 if brace == "{" else -1
-            assert depth >= 0
-        assert depth == 0
-        assert re.findall(r"\\begin\{(\w+)\}", text) == re.findall(r"\\end\{(\w+)\}", text)[::-1]
-        assert text.count("$") % 2 == 0
+def test_braces_and_environments_of_formulas_are_balanced() -> None:
+    for name, entry in tomllib.loads(FORMULAS.read_text(encoding="utf-8")).items():
+        for text in entry.values():
+            depths = list(itertools.accumulate(1 if b == "{" else -1 for b in re.findall(r"(?<!\\)[{}]", text)))
+            assert min(depths, default=0) >= 0, name
+            assert depths[-1:] in ([], [0]), name
+            assert re.findall(r"\\begin\{(\w+)\}", text) == re.findall(r"\\end\{(\w+)\}", text)[::-1], name
+            assert text.count("$") % 2 == 0, name

@@ -110,6 +110,7 @@ def test_tasks_with_equal_norms_and_losses_take_the_plain_step(text, seed, tasks
     torch.testing.assert_close(direction, rows.mean(0), rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow_after_first
 @pytest.mark.parametrize("beta", [0.0, 0.1, 1.5])
 def test_the_leader_with_decreasing_rates_converges_to_the_closed_form_within_a_hundredth(beta):
     norms, losses = torch.tensor([4.0, 1.0, 0.5, 2.0]), torch.tensor([1.0, 2.0, 0.5, 1.5])

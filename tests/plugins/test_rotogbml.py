@@ -17,6 +17,7 @@ def trained(homogenizers, steps=2):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
+@pytest.mark.slow_after_first
 @pytest.mark.parametrize("modules", list(itertools.product([True, False], repeat=3)))
 def test_it_is_the_sum_of_the_modules_that_are_switched_on(modules):
     names = ("isi", "rotate", "reweight")

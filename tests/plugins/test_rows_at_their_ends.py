@@ -11,6 +11,7 @@ from tests.plugins.rows import BUILT_IN, normal
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
+@pytest.mark.slow_after_first
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "method",
@@ -31,6 +32,7 @@ def test_dependent_rows_have_the_direction_of_float64_rows_in_every_precision(me
         assert float((found - expected).norm()) < tolerance * float(rows.norm(dim=1).mean()), seed
 
 
+@pytest.mark.slow_after_first
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
 @pytest.mark.parametrize("method", ["upgrad", "dualproj", "mgda", "cagrad", "cagrad(c=0.9)", "sdmgrad"])
 def test_solvers_converge_if_rows_add_up_to_zero(method, dtype):
@@ -91,6 +93,7 @@ def one_step(pipe, rows, losses):
 FOUR_LOSSES = torch.tensor([0.5, 0.8, 1.2, 1.5], dtype=torch.float64)
 
 
+@pytest.mark.slow_after_first
 @pytest.mark.parametrize(
     "method", [*BUILT_IN, "cagrad(c=0.9)", "dcgd(variant='average')", "mgda(normalize='l2')", "mgda(on='features')"]
 )
@@ -114,6 +117,7 @@ EXTREMES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow_after_first
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("method", [*BUILT_IN, "tracked(method='config')"])
 def test_one_extreme_step_raises_and_changes_nothing_or_leaves_a_usable_state(method, dtype):

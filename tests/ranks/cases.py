@@ -147,39 +147,6 @@ def local_directions() -> dict[str, Any]:
     return {"gradients": model.gradients(), "exchanged": reports[0].exchanged}
 
 
-def message(case: str) -> str:
-    """Return the class and message of the error of a step that cannot be taken on every rank."""
-    x, y = data()
-    model, pipe = Model(), gradhomog.pipeline("pcgrad")
-    group: Any = Ranks("batch")
-    parameters: Any = model.encoder
-    losses: list[Tensor | None] = [*losses_of(model(x), y)]
-    rank = dist.get_rank()
-    if case == "no group":
-        group = None
-    elif case == "no graph on rank 1" and rank == 1:
-        losses = [loss.detach() for loss in losses if loss is not None]
-    elif case == "another pipeline on rank 1" and rank == 1:
-        pipe = gradhomog.pipeline("upgrad")
-    elif case == "a head is absent on rank 1" and rank == 1:
-        losses[2] = None
-    elif case == "not finite on rank 1" and rank == 1:
-        losses[1] = torch.inf * losses_of(model(x), y)[1]
-    elif case == "reads rows":
-        pipe = gradhomog.pipeline("trimmed_mean")
-    elif case == "heads with tasks":
-        group = Ranks("tasks")
-    elif case == "no parameters":
-        parameters = None
-    elif case == "examples of 2 tasks":
-        group = Ranks("batch", examples=[1, 2])
-    elif case == "accumulated without group":
-        return error_of(lambda: take_step("accumulated", [losses], pipe, parameters=parameters), model)
-    elif case == "loss without group":
-        return error_of(lambda: take_step("loss", [losses], pipe, parameters=parameters), model)
-    return error_of(lambda: gradhomog.backward(losses, pipe, parameters=parameters, group=group), model)
-
-
 def learner_steps(name: str, text: str, counts: Sequence[int], local: bool = False) -> dict[str, Any]:
     """Return a learner's parameters after some meta-steps with `counts[r]` tasks on rank r, and the last report."""
     encoder, head = checks.networks()
@@ -259,17 +226,3 @@ def half_precision(sizes: Sequence[int]) -> list[Tensor]:
     losses = losses_of(model(x[part]), y[part])
     gradhomog.backward(losses, gradhomog.pipeline("upgrad"), parameters=model.encoder, group=group)
     return model.gradients()
-
-
-def error_in_a_pass(text: str) -> str:
-    """Return the error of a step in which the backward pass of the second task fails on rank 1."""
-    (x, y), model = data(), Model()
-    losses = losses_of(model(x), y)
-
-    def fail(gradient: Tensor) -> None:
-        raise GradhomogError("this pass fails")
-
-    if dist.get_rank() == 1:
-        losses[1].register_hook(fail)
-    pipe = gradhomog.pipeline(text)
-    return error_of(lambda: gradhomog.backward(losses, pipe, parameters=model.encoder, group=Ranks("batch")), model)

@@ -201,23 +201,6 @@ def head_gradients() -> list[Tensor]:
     return [parameter.grad for parameter in model.heads.parameters() if parameter.grad is not None]
 
 
-def accumulated_domains(count: int) -> str:
-    """Return the error of `accumulated` with a number of domains that is not that of the tasks."""
-    (x, y), model, pipe = data(), Model(), gradhomog.pipeline("pcgrad")
-
-    domains = [f"domain {index}" for index in range(count)]
-    options: Any = {"parameters": model.encoder, "domains": domains, "group": Ranks()}
-    return error_of(lambda: take_step("accumulated", [losses_of(model(x), y)], pipe, **options), model)
-
-
-def accumulated_groups() -> str:
-    """Return the error of `accumulated` with groups that match no parameter on rank 1."""
-    (x, y), model, pipe = data(), Model(), gradhomog.pipeline("pcgrad")
-    patterns = {"all": "*"} if dist.get_rank() == 0 else {"all": "*", "none": "decoder.*"}
-    options: Any = {"parameters": model.encoder, "per": patterns, "group": Ranks()}
-    return error_of(lambda: take_step("accumulated", [losses_of(model(x), y)], pipe, **options), model)
-
-
 def learner_of_another_seed(local: bool) -> tuple[str, int]:
     """Return the error of a meta-step in which rank 1 has another encoder, and the number of steps of the pipeline."""
     learner = gradhomog.learner("maml", *checks.networks(), homogenizers="uw")

@@ -9,8 +9,16 @@ from torch import Tensor, nn
 
 import gradhomog
 from gradhomog import Ranks
-from tests.ranks.cases import STEPS, Model, data, descend, error_of, losses_of, part_of, result
+from tests.ranks.cases import STEPS, Model, data, descend, losses_of, part_of, result
 from tests.ranks.recording import recorded
+
+PER: dict[str, Any] = {
+    "layer": "layer",
+    "tensor": "tensor",
+    "patterns in another order": {"last": "2.*", "first": "*"},
+    "patterns of several layers": {"biases": "*.bias", "weights": "*"},
+}
+"""Groups of the parameters of the encoder."""
 
 
 def task_absent_on_rank_1(text: str, sizes: Sequence[int], per: Any) -> dict[str, Any]:
@@ -87,18 +95,6 @@ def messages(per: Any) -> dict[str, Any]:
     with recorded() as found:
         gradhomog.backward(losses, gradhomog.pipeline("upgrad"), parameters=model, per=per, group=Ranks("batch"))
     return {**found.calls, "bytes": found.sent["reduce_scatter"]}
-
-
-def message(text: str, options: dict[str, Any], changed: dict[str, Any]) -> str:
-    """Return the error of a step; `changed`: options of rank 1."""
-    (x, y), model = data(), Model()
-    z = model.encoder(x)
-    losses = losses_of([head(z)[:, 0] for head in model.heads], y)
-    options = options | (changed if dist.get_rank() else {})
-    if options.get("level") == "features":
-        options["features"] = z
-    options |= {"parameters": model.encoder, "group": Ranks("batch")}
-    return error_of(lambda: gradhomog.backward(losses, gradhomog.pipeline(text), **options), model)
 
 
 def overflow_on_rank_1(local: bool) -> list[tuple[float, dict[str, int]]]:

@@ -4,6 +4,8 @@ import pytest
 
 from tests.ranks import cases
 
+pytestmark = pytest.mark.slow_after_first
+
 SMALL = 2000  # bytes of headers, losses, Gramians and padding
 
 

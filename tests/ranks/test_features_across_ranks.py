@@ -7,7 +7,9 @@ import pytest
 from tests.ranks import feature_cases as cases
 from tests.ranks.comparison import assert_steps_of_one_process
 
-LEVEL = ["none", "mgda", "pcgrad", "upgrad", "gradnorm", "static(weights=[1, 2, 5]) + imtl_g"]
+pytestmark = pytest.mark.slow_after_first
+
+LEVEL = ["mgda", "none", "pcgrad", "upgrad", "gradnorm", "static(weights=[1, 2, 5]) + imtl_g"]
 
 
 @pytest.mark.parametrize(

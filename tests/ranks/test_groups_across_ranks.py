@@ -1,24 +1,16 @@
 """Groups of parameters (`per`) are homogenized across ranks as in one process."""
 
-import re
-from typing import Any
-
 import pytest
 import torch
 
-from tests.ranks import fully_sharded_cases
 from tests.ranks import group_cases as cases
 from tests.ranks.cases import batch
-from tests.ranks.comparison import assert_close, assert_same_bits, assert_steps_of_one_process
+from tests.ranks.comparison import assert_close, assert_steps_of_one_process
+
+pytestmark = pytest.mark.slow_after_first
 
 METHODS = ["upgrad", "gradnorm", "nash_mtl"]
-PER: dict[str, Any] = {
-    "layer": "layer",
-    "tensor": "tensor",
-    "patterns in another order": {"last": "2.*", "first": "*"},
-    "patterns of several layers": {"biases": "*.bias", "weights": "*"},
-}
-per = pytest.mark.parametrize("per", PER.values(), ids=PER)
+per = pytest.mark.parametrize("per", cases.PER.values(), ids=cases.PER)
 
 
 @per
@@ -30,7 +22,7 @@ def test_three_steps_on_uneven_parts_of_the_batch_are_those_of_one_process(proce
 
 
 @pytest.mark.parametrize("call", ["loss", "accumulated"])
-@pytest.mark.parametrize("text", ["none", "upgrad"])
+@pytest.mark.parametrize("text", ["upgrad", "none"])
 def test_every_entry_point_takes_the_step_of_one_process(processes, text, call):
     assert_steps_of_one_process(processes, batch, text, [9, 3], per="layer", call=call)
 
@@ -83,46 +75,6 @@ def test_every_group_is_exchanged_by_messages_of_its_own(processes, per, groups)
         assert found["all_reduce"] == groups + (per != "model")  # Gramians; the check of rows before the groups
         assert found["all_gather"] == 3 + groups  # headers, losses, flags; directions
         assert 3 * 4 * numbers <= found["bytes"] <= 3 * 4 * (numbers + groups)  # half of the float64 rows
-
-
-@per
-@pytest.mark.parametrize("text", ["upgrad", "gradnorm"])
-def test_groups_of_a_fully_sharded_model_take_the_steps_of_one_process(processes, text, per):
-    (expected,) = processes(fully_sharded_cases.steps, 1, text, [12], layers=None, per=per)
-    found = processes(fully_sharded_cases.steps, 3, text, [6, 1, 5], per=per)
-    assert_close(found[0], expected)
-    assert_same_bits(found)
-
-
-@pytest.mark.parametrize(
-    ("text", "options"),
-    [("upgrad", {"call": "loss"}), ("upgrad", {"call": "accumulated"}), ("trimmed_mean", {"gather": True})],
-)
-def test_groups_of_a_fully_sharded_model_have_all_entry_points_and_options(processes, text, options):
-    (expected,) = processes(fully_sharded_cases.steps, 1, text, [12], layers=None, per="layer")
-    found = processes(fully_sharded_cases.steps, 2, text, [9, 3], per="layer", **options)
-    assert_close(found[0], expected)
-
-
-@pytest.mark.parametrize(
-    ("text", "options", "changed", "first", "second"),
-    [
-        ("upgrad", {"per": "layer"}, {"per": "tensor"}, "RankError: all ranks must have the same options", "RankError"),
-        (
-            "upgrad", {"per": {"first": "0.*", "rest": "*"}}, {"per": {"rest": "2.*", "first": "*"}},
-            "RankError: all ranks must have the same options", "RankError",
-        ),
-        ("upgrad", {"per": "layer"}, {"per": {"first": "0.*"}}, "RankError: rank 1 raised", "OptionError: `per` must"),
-        ("upgrad", {"per": {"first": "0.*"}}, {}, "OptionError: `per` must have a pattern", "OptionError"),
-        ("upgrad", {"per": "layer", "level": "features"}, {}, "OptionError.*if level='features'", "OptionError"),
-        ("upgrad", {"per": "layer", "heads": "weighted"}, {}, "OptionError.*per='layer' has weights", "OptionError"),
-        ("trimmed_mean", {"per": "layer"}, {}, "OptionError: trimmed_mean reads rows.*gather=True", "OptionError"),
-    ],
-)  # fmt: skip
-def test_an_error_ends_the_step_on_all_ranks_and_nothing_is_written(processes, text, options, changed, first, second):
-    found = processes(cases.message, 2, text, options, changed)
-    for one, expected in zip(found, (first, second), strict=True):
-        assert re.search(expected, one, re.DOTALL), one
 
 
 @pytest.mark.parametrize("local", [False, True])

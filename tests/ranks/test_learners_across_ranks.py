@@ -5,8 +5,10 @@ import torch
 
 from tests.ranks import cases
 
+pytestmark = pytest.mark.slow_after_first
 
-@pytest.mark.parametrize("text", ["none", "upgrad", "rotate + reweight", "gradnorm"])
+
+@pytest.mark.parametrize("text", ["upgrad", "none", "rotate + reweight", "gradnorm"])
 @pytest.mark.parametrize("counts", [[1, 3], [2, 1, 1]])
 def test_three_meta_steps_are_those_of_one_process(processes, text, counts):
     (expected,) = processes(cases.learner_steps, 1, "maml", text, [sum(counts)])

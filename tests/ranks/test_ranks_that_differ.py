@@ -10,6 +10,8 @@ from gradhomog import OptionError, RankError, Ranks
 from gradhomog.ranks.replicas import check_replicas, digests
 from tests.ranks import difference_cases as cases
 
+pytestmark = pytest.mark.slow_after_first
+
 
 @pytest.mark.parametrize(
     ("what", "expected"),
@@ -141,18 +143,6 @@ def test_the_head_of_a_task_that_one_rank_drops_is_averaged_with_zero(processes)
     mean = [*expected[:2], *(gradient / 2 for gradient in expected[2:4]), *expected[4:]]  # weight and bias of each head
     for found in processes(cases.dropped_on_rank_1, 2):
         torch.testing.assert_close(found, mean)
-
-
-@pytest.mark.parametrize("count", [2, 4])
-def test_accumulated_requires_one_domain_per_task(processes, count):
-    for text in processes(cases.accumulated_domains, 2, count):
-        assert re.search("OptionError: `domains` must contain one name for each of the 3 tasks", text), text
-
-
-def test_groups_of_accumulated_that_are_wrong_on_one_rank_raise_on_all(processes):
-    first, second = processes(cases.accumulated_groups, 2)
-    assert re.search("RankError: rank 1 raised an error", first), first
-    assert re.search("OptionError: pattern 'decoder", second), second
 
 
 @pytest.mark.parametrize("local", [False, True])

@@ -1,14 +1,14 @@
 """Steps across ranks are those of one process, with the same bits on every rank."""
 
-import re
-
 import pytest
 import torch
 
 from tests.ranks import cases, group_cases
 from tests.ranks.comparison import assert_close, assert_same_bits, assert_steps_of_one_process
 
-METHODS = ["none", "pcgrad", "upgrad", "nash_mtl", "gradnorm", "uw", "static(weights=[1, 2, 5]) + imtl_g", "cr_mogm"]
+pytestmark = pytest.mark.slow_after_first
+
+METHODS = ["upgrad", "none", "pcgrad", "nash_mtl", "gradnorm", "uw", "static(weights=[1, 2, 5]) + imtl_g", "cr_mogm"]
 
 
 @pytest.mark.parametrize("text", METHODS)
@@ -41,14 +41,7 @@ def test_each_row_is_sent_while_the_next_pass_runs(processes):
         assert found["before"] == [task * found["parameters"] // 2 for task in range(4)]
 
 
-@pytest.mark.parametrize("text", ["pcgrad", "none"])
-def test_an_error_in_a_backward_pass_of_one_rank_ends_the_step_on_all(processes, text):
-    first, second = processes(cases.error_in_a_pass, 2, text)
-    assert re.search("RankError: rank 1 raised an error in a backward pass", first), first
-    assert second == "GradhomogError: this pass fails"
-
-
-@pytest.mark.parametrize("text", ["none", "pcgrad", "upgrad", "famo"])
+@pytest.mark.parametrize("text", ["pcgrad", "none", "upgrad", "famo"])
 @pytest.mark.parametrize("counts", [[1, 1], [3, 1], [1, 2, 1]])
 def test_tasks_over_ranks_give_the_step_of_one_process(processes, text, counts):
     assert_steps_of_one_process(processes, group_cases.tasks, text, counts)
@@ -67,25 +60,3 @@ def test_local_directions_are_averaged_and_reported(processes):
     found = processes(cases.local_directions, 2)
     assert_same_bits([one["gradients"] for one in found])
     assert [one["exchanged"] for one in found] == ["directions", "directions"]
-
-
-@pytest.mark.parametrize(
-    ("case", "first", "second"),
-    [
-        ("no group", "OptionError.*one of 2 ranks.*group=gradhomog.Ranks", "OptionError.*one of 2 ranks"),
-        ("loss without group", "OptionError.*one of 2 ranks", "OptionError.*one of 2 ranks"),
-        ("accumulated without group", "OptionError.*one of 2 ranks", "OptionError.*one of 2 ranks"),
-        ("no graph on rank 1", "RankError: rank 1 raised an error", "OptionError: at least one loss must have a graph"),
-        ("another pipeline on rank 1", "RankError.*rank 1 differs from rank 0", "RankError.*rank 1 differs"),
-        ("a head is absent on rank 1", "RankError.*same heads; rank 1 differs.*0 . head", "RankError"),
-        ("not finite on rank 1", "NonfiniteError: task 1 is not finite", "NonfiniteError: task 1 is not finite"),
-        ("reads rows", "OptionError: trimmed_mean reads rows.*gather=True", "OptionError: trimmed_mean"),
-        ("heads with tasks", "OptionError: with Ranks.'tasks'.*Pass all parameters", "OptionError"),
-        ("no parameters", "OptionError: across ranks `parameters` is required", "OptionError"),
-        ("examples of 2 tasks", "OptionError: `examples` must be.*each of the 3 tasks; got 2", "OptionError"),
-    ],
-)
-def test_an_error_on_one_rank_ends_the_step_on_all_and_nothing_is_written(processes, case, first, second):
-    found = processes(cases.message, 2, case)
-    for text, expected in zip(found, (first, second), strict=True):
-        assert re.search(expected, text, re.DOTALL), text

@@ -10,6 +10,8 @@ from torch.nn.modules._functions import SyncBatchNorm
 from gradhomog.autograd.loss_step import COLLECTIVE
 from tests.ranks import synchronized_cases as cases
 
+pytestmark = pytest.mark.slow_after_first
+
 
 @pytest.mark.parametrize("unlabelled", cases.UNLABELLED)
 @pytest.mark.parametrize("call", ["backward", "features", "accumulated"])

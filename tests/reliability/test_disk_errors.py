@@ -70,6 +70,7 @@ def test_a_read_only_folder_is_reported(small_disk):
 @pytest.mark.slow
 def test_deleting_the_folder_during_training_ends_the_comparison(tmp_path):
     out = tmp_path / "out"
+    # A process, which ends while its folder is deleted.
     endless = command(out, "--set", "train.steps=1000000", "--jobs=2")
     with subprocess.Popen(endless, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         while not list(out.glob("runs/*/checkpoint.pt")) and process.poll() is None:

@@ -81,12 +81,14 @@ def peak_growth(path: Path) -> tuple[str, int]:
         except Exception as error: print(type(error).__name__, str(error).splitlines()[0])
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit - before)
     """
+    # A process, because its largest memory is that of this file only.
     command = [sys.executable, "-c", textwrap.dedent(code), str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     *error, growth = done.stdout.splitlines()
     return "".join(error), int(growth)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["images", "extra"])
 def test_unused_arrays_are_never_decompressed(tmp_path: Path, name: str) -> None:
     """128 MiB of zeros in 128 KB: as images for four labels, and as an array of another name."""
@@ -229,6 +231,7 @@ def write_list(path: Path, **change: Any) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_million_absent_files_are_counted_by_folders(tmp_path: Path) -> None:
     count = 10**6
     names, labels = [f"gone/{index}.png" for index in range(count)], [index % 2 for index in range(count)]

@@ -25,6 +25,7 @@ def imports_torch(pid: int) -> bool:
     return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
 
 
+@pytest.mark.slow_after_first
 @needs_proc
 @pytest.mark.parametrize(
     ("command", "reached"), [("compare", handles_sigterm), ("compare", imports_torch), ("report", handles_sigterm)]
@@ -98,11 +99,13 @@ def test_a_signal_handler_of_the_calling_program_is_kept(monkeypatch: pytest.Mon
 
 
 def output(*arguments: str, encoding: str) -> subprocess.CompletedProcess[bytes]:
+    # A process, because the encoding of its output is set at its start.
     command = [sys.executable, "-m", "gradhomog", *arguments]
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
     return subprocess.run(command, capture_output=True, env=environment, timeout=300, check=False)
 
 
+@pytest.mark.slow
 def test_output_that_is_not_unicode_shows_question_marks() -> None:
     done = output("show", "gradnorm", encoding="cp1252")  # its options have "≥"
     assert (done.returncode, done.stderr) == (0, b"")

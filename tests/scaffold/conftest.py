@@ -1,6 +1,7 @@
-"""Fixtures: one project of each kind, and a virtual environment in which the projects are installed as wheels."""
+"""Fixtures: one project of each kind, and a virtual environment with wheels of these and of the example of the docs."""
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ class Environment:
 
     folder: Path
     projects: dict[str, Path]
+    example: Path
 
     def run(self, *arguments: str, cwd: Path | None = None) -> str:
         """Run its Python in a folder that is not on its path, and return the standard output."""
@@ -31,6 +33,9 @@ class Environment:
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
+
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "gradhomog-signvote"
 
 
 def pip(*arguments: str) -> None:
@@ -47,7 +52,12 @@ def projects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def environment(projects: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Environment:
     folder, wheels = tmp_path_factory.mktemp("environment"), tmp_path_factory.mktemp("wheels")
-    pip("wheel", "--no-deps", "--no-build-isolation", "-w", str(wheels), *map(str, projects.values()))
+    # A copy, so that no build files remain in the tree.
+    example = shutil.copytree(
+        EXAMPLE, tmp_path_factory.mktemp("example") / "signvote", ignore=shutil.ignore_patterns("__pycache__", ".*")
+    )
+    (example / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n", encoding="utf-8")
+    pip("wheel", "--no-deps", "--no-build-isolation", "-w", str(wheels), *map(str, [*projects.values(), example]))
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     [site] = folder.glob("lib/python*/site-packages")
     # `addsitedir`, because a plain path entry would ignore the .pth file of an editable gradhomog.
@@ -56,4 +66,4 @@ def environment(projects: dict[str, Path], tmp_path_factory: pytest.TempPathFact
     (site / "host.pth").write_text("".join(lines), encoding="utf-8")
     built = [str(wheel) for wheel in wheels.iterdir()]
     pip("--python", str(folder / "bin" / "python"), "install", "--no-deps", "--no-index", *built)
-    return Environment(folder, projects)
+    return Environment(folder, projects, example)

@@ -15,10 +15,12 @@ RUFF = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["too
 
 
 def python(*arguments: str, cwd: Path) -> None:
+    # A process: the linter and the type checker are programs.
     done = subprocess.run([sys.executable, "-m", *arguments], capture_output=True, text=True, cwd=cwd, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow_after_first
 @pytest.mark.parametrize("kind", KINDS.values())
 @pytest.mark.parametrize("name", ["x", "-".join(["abcdefghi", "abcdefghi", "abcdefgh"])])
 def test_the_linter_and_the_formatter_accept_the_code_for_every_name(name: str, kind: str, tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def test_zero_rows_share_the_weight():
     assert minimum_norm_weights(torch.zeros(3, 3)).weights.tolist() == pytest.approx([1 / 3] * 3)
 
 
+@pytest.mark.slow_after_first
 @pytest.mark.parametrize("tasks", [2, 3, 5])
 def test_differentiable_twice_where_the_support_is_constant(tasks):
     jacobian = torch.randn(tasks, 12, generator=torch.Generator().manual_seed(tasks), dtype=torch.float64)

@@ -78,6 +78,7 @@ def suite_results(tmp_path_factory):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-one\nVersion: 1.2\n", encoding="utf-8")
     (info / "entry_points.txt").write_text("[gradhomog.homogenizers]\nbroken = broken_one\n", encoding="utf-8")
     (folder / "test_author_suite.py").write_text(AUTHOR_SUITE, encoding="utf-8")
+    # A process, because pytest runs once per process.
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml=found.xml", "."]
     path = os.pathsep.join([str(folder / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path}

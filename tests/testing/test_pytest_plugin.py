@@ -61,6 +61,7 @@ def test_everything_is_restored():
 @pytest.mark.slow
 def test_the_suite_of_a_plugin_author_can_install_distributions(tmp_path):
     (tmp_path / "test_author.py").write_text(AUTHOR_SUITE, encoding="utf-8")
+    # A process, because the fixture changes what is installed, also after the last test.
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "test_author.py"]
     completed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert completed.returncode == 0, completed.stdout + completed.stderr
@@ -109,6 +110,7 @@ def test_an_installed_distribution_has_metadata_and_entry_points(gradhomog_insta
         assert spec.summary == "first release"
 
 
+@pytest.mark.slow_after_first
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_second_installation_replaces_the_first_even_if_it_was_used(request, gradhomog_install, alone):
     if alone:

@@ -251,32 +251,3 @@ def test_formulas_of_the_bound():
     by_hand = 1.5**2 * 2 * 0.01 * 1.5**2 + 1.5 * 0.5 * (0.02 + 0.02 + 3 * 0.01)
     found = distance_bound(0.01, 1.0, 1.0, 0.5, 2, first_order=False, hessian_smoothness=3.0)
     assert found == pytest.approx(by_hand)
-
-
-def test_a_matrix_of_variations_gives_a_matrix_and_gradients():
-    deltas = torch.tensor([[0.0, 0.1], [0.1, 0.0]], dtype=torch.float64, requires_grad=True)
-    found = distance_bound(deltas, 1.0, 1.0, 0.1)
-    torch.testing.assert_close(found, 2.2 * deltas)
-    found.sum().backward()
-    torch.testing.assert_close(deltas.grad, torch.full((2, 2), 2.2, dtype=torch.float64))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "message"),
-    [
-        ((1.5, 1.0, 1.0, 0.1), {}, r"`total_variation` must be in \[0, 1\]; got 1.5"),
-        ((math.nan, 1.0, 1.0, 0.1), {}, r"`total_variation` must be in \[0, 1\]; got nan"),
-        ((0.5, -1.0, 1.0, 0.1), {}, r"`gradient_bound` must be a number ≥ 0; got -1.0"),
-        ((0.5, 1.0, math.inf, 0.1), {}, r"`smoothness` must be a number ≥ 0"),
-        ((0.5, 1.0, 1.0, math.nan), {}, r"`inner_lr` must be a number ≥ 0"),
-        ((0.5, 1.0, 1.0, 0.1, -1), {}, r"`inner_steps` must be an integer ≥ 0; got -1"),
-        ((0.5, 1.0, 1.0, 0.1, 1.5), {}, r"`inner_steps` must be an integer ≥ 0; got 1.5"),
-        ((0.5, 1.0, 1.0, 0.1), {"support_variation": -0.1}, r"`support_variation` must be in \[0, 1\]"),
-        ((0.5, 1.0, 1.0, 0.1), {"hessian_smoothness": -1.0}, r"`hessian_smoothness` must be a number ≥ 0 or none"),
-        ((0.5, 1.0, 1.0, 0.1), {"variant": "printed"}, r'`variant` must be one of "corrected", "paper"'),
-        ((0.5, 1.0, 1.0, 9.0, 10**6), {}, r"must not overflow; got \(1 \+ 9\)\^1000000"),
-    ],
-)
-def test_arguments_out_of_range_raise(arguments, options, message):
-    with pytest.raises(OptionError, match=message):
-        distance_bound(*arguments, **options)

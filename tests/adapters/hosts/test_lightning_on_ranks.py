@@ -15,7 +15,7 @@ from .lightning_on_ranks import CASES, Adam
 from .measures import parameters
 from .torchrun import on_two_ranks
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Lightning's advice
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice
 
 EVEN = slice(0, None, 2)
 """The examples of rank 0 in the batch of both ranks."""

@@ -20,7 +20,7 @@ from accelerate.state import AcceleratorState, GradientState  # isort: skip
 from accelerate.utils import DistributedType, ParallelismConfig  # isort: skip
 from gradhomog_adapters.transformers import ranks_of_accelerator  # isort: skip
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # deprecations within Transformers and PyTorch
+pytestmark = pytest.mark.filterwarnings("ignore")  # deprecations within Transformers and PyTorch
 
 
 @pytest.fixture(scope="module")

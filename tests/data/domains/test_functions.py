@@ -15,6 +15,7 @@ SIZES = {"ways": 1, "shots": 10, "queries": 20}
 families = pytest.mark.parametrize("family", FAMILIES)
 
 
+@pytest.mark.slow_after_first
 @families
 def test_the_target_variance_is_that_of_functions_of_the_domain(family):
     """Compared with 16,000 targets of 8,000 functions and, for simple integrals, with closed forms."""

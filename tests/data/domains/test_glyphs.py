@@ -235,6 +235,7 @@ def test_a_missing_package_raises_with_the_extra_to_install(monkeypatch, absent)
 
 @pytest.mark.slow
 def test_describing_the_domain_imports_neither_matplotlib_nor_pillow():
+    # A process, which has imported nothing before.
     code = (
         "import sys; from gradhomog_data.domains import glyphs, images; glyphs.gradhomog_domain(); "
         "print([m for m in ('matplotlib', 'PIL') if m in sys.modules])"

@@ -403,6 +403,7 @@ def test_beta1_is_that_of_the_outer_optimizer(outer):
     assert make_optimizer(settings, one).param_groups[0]["betas"] == (0.0, second)
 
 
+@pytest.mark.slow
 def test_soap_trains_and_continues_from_a_checkpoint_bit_for_bit(tmp_path):
     settings = config("klein_gordon", "train.outer=soap", "train.outer_lr=0.01", "train.steps=30")
     run, records = Run("klein_gordon", "static(weights=[1, 10])", 0), []

@@ -62,6 +62,7 @@ def test_the_loss_of_forgetting_is_not_negative_for_nearly_uniform_outputs():
             assert trainable.losses(0)["forget"] >= 0
 
 
+@pytest.mark.slow_after_first
 @every_problem
 def test_plain_training_improves_the_score(name):
     trainable, optimizer, steps = made(name)
@@ -72,6 +73,7 @@ def test_plain_training_improves_the_score(name):
     assert is_better(trainable.validate().mean, bound)
 
 
+@pytest.mark.slow_after_first
 @every_problem
 def test_a_resumed_run_is_the_uninterrupted_run_bit_for_bit(name):
     whole, part, resumed = (made(name, "famo") for _ in range(3))
@@ -102,6 +104,7 @@ def test_no_example_is_in_two_splits(name):
     assert len(set.union(*rows)) == sum(map(len, rows))
 
 
+@pytest.mark.slow_after_first
 @every_problem
 @pytest.mark.parametrize("text", ["pcgrad", "famo", "nash_mtl", "upgrad", "uw"])
 def test_methods_train_on_every_problem(name, text):

@@ -168,6 +168,7 @@ def test_changed_pictures_are_refused_on_resume_and_reported_by_verify(finished,
         compare(config(data), out, resume=True)
 
 
+@pytest.mark.slow
 def test_data_that_were_copied_to_another_folder_resume_and_verify(finished, tmp_path, monkeypatch, capsys):
     """Copying changes times and paths, but not the identity of the data; the table is the same."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -189,6 +190,7 @@ def test_data_that_were_copied_to_another_folder_resume_and_verify(finished, tmp
     assert "the data were not compared" in errors[0]  # `plan.json` has the first path
 
 
+@pytest.mark.slow
 def test_an_unfinished_comparison_fails_until_it_is_resumed(out, finished, capsys):
     remove_seed_1(out / "runs")
     assert verify(out, capsys)[0] == 1

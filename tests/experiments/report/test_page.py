@@ -213,6 +213,7 @@ def test_a_folder_without_a_plan_is_an_error_that_names_it(tmp_path):
 
 
 def test_reporting_imports_neither_torch_nor_pyplot():
+    # A process, which has imported nothing before.
     code = (
         "import sys, gradhomog.experiments.report.page, gradhomog.experiments.report.figures.style as style\n"
         "assert not {'torch', 'matplotlib', 'scipy'} & set(sys.modules)\n"

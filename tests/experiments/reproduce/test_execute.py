@@ -25,7 +25,7 @@ from gradhomog.experiments.run_file.schema import Config, load
 from gradhomog_data.benchmarks import BENCHMARKS
 from tests.experiments.reproduce.conftest import NAMES, TINY
 
-pytestmark = pytest.mark.usefixtures("without_pictures")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_pictures")]
 
 
 @pytest.fixture(scope="module")

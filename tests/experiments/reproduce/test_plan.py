@@ -27,6 +27,7 @@ def settings_of(name: str, domains: dict[str, str], scale: str = "smoke", **choi
     return Settings({} if name == "pinn" else domains, scale, **choices)
 
 
+@pytest.mark.slow_after_first
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_row_of_every_experiment_is_a_method_of_its_configuration(

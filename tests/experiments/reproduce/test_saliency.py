@@ -9,6 +9,8 @@ from gradhomog.experiments.reproduce.comparisons import Settings
 from gradhomog.experiments.reproduce.execute import reproduce
 from tests.experiments.reproduce.conftest import TINY
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_report_of_saliency_shows_maps_of_each_benchmark(domains: dict[str, str], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")

@@ -62,6 +62,7 @@ def test_the_first_event_of_a_run_has_the_versions_of_its_plugins(interrupted_fo
     assert start["versions"]["ours-dist"] == "1.0"
 
 
+@pytest.mark.slow_after_first
 @pytest.mark.parametrize("again", ["the configuration", "its run file"])
 def test_resume_ignores_a_plugin_of_the_same_name_of_another_distribution(
     interrupted_folder, gradhomog_install, tmp_path, again

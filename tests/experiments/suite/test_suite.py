@@ -200,6 +200,7 @@ HALVES = """
 """
 
 
+@pytest.mark.slow
 def test_a_problem_of_a_plugin_has_rows_by_the_same_protocol(gradhomog_install, tmp_path, capsys):
     gradhomog_install("halves", HALVES, kind="problems")
     assert main(["suite", "--problem", "halves"]) == 2

@@ -78,6 +78,7 @@ def config():
     return load(None, [*SMALL, "train.ensemble=2", "train.validate_every=3"])
 
 
+@pytest.mark.slow_after_first
 @pytest.mark.parametrize("stops", [(), (4, 8)])
 def test_a_run_tests_the_mean_of_its_best_states_after_any_interruption(config, tmp_path, stops):
     records = []

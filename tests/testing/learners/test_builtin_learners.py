@@ -1,10 +1,8 @@
 """Every built-in learner passes the conformance kit, with several options.
 
-Learners that compute rows like another learner, and other options, are checked in the fast mode. In the development
-loop only one learner is checked, in the fast mode.
+Learners that compute rows like another learner, other options, and the slow iMAML are checked in the fast mode. The
+quick tests check one learner that adapts by gradients and one that does not, in the fast mode.
 """
-
-import os
 
 import pytest
 
@@ -12,10 +10,10 @@ from gradhomog import available
 from gradhomog.testing import parametrize_with_checks
 
 DIFFERENT = [
-    "maml", "reptile", "imaml", "protonet", "metaoptnet", "baseline(test_epochs=5)", "skd(generation0_steps=5)",
+    "maml", "reptile", "protonet", "metaoptnet", "baseline(test_epochs=5)", "skd(generation0_steps=5)",
 ]  # fmt: skip
 DERIVED = [
-    "mamlpp", "meta_sgd", "relationnet", "relationnet_ata(hidden=9, ascent_steps=2, probability=1.0)",
+    "imaml", "mamlpp", "meta_sgd", "relationnet", "relationnet_ata(hidden=9, ascent_steps=2, probability=1.0)",
     'maml(inner="adam", inner_steps=2, norm="support")', "fomaml",
     'fomaml(inner="momentum", inner_steps=2, test_steps=4, norm="frozen", adapt="head.*")',
     "anil", "boil", "cavia(context=3, inner_steps=2)", "alfa(inner_steps=2)",
@@ -24,10 +22,15 @@ DERIVED = [
     'meta_transfer(pretrain_steps=6, inner_steps=3, test_steps=5, norm="support")',
     'skd(generation0_steps=0, norm="support")',
 ]  # fmt: skip
-DEVELOPMENT = bool(os.environ["DEVELOPMENT_LOOP"])
 
 
-@parametrize_with_checks(["protonet"] if DEVELOPMENT else DIFFERENT, kind="learners", fast=DEVELOPMENT)
+@parametrize_with_checks(["maml(inner_steps=2)", "protonet"], kind="learners", fast=True)
+def test_a_learner_of_each_family_conforms_by_few_examples(check):
+    check()
+
+
+@pytest.mark.slow
+@parametrize_with_checks(DIFFERENT, kind="learners")
 def test_built_in_learners_conform(check):
     check()
 
