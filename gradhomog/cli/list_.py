@@ -14,24 +14,21 @@ if TYPE_CHECKING:
 
 # Not imported from the registry, which takes as long as all other imports of the command line.
 KINDS: tuple[Kind, ...] = (
-    "homogenizers", "learners", "domains", "problems", "networks", "benchmarks", "observers", "executors",
+    "homogenizers", "learners", "domains", "problems", "observers", "executors",
 )  # fmt: skip
-
-GROUPS: tuple[Kind, ...] = (*KINDS, "papers")
-
 
 SUMMARY = "list installed plugins"
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("kind", nargs="?", choices=GROUPS, help="list only this kind of plugin (default: all)")
+    command.add_argument("kind", nargs="?", choices=KINDS, help="list only this kind of plugin (default: all)")
     add_json(command)
 
 
 def run(args: argparse.Namespace) -> int:
     from gradhomog.registry import installed
 
-    infos = [info for kind in GROUPS if args.kind in (None, kind) for info in installed().list(kind)]
+    infos = [info for kind in KINDS if args.kind in (None, kind) for info in installed().list(kind)]
     rows = [("KIND", "NAME", "DISTRIBUTION", "MODULE")]
     for info in infos:
         name = f"{info.name} (disabled)" if info.disabled else info.name

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradhomog.testing import CheckReport, check_domain, check_homogenizer, check_learner, checks
+from gradhomog.testing import CheckReport, check_homogenizer, check_learner, checks
 from tests.testing.faults import FAULTS, GOOD, Fault
 
 pytestmark = pytest.mark.slow
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 for path in sorted(Path(__file__).parent.glob("*/faults.py")):
     importlib.import_module(f"tests.testing.{path.parent.name}.{path.stem}")
 
-CHECK = {"homogenizers": check_homogenizer, "learners": check_learner, "domains": check_domain}
+CHECK = {"homogenizers": check_homogenizer, "learners": check_learner}
 WITHOUT_FAULT = {
     "imports_cleanly": "tested in test_kits.py with installed distributions",
     "devices": "needs another device",
@@ -50,9 +50,6 @@ def test_the_check_finds_the_fault(fault: Fault):
 
 
 GOOD_PLUGINS = [(kind, factory) for kind in GOOD for factory in GOOD[kind]]
-OF_IMAGES_AND_VARIANTS = {
-    "image_size", "splits_share_no_class", "listed_variants_work", "unknown_variant_rejected",
-}  # fmt: skip
 
 
 @functools.cache
@@ -66,9 +63,8 @@ def test_correct_plugins_pass_all_checks(kind: str, factory: type):
     allowed = {"passed", "held", "not held", "not applicable"}
     assert {result.outcome for result in found.values()} <= allowed, found
     if kind != "homogenizers":
-        not_applicable = OF_IMAGES_AND_VARIANTS if factory.__name__ == "Ramps" else set()
         skipped = {name for name, result in found.items() if result.outcome == "not applicable"}
-        assert skipped == {"imports_cleanly", *not_applicable}
+        assert skipped == {"imports_cleanly"}
 
 
 @pytest.mark.parametrize("name", sorted({check.name for kind in GOOD for check in checks(kind)} - set(WITHOUT_FAULT)))
