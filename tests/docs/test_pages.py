@@ -14,8 +14,7 @@ from gradhomog.experiments.run_file.schema import Config, load
 from gradhomog.experiments.suite.problems import problems
 from gradhomog.testing import pytest_plugin
 from gradhomog.testing.check_results import MARKS, Outcome
-from gradhomog_data.benchmarks import BENCHMARKS
-from gradhomog_data.benchmarks.catalogue import RULES
+from gradhomog_data.benchmarks import BENCHMARKS, RULES
 from tests.docs import pages
 from tests.docs.language import ROOT
 
