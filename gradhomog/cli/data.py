@@ -2,9 +2,9 @@
 
 import argparse
 import dataclasses
-import importlib
+import pkgutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -58,21 +58,21 @@ def run(args: argparse.Namespace) -> int:
 def _add_root(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("root", type=Path, metavar="ROOT", help="data root: the folder that contains the benchmarks")
     names = parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks (default: all)")
-    names.completer = lambda **_: _content().BENCHMARKS  # type: ignore[attr-defined]  # called by argcomplete
+    names.completer = lambda **_: _content(":BENCHMARKS")  # type: ignore[attr-defined]  # called by argcomplete
 
 
-def _content() -> Any:
-    """Return the module of the benchmarks, which only these commands need."""
-    return importlib.import_module("gradhomog_data.benchmarks")
+def _content(name: str) -> Any:
+    """Return an object of the package of the benchmarks, which only these commands need."""
+    return pkgutil.resolve_name(f"gradhomog_data.benchmarks{name}")
 
 
-def _find(names: Sequence[str]) -> list[Any]:
-    return [_content().find_benchmark(name) for name in dict.fromkeys(names)]
+def _find(names: Iterable[str]) -> list[Any]:
+    return [*map(_content(":find_benchmark"), dict.fromkeys(names))]
 
 
 def _list(args: argparse.Namespace) -> int:
     data, lines = list[dict[str, Any]](), list[str]()
-    for benchmark in _content().BENCHMARKS.values():
+    for benchmark in _content(":BENCHMARKS").values():
         data.append({**dataclasses.asdict(benchmark), "rule": benchmark.split_rule, "splits": benchmark.splits})
         images = "" if benchmark.images is None else f", {benchmark.images:,} images"
         lines.append(f"{benchmark.name}: {benchmark.title}, {benchmark.classes} classes{images}")
@@ -89,9 +89,10 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    chosen = _find(args.names or _content().BENCHMARKS)
+    chosen = _find(args.names or _content(":BENCHMARKS"))
     _require_root(args.root)
-    results = [each.check(args.root, full=args.full) for each in chosen]
+    check = _content(".files_check:check")
+    results = [check(args.root, each, full=args.full) for each in chosen]
     rows = [("BENCHMARK", "STATUS", "FORM", "CLASSES", "IMAGES", "SHA-256")]
     for result in results:
         classes = f"{result.classes} of {result.published_classes}" if result.classes else ""
@@ -114,9 +115,9 @@ def _write_lists(args: argparse.Namespace) -> int:
     from gradhomog.errors import DataError
     from gradhomog.experiments.results.atomic_files import write_bytes
 
-    named = _find(args.names)
+    folders, named = _content(".folders"), _find(args.names)
     _require_root(args.root)
-    chosen = named or [each for each in _content().BENCHMARKS.values() if each.has_source(args.root)]
+    chosen = named or [each for each in _content(":BENCHMARKS").values() if folders.find_source(args.root, each)]
     if not chosen:
         raise DataError(
             f"{args.root}: contains none of the benchmarks in their published folders. "
@@ -128,7 +129,7 @@ def _write_lists(args: argparse.Namespace) -> int:
         print(f"listing {each.name} …", file=sys.stderr)
         folder = out / each.name
         try:
-            manifest, contents = each.lists(args.root, folder)
+            manifest, contents = folders.list_files(each, folders.list_source(args.root, each), folder)
         except DataError as error:
             errors.append(str(error))
             continue

@@ -29,12 +29,14 @@ def find_domains(benchmarks: Sequence[str], data: Path | None, assigned: Sequenc
     """
     if data is not None and not data.is_dir():
         raise ConfigError(f"--data must be an existing folder; got {data}.")
+    find = pkgutil.resolve_name("gradhomog_data.benchmarks.folders:find")
+    find_benchmark = pkgutil.resolve_name("gradhomog_data.benchmarks:find_benchmark")
     found = _assigned(benchmarks, data, assigned)
     errors = []
     for name in benchmarks:
         if data is not None and name not in found:
             try:
-                path = _benchmark(name).find(data, size)
+                path = find(data, find_benchmark(name), size)
             except DataError as error:  # published folders without file lists
                 errors.append(str(error))
                 continue
@@ -62,16 +64,13 @@ def find_differences(domains: Mapping[str, str]) -> dict[str, str]:
     Raises:
         DataError: a file or folder cannot be used.
     """
-    counted = {name: _benchmark(name).count(Path(text)) for name, text in domains.items()}
+    count = pkgutil.resolve_name("gradhomog_data.benchmarks.files_check:count")
+    counted = {name: count(name, Path(text)) for name, text in domains.items()}
     return {
         name: "other data: " * (result.status == "other data") + "; ".join(result.differences)
         for name, result in counted.items()
         if result.status != "complete"
     }
-
-
-def _benchmark(name: str) -> Any:
-    return pkgutil.resolve_name("gradhomog_data.benchmarks:find_benchmark")(name)
 
 
 def target_names(paper: Paper, experiment: Experiment) -> list[str]:

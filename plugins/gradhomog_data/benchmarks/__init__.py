@@ -1,12 +1,11 @@
-"""Published few-shot benchmarks on the user's disk: facts, search, file lists, checks. Nothing is downloaded.
+"""Published few-shot benchmarks: their facts, read without torch and numpy. Nothing is downloaded.
 
-This module imports neither torch nor numpy, which listings do not need; the modules of the operations do.
+The module `folders` finds and lists them on the user's disk, `files_check` checks their files.
 """
 
 import tomllib
 from dataclasses import dataclass, field
 from importlib.resources import files
-from pathlib import Path
 from typing import Any, Literal
 
 from gradhomog import ConfigError, did_you_mean
@@ -112,44 +111,6 @@ class Benchmark:
             return {"base": 64, "val": 16, "novel": 20}
         found = [split_of(self.rule, index) for index in range(self.classes)]
         return {split: found.count(split) for split in SPLITS}
-
-    def find(self, root: Path, size: int) -> Path | None:
-        """Return the path below a data root that the domain `images` reads at this size; see `folders.find`."""
-        from gradhomog_data.benchmarks import folders
-
-        return folders.find(root, self, size)
-
-    def check(self, root: Path, *, full: bool = False) -> BenchmarkCheck:
-        """Check the files below a data root; `full` decodes every image."""
-        from gradhomog_data.benchmarks import files_check
-
-        return files_check.check(root, self, full=full)
-
-    def count(self, path: Path) -> BenchmarkCheck:
-        """Compare the classes and the number of images of a file or folder with the published ones.
-
-        Raises:
-            DataError: the file or folder cannot be used.
-        """
-        from gradhomog_data.benchmarks import files_check
-
-        return files_check.count(self, path)
-
-    def has_source(self, root: Path) -> bool:
-        """True if `lists` finds pictures below a data root."""
-        from gradhomog_data.benchmarks import folders
-
-        return folders.find_source(root, self) is not None
-
-    def lists(self, root: Path, folder: Path) -> tuple[dict[str, Any], dict[str, bytes | None]]:
-        """Return a manifest, and the content of each file of the lists in `folder`; None for a file to remove.
-
-        Raises:
-            DataError: the pictures are missing, damaged or incomplete.
-        """
-        from gradhomog_data.benchmarks import folders
-
-        return folders.list_files(self, folders.list_source(root, self), folder)
 
 
 def _read(name: str, facts: dict[str, Any]) -> Benchmark:

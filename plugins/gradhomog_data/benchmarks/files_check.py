@@ -13,7 +13,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from gradhomog import DataError, files
-from gradhomog_data.benchmarks import SPLITS, Benchmark, BenchmarkCheck
+from gradhomog_data.benchmarks import SPLITS, Benchmark, BenchmarkCheck, find_benchmark
 from gradhomog_data.benchmarks.folders import (
     MANIFEST,
     Listing,
@@ -56,14 +56,15 @@ def check(root: Path, benchmark: Benchmark, *, full: bool = False) -> BenchmarkC
     return result
 
 
-def count(benchmark: Benchmark, path: Path) -> BenchmarkCheck:
-    """Compare the classes and the number of images of a file or folder with the published ones.
+def count(name: str, path: Path) -> BenchmarkCheck:
+    """Compare the classes and the number of images of a file or folder with the published ones of a benchmark.
 
     Labels or lists are read, not the images.
 
     Raises:
         DataError: the file or folder cannot be used.
     """
+    benchmark = find_benchmark(name)
     result = BenchmarkCheck(benchmark.name, path=str(path))
     arrays = path.suffix.lower() == ".npz"
     listing = _list_arrays(path) if arrays else _from_pictures(_formats.list_pictures(path, None, files.MAX_BYTES))

@@ -14,6 +14,7 @@ from PIL import Image
 
 from gradhomog.cli import main
 from gradhomog_data.benchmarks import BENCHMARKS
+from gradhomog_data.benchmarks.files_check import check
 from tests.data.benchmarks.trees import JPEG, TREES
 
 
@@ -24,7 +25,7 @@ def run(capsys, *arguments):
 
 def checked(root, name, images=None, **options):
     """Check with another published number of images; the trees of these tests have few."""
-    return dataclasses.replace(BENCHMARKS[name], images=images).check(root, **options)
+    return check(root, dataclasses.replace(BENCHMARKS[name], images=images), **options)
 
 
 @pytest.mark.parametrize("name", TREES)

@@ -10,7 +10,7 @@ import pytest
 import gradhomog
 from gradhomog import ConfigError, DataError
 from gradhomog.cli import main
-from gradhomog_data.benchmarks import BENCHMARKS, find_benchmark
+from gradhomog_data.benchmarks import BENCHMARKS, find_benchmark, folders
 from gradhomog_data.benchmarks.folders import find_published, list_source
 from tests.data.benchmarks.trees import JPEG, TREES
 
@@ -28,7 +28,7 @@ def write(root, name):
 
 
 def find(root, name, size):
-    return find_benchmark(name).find(root, size)
+    return folders.find(root, find_benchmark(name), size)
 
 
 def class_names(listing, split):
