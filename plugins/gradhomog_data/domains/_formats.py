@@ -8,7 +8,7 @@ from typing import NamedTuple
 from gradhomog import DataError
 from gradhomog_data.domains._picture_set import PictureSet
 from gradhomog_data.domains._pictures import EXTENSIONS, require_pillow
-from gradhomog_data.domains._text_files import TEXT_SHARE, file_names, read_csv, read_json
+from gradhomog_data.domains._text_files import file_names, read_csv, read_json
 
 
 def read_folder(root: Path, per_class: int | None, max_bytes: int) -> dict[str, list[str]]:
@@ -52,25 +52,21 @@ class Format(NamedTuple):
     Attributes:
         name: its name in messages.
         files: the names of the files or folders of the official splits, and the split of each.
-        read: called with one of these, with the limit on pictures per class and with the limit on bytes; returns the
-            pictures of each class.
-        share: the limit on the bytes of one file is the option `max_bytes` divided by this number.
+        read: called with one of these, with the limit on pictures per class and with `max_bytes`; returns the pictures
+            of each class.
     """
 
     name: str
     files: Mapping[str, str]
     read: Callable[[Path, int | None, int], dict[str, list[str]]]
-    share: int = 1
 
 
 CLASS_FOLDERS = Format("class folders", {}, read_folder)
 SPLIT_FOLDERS = Format("class folders", {"train": "train", "val": "val", "test": "test"}, read_folder)
-FILE_LISTS = Format(
-    "file lists", {"base.json": "train", "val.json": "val", "novel.json": "test"}, read_json, TEXT_SHARE
-)
+FILE_LISTS = Format("file lists", {"base.json": "train", "val.json": "val", "novel.json": "test"}, read_json)
 FORMATS = (
     FILE_LISTS,
-    Format("CSV files", {"train.csv": "train", "val.csv": "val", "test.csv": "test"}, read_csv, TEXT_SHARE),
+    Format("CSV files", {"train.csv": "train", "val.csv": "val", "test.csv": "test"}, read_csv),
 )
 """The formats that are detected by the names of files, in the order of the attempts; else class folders."""
 
@@ -105,7 +101,7 @@ def list_pictures(path: Path, per_class: int | None, max_bytes: int) -> PictureS
     groups: dict[str, list[str]] = {}
     splits: dict[str, str] = {}
     for file in files:
-        classes = kind.read(file, per_class, max_bytes // kind.share)
+        classes = kind.read(file, per_class, max_bytes)
         if shared := groups.keys() & classes.keys():
             name = min(shared)
             raise DataError(f"{file}: splits must not share a class; {name!r} is also in the split {splits[name]!r}.")

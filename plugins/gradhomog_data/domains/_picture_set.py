@@ -66,7 +66,7 @@ def decode(source: Path, paths: Sequence[str], size: int, max_bytes: int) -> tup
     shape, remark = (len(paths), size, size, 3), ""
     blocks = functools.partial(_blocks, source, paths, shape)
     if len(paths) >= CACHED_FROM:
-        digest = hashlib.sha256(f"{_VERSION}\t{size}\t{_pillow_version()}".encode())
+        digest = hashlib.sha256(f"{_VERSION}\t{size}\t{importlib.metadata.version('pillow')}".encode())
         for text in _identify(paths):
             digest.update(b"\n" + text.encode(errors="surrogatepass"))
         try:
@@ -81,13 +81,6 @@ def decode(source: Path, paths: Sequence[str], size: int, max_bytes: int) -> tup
         pictures[done : done + len(block)] = block
         done += len(block)
     return pictures, _digest(pictures)
-
-
-def _pillow_version() -> str:
-    try:
-        return importlib.metadata.version("pillow")
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
 
 
 def _cached(path: Path, shape: tuple[int, ...], blocks: Blocks) -> tuple[NDArray[np.uint8], str]:

@@ -78,7 +78,7 @@ def test_other_pictures_sizes_or_versions_are_decoded_again(monkeypatch):
         source = Source()
         source.open(**options)
         assert source.decoded
-    monkeypatch.setattr(_picture_set, "_pillow_version", lambda: "0")
+    monkeypatch.setattr(_picture_set.importlib.metadata, "version", lambda name: "0")
     source = Source()
     source.open()
     assert source.decoded
