@@ -1,8 +1,10 @@
 """A check of a domain for the tests of its author: what tasks contain, how they depend on seeds, and splits."""
 
 import copy
+import functools
 import itertools
 import pickle
+from collections.abc import Callable
 from typing import get_args
 
 import numpy as np
@@ -16,6 +18,9 @@ from gradhomog.testing.check_results import CheckFailure
 from gradhomog.testing.snapshots import changed_generators, input_bits, seeded_global_generators
 
 TENSORS = ("support_x", "support_y", "query_x", "query_y")
+Tasks = dict[Split, list[Task]]
+"""Tasks of consecutive seeds by split."""
+
 TOO_MANY = 10**6  # ways: more classes than any data set has
 
 
@@ -39,38 +44,27 @@ def check_domain(domain: Domain, *, ways: int = 2, shots: int = 1, queries: int 
     accepted = [split for split in get_args(Split) if not _rejects(domain, split, numbers)]
     if "all" not in accepted:
         domain.check("all", **numbers)
-
-    def draw(source: Domain, split: Split, seed: int) -> Task:
-        return source.sample(split, np.random.Generator(np.random.PCG64(seed)), **numbers)
-
-    def draw_all(source: Domain) -> dict[Split, list[Task]]:
-        return {split: [draw(source, split, seed) for seed in range(tasks)] for split in accepted}
-
-    found = copy.deepcopy(draw_all(domain))
+    draw = functools.partial(_draw, splits=accepted, tasks=tasks, numbers=numbers)
+    found = copy.deepcopy(draw(domain))
     for split, drawn in found.items():
         for task in drawn:
             _require_task(task, domain, split, **numbers)
         if all(_equal(drawn[0], other) for other in drawn[1:]):
             raise CheckFailure(f"{tasks} different seeds give the same task of the split {split!r}")
-    for task in itertools.chain(*draw_all(domain).values()):
-        for name in TENSORS:
-            getattr(task, name).zero_()  # a task must not share memory with the domain
-    for source, how in (
-        (domain, "after tasks were drawn and overwritten"),
-        (pickle.loads(pickle.dumps(domain)), "in a pickled copy"),
-    ):
-        with seeded_global_generators(1):
-            repeated = draw_all(source)
-        for split, drawn in found.items():
-            if not all(map(_equal, drawn, repeated[split])):
-                raise CheckFailure(f"tasks of equal seeds of the split {split!r} differ {how}")
-    if changed := changed_generators(lambda: draw_all(domain), 2):
-        raise CheckFailure(f"`sample` changes the global generator of {changed}: use its argument `random`")
+    _require_repeatable(domain, found, draw)
     _require_disjoint_splits(domain, {split: drawn for split, drawn in found.items() if split != "all"})
     if not _rejects(domain, "tset", numbers):  # type: ignore[arg-type]
         raise CheckFailure("`check` accepts the split 'tset': raise a DataError")
     if domain.outputs is None and not _rejects(domain, "all", {**numbers, "ways": TOO_MANY}):
         raise CheckFailure(f"`check` accepts {TOO_MANY} ways: raise a DataError")
+
+
+def _draw(domain: Domain, splits: list[Split], tasks: int, numbers: dict[str, int]) -> Tasks:
+    """Return one task per seed of each split."""
+    return {
+        split: [domain.sample(split, np.random.Generator(np.random.PCG64(seed)), **numbers) for seed in range(tasks)]
+        for split in splits
+    }
 
 
 def _rejects(domain: Domain, split: Split, numbers: dict[str, int]) -> bool:
@@ -101,7 +95,22 @@ def _require_task(task: Task, domain: Domain, split: Split, *, ways: int, shots:
         raise CheckFailure(f"`Task.classes` are {classes}; expected {ways} distinct members of `classes({split!r})`")
 
 
-def _require_disjoint_splits(domain: Domain, tasks: dict[Split, list[Task]]) -> None:
+def _require_repeatable(domain: Domain, found: Tasks, draw: Callable[[Domain], Tasks]) -> None:
+    for task in itertools.chain(*draw(domain).values()):
+        for name in TENSORS:
+            getattr(task, name).zero_()  # a task must not share memory with the domain
+    copied = pickle.loads(pickle.dumps(domain))
+    for source, how in ((domain, "after tasks were drawn and overwritten"), (copied, "in a pickled copy")):
+        with seeded_global_generators(1):
+            repeated = draw(source)
+        for split, drawn in found.items():
+            if not all(map(_equal, drawn, repeated[split])):
+                raise CheckFailure(f"tasks of equal seeds of the split {split!r} differ {how}")
+    if changed := changed_generators(lambda: draw(domain), 2):
+        raise CheckFailure(f"`sample` changes the global generator of {changed}: use its argument `random`")
+
+
+def _require_disjoint_splits(domain: Domain, tasks: Tasks) -> None:
     for first, second in itertools.combinations(tasks, 2):
         if domain.outputs is not None and all(map(_equal, tasks[first], tasks[second])):
             raise CheckFailure(f"the splits {first!r} and {second!r} give the same tasks for every seed")
