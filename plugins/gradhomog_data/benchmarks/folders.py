@@ -178,13 +178,11 @@ def list_files(benchmark: Benchmark, listing: Listing, folder: Path) -> tuple[di
 
 
 def list_isic(benchmark: Benchmark, folder: Path) -> Listing:
-    """List the images of ISIC 2018; the class of an image is the column with 1 in its row, or its folder.
+    """List the images of ISIC 2018; the class of an image is the column with 1 in its row.
 
     Raises:
         DataError: the table is missing or damaged, a row has not exactly one 1, or an image does not exist.
     """
-    if subfolders(folder):  # sorted into one folder per class
-        return list_class_folders(benchmark, folder)
     stem = folder.name.removesuffix("_Input") + "_GroundTruth"
     tables = (folder.parent / stem / f"{stem}.csv", folder.parent / f"{stem}.csv")
     table = next((path for path in tables if path.is_file()), tables[0])
@@ -200,19 +198,16 @@ def list_isic(benchmark: Benchmark, folder: Path) -> Listing:
 
 
 def list_chestx(benchmark: Benchmark, table: Path) -> Listing:
-    """List the images of ChestX with exactly one finding, which is one of seven; or class folders.
+    """List the images of ChestX with exactly one finding, which is one of seven.
 
     Raises:
         DataError: the table is missing or damaged, or an image does not exist.
     """
-    if table.is_dir():  # sorted into one folder per class
-        return list_class_folders(benchmark, table)
     folder = table.parent
-    places = [path for path in ("images", *subfolders(folder)) if path == "images" or path.startswith("images_")]
     found: dict[str, str] = {}
-    for place in dict.fromkeys(places):
-        inner = f"{place}/images" if (folder / place / "images").is_dir() else place  # images_001/images of Kaggle
-        if (folder / inner).is_dir():
+    for place in subfolders(folder):
+        if place == "images" or place.startswith("images_"):
+            inner = f"{place}/images" if (folder / place / "images").is_dir() else place  # images_001/images of Kaggle
             found |= {name: f"{inner}/{name}" for name in pictures(folder / inner)}
     classes: dict[str, list[str]] = {name: [] for name in benchmark.class_names}
     for row in read_table(table, ("Image Index", "Finding Labels")):
@@ -235,12 +230,12 @@ def _require(table: Path, folder: Path, groups: Iterable[list[str]], present: se
         raise DataError(f"{table}: an image occurs in two rows. Download it again.")
 
 
-_LISTS: dict[str, Callable[[Benchmark, Path], Listing]] = {
-    "miniimagenet": list_split_folders,
-    "plantae": list_plantae,
-    "isic": list_isic,
-    "chestx": list_chestx,
-}
+Reader = Callable[[Benchmark, Path], Listing]
+
+_TABLES: dict[str, Reader] = {"isic": list_isic, "chestx": list_chestx}
+"""Readers of benchmarks whose classes are in a table, unless their images were sorted into class folders."""
+
+_FOLDERS: dict[str, Reader] = {"miniimagenet": list_split_folders, "plantae": list_plantae}
 """Readers of published folders; the others have one folder per class."""
 
 
@@ -289,13 +284,12 @@ def find_forms(root: Path, benchmark: Benchmark, size: int | None) -> Iterator[t
     if lists is not None and any((lists / file).is_file() for file in _formats.FILE_LISTS.files):
         yield "file lists", lists
     kind = _formats.detect_format(own) if own is not None else None
-    form = kind and kind.name
-    if own is not None and form is not None and form != "class folders":
-        yield form, own
+    if own is not None and kind in _formats.FORMATS:
+        yield kind.name, own
     # Before class folders: `cub/CUB_200_2011/images` would otherwise be a class `CUB_200_2011` without pictures.
     if (published := find_published(root, benchmark)) is not None:
         yield "published folders", published
-    elif own is not None and form == "class folders" and any(path.is_dir() for path in own.iterdir()):
+    elif own is not None and kind not in _formats.FORMATS and any(path.is_dir() for path in own.iterdir()):
         yield "class folders", own
     if size is not None:
         yield from (("arrays", path) for path in sorted(sizes, key=lambda path: -sizes[path]))
@@ -321,7 +315,9 @@ def list_published(benchmark: Benchmark, path: Path) -> Listing:
         DataError: a folder or table is missing, damaged or incomplete; the message contains the path and the reason.
     """
     try:
-        return _LISTS.get(benchmark.name, list_class_folders)(benchmark, path)
+        if benchmark.name in _TABLES and not (path.is_dir() and subfolders(path)):  # not sorted into class folders
+            return _TABLES[benchmark.name](benchmark, path)
+        return _FOLDERS.get(benchmark.name, list_class_folders)(benchmark, path)
     except OSError as error:
         raise DataError(f"{error.filename or path}: cannot be read ({error.strerror or error}).") from error
 
