@@ -78,7 +78,8 @@ def for_all(*, examples: int = 40, **inputs: st.SearchStrategy[Any]) -> Callable
         phases = _PHASES if SHRINKING.get() else _PHASES[:1]
         count = full_or_fast(examples, max(1, examples // 4))
         try:
-            hypothesis.settings(_SETTINGS, max_examples=count, phases=phases)(hypothesis.given(**inputs)(attempt))()
+            search_settings = hypothesis.settings(_SETTINGS, max_examples=count, phases=phases)
+            search_settings(hypothesis.seed(0)(hypothesis.given(**inputs)(attempt)))()
         except (Exception, _SearchLimitReached) as error:
             flaky = isinstance(error, hypothesis.errors.Flaky)
             if attempts.error is None or (isinstance(error, hypothesis.errors.HypothesisException) and not flaky):

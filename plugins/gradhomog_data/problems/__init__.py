@@ -11,5 +11,9 @@ from gradhomog import ProblemSpec, hookimpl
 def gradhomog_problem(name: str) -> ProblemSpec:
     """Describe a problem by its table in `problems.toml`; only the module of this problem is imported."""
     facts = tomllib.loads((files(__name__) / "problems.toml").read_text(encoding="utf-8"))[name]
-    unused = tuple(facts.pop("unused_keys", ()))
-    return ProblemSpec(pkgutil.resolve_name(facts.pop("factory")), unused_keys=unused, **facts)
+    problem, unused = pkgutil.resolve_name(facts.pop("factory")), tuple(facts.pop("unused_keys", ()))
+    defaults = facts.pop("defaults")
+    if name_of_methods := facts.pop("methods", None):
+        methods = pkgutil.resolve_name(name_of_methods)
+        facts["defaults"] = lambda options: {**defaults, "homogenizers": methods(problem, options)}
+    return ProblemSpec(problem, unused_keys=unused, **{"defaults": defaults, **facts})
