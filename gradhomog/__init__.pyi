@@ -9,8 +9,6 @@ from .autograd.derivatives import disable_donated_buffers as disable_donated_buf
 from .autograd.inputs import TaskFeatures as TaskFeatures
 from .autograd.inputs import task_features as task_features
 from .autograd.metric import OptimizerMetric as OptimizerMetric
-from .benchmarks import Benchmark as Benchmark
-from .benchmarks import BenchmarkCheck as BenchmarkCheck
 from .conflict import conflict_rate as conflict_rate
 from .conflict import cosines as cosines
 from .conflict import distance_bound as distance_bound
@@ -61,12 +59,10 @@ from .registry import Registry as Registry
 from .registry import available as available
 from .registry.options import ValidatedConstructor as ValidatedConstructor
 from .registry.options import validated as validated
-from .registry.specs import BenchmarkSpec as BenchmarkSpec
 from .registry.specs import DomainSpec as DomainSpec
 from .registry.specs import ExecutorSpec as ExecutorSpec
 from .registry.specs import HomogenizerSpec as HomogenizerSpec
 from .registry.specs import LearnerSpec as LearnerSpec
-from .registry.specs import NetworkSpec as NetworkSpec
 from .registry.specs import ObserverSpec as ObserverSpec
 from .registry.specs import ProblemSpec as ProblemSpec
 from .registry.specs import hookimpl as hookimpl

@@ -286,8 +286,7 @@ def test_files_are_loaded_as_data_never_as_code() -> None:
     numpy_loads = [call for path in PACKAGES for call in keywords(path, "np.load", "numpy.load", "read_array")]
     assert [place for place, given in numpy_loads if given.get("allow_pickle") != "False"] == []
     assert [place for path in PACKAGES for place, _ in keywords(path, "pickle.load", "jit.load")] == []
-    unpicklers = offences([*EXPERIMENTS, *CLI, *PLUGINS], "pickle", "marshal", "shelve")
-    assert unpicklers == ["plugins/gradhomog_data/_pickle.py imports pickle"]  # finds no name but its own
+    assert offences([*EXPERIMENTS, *CLI, *PLUGINS], "pickle", "marshal", "shelve") == []
     # `from torch import load` would escape the search above.
     assert offences(PACKAGES, "torch.load", "numpy.load", "pickle.load") == []
 

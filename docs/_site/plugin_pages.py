@@ -12,7 +12,6 @@ HEADS: dict[Kind, str] = {
     "learners": "The [guide](../guide/learners.md) describes what learners have in common.",
     "domains": "The [guide](../guide/domains.md) describes files, splits and your own data.",
     "problems": "The [guide](../guide/multitask.md) describes run files with a problem, and your own problem.",
-    "networks": "A network is an encoder and a head: see [the hook](../guide/hooks/gradhomog_network.md).",
     "observers": "An observer receives the records of runs: see [the hook](../guide/hooks/gradhomog_observer.md).",
 }
 

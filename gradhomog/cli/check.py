@@ -20,7 +20,7 @@ from gradhomog.errors import GradhomogError, OptionError, join_errors
 if TYPE_CHECKING:
     from gradhomog.registry import Kind
 
-CHECKABLE_KINDS: tuple[Kind, ...] = ("homogenizers", "learners", "domains")
+CHECKABLE_KINDS: tuple[Kind, ...] = ("homogenizers", "learners")
 """The kinds of plugins that the conformance kit has checks for."""
 
 
@@ -53,11 +53,7 @@ def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(tempfile.gettempdir()) / "gradhomog-hypothesis"))
     from gradhomog import testing
 
-    kits = {
-        "homogenizers": testing.check_homogenizer,
-        "learners": testing.check_learner,
-        "domains": testing.check_domain,
-    }
+    kits = {"homogenizers": testing.check_homogenizer, "learners": testing.check_learner}
     expected = dict(_parse_expectation(text) for text in args.expect)
     kinds = _resolve_kinds(args.names, args.kind)
     reports = []
@@ -102,12 +98,20 @@ def _resolve_kinds(names: Sequence[str], kind: Kind | None) -> list[Kind]:
 
 
 def _find_kind(text: str) -> Kind:
-    """The first kind that has a plugin of this name."""
+    """The first kind that has a plugin of this name.
+
+    Raises:
+        OptionError: it is a domain.
+    """
     from gradhomog.registry import installed
 
     selector = text.partition("(")[0].strip()
     for kind in CHECKABLE_KINDS:
-        selectors = {form for info in installed().list(kind) for form in (info.name, info.selector)}
-        if selector in selectors or (kind == "domains" and selector.partition(":")[0] in selectors):
+        if selector in {form for info in installed().list(kind) for form in (info.name, info.selector)}:
             return kind
+    if selector.partition(":")[0] in installed().names("domains"):
+        raise OptionError(
+            f"{text} is a domain; `gradhomog check` checks homogenizers and learners. Call "
+            "gradhomog.testing.check_domain in a test of the domain."
+        )
     return "homogenizers"  # loading it raises an error that suggests a similar name

@@ -2,12 +2,13 @@
 
 import argparse
 import dataclasses
+import pkgutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from gradhomog.cli._output import add_json, print_result
-from gradhomog.cli.completion import complete_plugin_names
 from gradhomog.table import aligned
 
 NAMES = (
@@ -57,14 +58,21 @@ def run(args: argparse.Namespace) -> int:
 def _add_root(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("root", type=Path, metavar="ROOT", help="data root: the folder that contains the benchmarks")
     names = parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks (default: all)")
-    complete_plugin_names(names, ("benchmarks",))
+    names.completer = lambda **_: _content(":BENCHMARKS")  # type: ignore[attr-defined]  # called by argcomplete
+
+
+def _content(name: str) -> Any:
+    """Return an object of the package of the benchmarks, which only these commands need."""
+    return pkgutil.resolve_name(f"gradhomog_data.benchmarks{name}")
+
+
+def _find(names: Iterable[str]) -> list[Any]:
+    return [*map(_content(":find_benchmark"), dict.fromkeys(names))]
 
 
 def _list(args: argparse.Namespace) -> int:
-    from gradhomog.benchmarks import benchmarks
-
     data, lines = list[dict[str, Any]](), list[str]()
-    for benchmark in benchmarks():
+    for benchmark in _content(":BENCHMARKS").values():
         data.append({**dataclasses.asdict(benchmark), "rule": benchmark.split_rule, "splits": benchmark.splits})
         images = "" if benchmark.images is None else f", {benchmark.images:,} images"
         lines.append(f"{benchmark.name}: {benchmark.title}, {benchmark.classes} classes{images}")
@@ -81,11 +89,10 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from gradhomog.benchmarks import benchmark, benchmarks
-
-    chosen = [benchmark(name) for name in dict.fromkeys(args.names)] or benchmarks()
+    chosen = _find(args.names or _content(":BENCHMARKS"))
     _require_root(args.root)
-    results = [each.check(args.root, full=args.full) for each in chosen]
+    check = _content(".files_check:check")
+    results = [check(args.root, each, full=args.full) for each in chosen]
     rows = [("BENCHMARK", "STATUS", "FORM", "CLASSES", "IMAGES", "SHA-256")]
     for result in results:
         classes = f"{result.classes} of {result.published_classes}" if result.classes else ""
@@ -105,13 +112,12 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _write_lists(args: argparse.Namespace) -> int:
-    from gradhomog.benchmarks import benchmark, benchmarks
     from gradhomog.errors import DataError
     from gradhomog.experiments.results.atomic_files import write_bytes
 
-    named = [benchmark(name) for name in dict.fromkeys(args.names)]
+    folders, named = _content(".folders"), _find(args.names)
     _require_root(args.root)
-    chosen = named or [each for each in benchmarks() if each.has_source(args.root)]
+    chosen = named or [each for each in _content(":BENCHMARKS").values() if folders.find_source(args.root, each)]
     if not chosen:
         raise DataError(
             f"{args.root}: contains none of the benchmarks in their published folders. "
@@ -123,7 +129,7 @@ def _write_lists(args: argparse.Namespace) -> int:
         print(f"listing {each.name} …", file=sys.stderr)
         folder = out / each.name
         try:
-            manifest, contents = each.lists(args.root, folder)
+            manifest, contents = folders.list_files(each, folders.list_source(args.root, each), folder)
         except DataError as error:
             errors.append(str(error))
             continue

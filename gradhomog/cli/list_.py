@@ -24,25 +24,20 @@ if TYPE_CHECKING:
     from gradhomog.registry import Kind, PluginInfo
 
 # Not imported from the registry, which takes as long as all other imports of the command line.
-KINDS: tuple[Kind, ...] = (
-    "homogenizers", "learners", "domains", "problems", "networks", "benchmarks", "observers", "executors",
-)  # fmt: skip
-
-GROUPS: tuple[Kind, ...] = (*KINDS, "papers")
-
+KINDS: tuple[Kind, ...] = ("homogenizers", "learners", "domains", "problems", "observers")
 
 SUMMARY = "list installed plugins"
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("kind", nargs="?", choices=GROUPS, help="list only this kind of plugin (default: all)")
+    command.add_argument("kind", nargs="?", choices=KINDS, help="list only this kind of plugin (default: all)")
     add_json(command)
 
 
 def run(args: argparse.Namespace) -> int:
     from gradhomog.registry import installed
 
-    infos = [info for kind in GROUPS if args.kind in (None, kind) for info in installed().list(kind)]
+    infos = [info for kind in KINDS if args.kind in (None, kind) for info in installed().list(kind)]
     data = [{**dataclasses.asdict(info), "tier": tier(info), "summary": first_sentence(info.module)} for info in infos]
     rows = [("KIND", "NAME", "DISTRIBUTION", "TIER", "SUMMARY")]
     for info, row in zip(infos, data, strict=True):

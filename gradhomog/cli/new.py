@@ -15,7 +15,7 @@ SUMMARY = "write a new plugin project"
 def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("name", metavar="NAME", help="name of the plugin")
     command.add_argument(
-        "--kind", choices=("homogenizers", "learners", "domains", "problems"), default="homogenizers",
+        "--kind", choices=("homogenizers", "learners", "problems"), default="homogenizers",
         type=lambda text: f"{text.removesuffix('s')}s", help="kind of the plugin (default: homogenizers)",
     )  # fmt: skip
     command.add_argument(

@@ -1,7 +1,7 @@
 """`gradhomog reproduce EXPERIMENT`: an experiment of a paper as one table, with the paper's numbers.
 
 Experiments of the RotoGBML paper need your copy of its data; `pinn` (physics-informed networks) needs none. Papers are
-TOML files of installed packages.
+TOML files; FILE.toml:EXPERIMENT is an experiment of your own.
 
 The table has our number, the paper's number and the difference, with tuned static weights and PCGrad as further
 baselines. Benchmarks that are not present are omitted, and the report lists them. Results are kept in one folder per
@@ -27,7 +27,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "experiment", metavar="EXPERIMENT",
         help="weak (Table 1), strong (Table 2), ablation (Table 3), beta, temperature, backbone, saliency; "
-        "pinn, or that of an installed paper",
+        "pinn, or FILE.toml:EXPERIMENT",
     )  # fmt: skip
     command.add_argument("--data", type=Path, metavar="DIR", help="folder of the benchmarks; see `gradhomog data list`")
     command.add_argument(
@@ -73,9 +73,9 @@ def run(args: argparse.Namespace) -> int:
     from gradhomog.experiments.reproduce.paper_schema import read_experiment
     from gradhomog.experiments.reproduce.report import REPORT, text_table
 
-    paper, _ = read_experiment(args.experiment)
+    paper, key = read_experiment(args.experiment)
     settings = _settings(args, paper)
-    out = args.out or Path("runs") / f"reproduce-{args.experiment}-{args.scale}"
+    out = args.out or Path("runs") / f"reproduce-{key}-{args.scale}"
     with Progress() as progress, resume_hint(progress):
         outcome = reproduce(
             args.experiment, settings, out, resume=args.resume, progress=progress, jobs=args.jobs,

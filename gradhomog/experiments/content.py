@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import inspect
+import pkgutil
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from gradhomog.errors import ConfigError
+from gradhomog.errors import ConfigError, did_you_mean
 from gradhomog.experiments.run_file.validation import build
 from gradhomog.registry import installed
 from gradhomog.registry.options import option_parameters
@@ -61,10 +64,24 @@ def _as_toml(value: Any) -> Any:
     return float(value) if isinstance(value, int) and not -(2**63) <= value < 2**63 else value
 
 
+NETWORKS = {
+    name: f"gradhomog_data.networks:{name}" for name in ("conv4", "conv6", "mlp", "resnet10", "resnet12", "resnet18")
+}
+"""The built-in networks: the function of each name."""
+
+
+def check_network(name: str) -> None:
+    """Raise `ConfigError` unless a name is that of a built-in network, or has the form `module:function`."""
+    if name not in NETWORKS and not re.fullmatch(r"[\w.]+:\w+", name):
+        raise ConfigError(
+            f"`network.name` must be one of {', '.join(NETWORKS)}, or module:function; got {name!r}."
+            f"{did_you_mean(name, NETWORKS)}"
+        )
+
+
 def has_maps(name: str) -> bool:
-    """True if the encoder of a network can end with feature maps instead of vectors."""
-    spec: Any = installed().load("networks", name)[1]
-    return bool(spec.maps)
+    """True if the encoder of a network can end with feature maps: its function has a parameter `flatten`."""
+    return "flatten" in inspect.signature(_find_network(name)).parameters
 
 
 def build_network(
@@ -73,14 +90,14 @@ def build_network(
     """Return the encoder and head of a network, initialized from PyTorch's global generator.
 
     Args:
-        name: a plugin of the group `gradhomog.networks`.
+        name: a key of `NETWORKS`, or `module:function`.
         input_shape: shape of one input: (channels, height, width) for images.
         outputs: classes or targets, >= 1.
         width: filters of the first block, or hidden units, >= 1.
         flatten: False makes the encoder return its last feature map, `[n, maps, h, w]`.
 
     Raises:
-        GradhomogError: the name is unknown, or the network does not support inputs of this shape.
+        ConfigError: the name is unknown, or the network does not support inputs of this shape.
 
     >>> encoder, head = build_network("conv4", (3, 84, 84), outputs=5, width=64)
     >>> head
@@ -88,7 +105,19 @@ def build_network(
     """
     if not flatten and not has_maps(name):
         raise ConfigError(f"`network.name` {name} has no feature maps for `flatten=False`; use a network for images.")
-    made: tuple[nn.Module, nn.Module] = installed().make(
-        "networks", name, {}, tuple(input_shape), outputs, width, flatten=flatten
-    )[2]
+    made: tuple[nn.Module, nn.Module] = _find_network(name)(
+        tuple(input_shape), outputs, width, **({} if flatten else {"flatten": False})
+    )
     return made
+
+
+def _find_network(name: str) -> Callable[..., Any]:
+    check_network(name)
+    try:
+        function: Callable[..., Any] = pkgutil.resolve_name(NETWORKS.get(name, name))
+    except (ImportError, AttributeError) as cause:
+        raise ConfigError(
+            f"`network.name` {name} cannot be imported: {cause}. Install its package, or add the folder of its module "
+            "to PYTHONPATH."
+        ) from cause
+    return function

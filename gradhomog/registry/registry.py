@@ -12,7 +12,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ from gradhomog import errors
 from gradhomog._version import __version__
 from gradhomog.registry import specs
 from gradhomog.registry.options import validate_options
-from gradhomog.registry.specs import GROUPS, KINDS, PROJECT, DomainSpec, Kind, PluginInfo, Spec, hookimpl
+from gradhomog.registry.specs import KINDS, PROJECT, DomainSpec, Kind, PluginInfo, Spec, hookimpl
 
 HOOKS = tuple(name for name in vars(specs) if name.startswith("gradhomog_"))
 
@@ -94,10 +94,8 @@ def _import_module(info: PluginInfo) -> ModuleType:
     point = importlib.metadata.EntryPoint(info.name, info.module, f"gradhomog.{info.kind}")
     modules = set(sys.modules)
     changes: list[str] = []
-    # Commands that list benchmarks train nothing, and must not import PyTorch.
-    restored = _restore_torch(changes) if info.kind != "benchmarks" or "torch" in modules else nullcontext()
     try:
-        with restored:
+        with _restore_torch(changes):
             plugin = point.load()
     except errors.GradhomogError as cause:  # its message is complete
         raise errors.PluginLoadError(f"{info} cannot be imported: {cause}") from cause
@@ -159,7 +157,7 @@ class Registry:
 
     Args:
         entry_points: the entry points of plugins; by default those of all installed distributions in the groups
-            `gradhomog.homogenizers`, `gradhomog.learners` and so on, for all `GROUPS`.
+            `gradhomog.homogenizers`, `gradhomog.learners` and so on, for all `KINDS`.
         disabled: selectors (`name` or `distribution:name`) of disabled plugins; by default those in the environment
             variable GRADHOMOG_DISABLE, separated by commas.
 
@@ -188,13 +186,13 @@ class Registry:
         points = [point for dist in self._added.values() for point in dist.entry_points]
         if self._entry_points is None:
             every = importlib.metadata.entry_points()  # reads the metadata of all distributions
-            points += [point for kind in GROUPS for point in every.select(group=f"{PROJECT}.{kind}")]
+            points += [point for kind in KINDS for point in every.select(group=f"{PROJECT}.{kind}")]
         else:
             points += self._entry_points
         found: dict[tuple[str, str, str], tuple[PluginInfo, importlib.metadata.Distribution | None]] = {}
         for point in points:
             project, _, kind = point.group.partition(".")
-            if project == PROJECT and kind in GROUPS:
+            if project == PROJECT and kind in KINDS:
                 distribution, version = _name_and_version(point.dist)
                 disabled = not self._disabled.isdisjoint({point.name, f"{distribution}:{point.name}"})
                 info = PluginInfo(point.name, distribution, version, point.value, kind, disabled)
@@ -213,8 +211,8 @@ class Registry:
 
     def list(self, kind: Kind) -> tuple[PluginInfo, ...]:
         """Return all plugins of a kind, sorted by name, including disabled ones; imports none of them."""
-        if kind not in GROUPS:
-            raise errors.OptionError(f"`kind` must be one of {', '.join(map(repr, GROUPS))}; got {kind!r}.")
+        if kind not in KINDS:
+            raise errors.OptionError(f"`kind` must be one of {', '.join(map(repr, KINDS))}; got {kind!r}.")
         return tuple(info for info in self._plugins if info.kind == kind)
 
     def names(self, kind: Kind) -> tuple[str, ...]:
@@ -376,8 +374,7 @@ def available(kind: Kind = "homogenizers") -> tuple[str, ...]:
     """Return the names of the installed plugins of a kind; imports none of them.
 
     Args:
-        kind: `"homogenizers"`, `"learners"`, `"domains"`, `"problems"`, `"networks"`, `"benchmarks"`, `"observers"`,
-            `"executors"` or `"papers"`.
+        kind: `"homogenizers"`, `"learners"`, `"domains"`, `"problems"`, `"observers"` or `"executors"`.
 
     >>> "pcgrad" in available()
     True

@@ -185,33 +185,6 @@ class ProblemSpec(Spec):
 
 
 @dataclass(frozen=True)
-class NetworkSpec(Spec):
-    """Returned by the hook `gradhomog_network`.
-
-    Attributes:
-        factory: called as `factory(input_shape, outputs, width, flatten=flatten, **options)`; returns an encoder and a
-            head, modules that are initialized from PyTorch's global generator.
-        summary, reference: as in `HomogenizerSpec`.
-        maps: True if the encoder returns its last feature map, `[n, maps, h, w]`, for `flatten=False`; the head then
-            begins with the omitted layers.
-    """
-
-    maps: bool = True
-
-    supplied = ("input_shape", "outputs", "width", "flatten")
-
-
-@dataclass(frozen=True)
-class BenchmarkSpec(Spec):
-    """Returned by the hook `gradhomog_benchmark`.
-
-    Attributes:
-        factory: called without arguments; returns a `Benchmark`.
-        summary, reference: as in `HomogenizerSpec`.
-    """
-
-
-@dataclass(frozen=True)
 class ExecutorSpec(Spec):
     """Returned by the hook `gradhomog_executor`.
 
@@ -228,24 +201,17 @@ class ExecutorSpec(Spec):
     supplied = ("jobs", "folder")
 
 
-Kind = Literal[
-    "homogenizers", "learners", "domains", "problems", "networks", "benchmarks", "observers", "executors", "papers"
-]
+Kind = Literal["homogenizers", "learners", "domains", "problems", "observers", "executors"]
 
 KINDS: dict[Kind, tuple[str, type[Any]]] = {
     "homogenizers": ("gradhomog_homogenizer", HomogenizerSpec),
     "learners": ("gradhomog_learner", LearnerSpec),
     "domains": ("gradhomog_domain", DomainSpec),
     "problems": ("gradhomog_problem", ProblemSpec),
-    "networks": ("gradhomog_network", NetworkSpec),
-    "benchmarks": ("gradhomog_benchmark", BenchmarkSpec),
     "observers": ("gradhomog_observer", ObserverSpec),
     "executors": ("gradhomog_executor", ExecutorSpec),
 }
 """The required hook of each kind, and the type that it returns."""
-
-GROUPS = (*KINDS, "papers")
-"""The groups of entry points: the kinds with a hook, and files of papers, which have none."""
 
 
 @dataclass(frozen=True, order=True)
@@ -316,16 +282,6 @@ def gradhomog_domain() -> DomainSpec:
 @hookspec(firstresult=True)
 def gradhomog_problem(name: str) -> ProblemSpec:
     """Describe a multi-task problem. Required in modules of the entry-point group `gradhomog.problems`."""
-
-
-@hookspec(firstresult=True)
-def gradhomog_network(name: str) -> NetworkSpec:
-    """Describe a network. Required in modules of the entry-point group `gradhomog.networks`."""
-
-
-@hookspec(firstresult=True)
-def gradhomog_benchmark(name: str) -> BenchmarkSpec:
-    """Describe a benchmark. Required in modules of the entry-point group `gradhomog.benchmarks`."""
 
 
 @hookspec(firstresult=True)

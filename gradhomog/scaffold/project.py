@@ -98,12 +98,11 @@ def _similar(given: str) -> str:
     return words
 
 
-PluginKind = Literal["homogenizers", "learners", "domains", "problems"]
+PluginKind = Literal["homogenizers", "learners", "problems"]
 
 DESCRIPTIONS: dict[PluginKind, str] = {
     "homogenizers": "Gradient homogenization by rescaling rows towards their mean norm",
     "learners": "A meta-learner that adapts its head by ridge regression",
-    "domains": "Few-shot classification of gratings drawn from formulas",
     "problems": "A multi-task problem: regression of the sum and the product of two inputs",
 }
 
@@ -111,7 +110,6 @@ DESCRIPTIONS: dict[PluginKind, str] = {
 EXAMPLES: dict[PluginKind, tuple[str, ...]] = {
     "homogenizers": ('homogenizers=["none", "{0}"]',),
     "learners": ('learner=["maml", "{0}"]', 'homogenizers=["none", "pcgrad"]'),
-    "domains": ('domains.train=["{0}:stripes", "{0}:checks"]', 'domains.test=["{0}:waves"]'),
     "problems": ("problem.name={0}",),
 }
 """Arguments of `gradhomog compare --set` that run the generated plugin of each kind."""
@@ -234,11 +232,10 @@ def next_commands(project: Project, folder: Path) -> list[str]:
     name = project.names.plugin
     # Without `./`, pip would interpret the folder as the name of a package to download.
     where = str(folder) if folder.is_absolute() else f"./{folder}"
-    checked = f"{name}:stripes" if project.kind == "domains" else name
     command = "show" if project.kind == "problems" else "check"  # the kit has no checks of problems
     settings = [part for text in EXAMPLES[project.kind] for part in ("--set", text.format(name))]
     return [
         shlex.join(["python", "-m", "pip", "install", "-e", f"{where}[test]"]),
-        shlex.join(["gradhomog", command, checked]),
+        shlex.join(["gradhomog", command, name]),
         shlex.join(["gradhomog", "compare", *settings]),
     ]

@@ -1,4 +1,4 @@
-"""The conformance kit: checks that a homogenizer, a learner or a domain has the required and claimed properties.
+"""The conformance kit: checks of the required and claimed properties of homogenizers and learners; a check of domains.
 
 Needs the extra `check` (hypothesis, pytest). The names below are imported lazily, because pytest imports this package
 in every run of an environment in which gradhomog is installed.

@@ -5,7 +5,7 @@ from .check_results import CheckFailure as CheckFailure
 from .check_results import CheckReport as CheckReport
 from .check_results import CheckResult as CheckResult
 from .check_results import Outcome as Outcome
-from .kits import check_domain as check_domain
+from .domain_check import check_domain as check_domain
 from .kits import check_homogenizer as check_homogenizer
 from .kits import check_learner as check_learner
 from .kits import checks as checks

@@ -146,7 +146,7 @@ class CheckReport:
         return "\n".join([*lines, "", f"{summary}; {sum(result.seconds for result in self.results):.1f} s"])
 
 
-KIT: dict[Kind, dict[str, Check]] = {"homogenizers": {}, "learners": {}, "domains": {}}
+KIT: dict[Kind, dict[str, Check]] = {"homogenizers": {}, "learners": {}}
 """All checks by kind and name, filled by the decorator `check`."""
 
 SHRINKING: ContextVar[bool] = ContextVar("shrinking", default=True)

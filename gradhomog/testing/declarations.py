@@ -19,7 +19,7 @@ from gradhomog.testing.subjects import PluginSubject
 SUMMARY = 100  # characters: `gradhomog list --load` and the tables print it on one line
 
 
-@check("homogenizers", "learners", "domains")
+@check("homogenizers", "learners")
 def documented(subject: PluginSubject[Any]) -> None:
     """Summary, reference and docstring exist, and the docstring names every option.
 
@@ -39,12 +39,9 @@ def documented(subject: PluginSubject[Any]) -> None:
         raise CheckFailure(f"the factory's docstring does not describe these options: {', '.join(missing)}")
 
 
-@check("homogenizers", "learners", "domains")
+@check("homogenizers", "learners")
 def options_validated(subject: PluginSubject[Any]) -> None:
-    """An unknown option, a wrong type and NaN each raise an `OptionError` that names the option.
-
-    A domain of images must also reject `size=0` and a negative `size`.
-    """
+    """An unknown option, a wrong type and NaN each raise an `OptionError` that names the option."""
     _require_rejected(subject, "no_such_option", 1)
     for name, parameter in option_parameters(subject.spec).items():
         annotation = parameter.annotation
@@ -55,8 +52,6 @@ def options_validated(subject: PluginSubject[Any]) -> None:
         for nan, anything in _NAN:
             if fits(nan, annotation) and not fits(anything, annotation):
                 _require_rejected(subject, name, nan)
-    for name, value in getattr(subject, "invalid_options", ()):
-        _require_rejected(subject, name, value)
 
 
 # NaN in each form that an option can hold, and a value of that form that fits only options that accept any object.
@@ -79,7 +74,7 @@ def _require_rejected(subject: PluginSubject[Any], name: str, value: object) -> 
         raise CheckFailure(f"the error for option `{name}`={value!r} does not name the option: {error}") from error
 
 
-@check("homogenizers", "learners", "domains")
+@check("homogenizers", "learners")
 def imports_cleanly(subject: PluginSubject[Any]) -> None:
     """The plugin is listed without torch, and importing it needs no optional package and changes nothing global.
 

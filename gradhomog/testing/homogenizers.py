@@ -42,7 +42,7 @@ from gradhomog.testing.snapshots import (
     module_values,
     snapshot,
 )
-from gradhomog.testing.subjects import STEPS, HomogenizerSubject
+from gradhomog.testing.subjects import STEPS, HomogenizerSubject, LearnerSubject
 
 EPSILON = (
     "an absolute epsilon or threshold, which is negligible for long rows only; make it relative to the norms of the "
@@ -201,27 +201,29 @@ def identical_tasks(subject: HomogenizerSubject) -> None:
     while its rows of identical tasks equal the plain learner's: dropout of activations, for example, always changes
     them. For a homogenizer that claims `momentum`, only the first step is compared.
     """
-    compared = 0
-    steps = 1 if "momentum" in subject.claims else 3
     learners = subject.learners()
-    for learner in learners[: full_or_fast(len(learners), 2)]:
-        plain, homogenized = (learner.make_for(*network(), pipe) for pipe in (None, subject.pipeline()))
-        optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (plain, homogenized)]
-        for step in range(steps):
-            batch = TaskBatch.stack([small_network.task(step, f"domain {index}") for index in range(3)])
-            if subject.attaches and not _rows_are_close(plain, homogenized, batch):
-                break
-            for one, optimizer in zip((plain, homogenized), optimizers, strict=True):
-                one.step(batch, optimizer)
-            for parameter, value in plain.named_parameters().items():
-                found = homogenized.named_parameters()[parameter].detach()
-                what = f"`{parameter}` of {learner.name} after {step + 1} steps on identical tasks"
-                require_close(found, value.detach(), what, rtol=1e-7, atol=1e-10)
-            compared += 1
-    if not compared:
+    if not sum(_identical_steps(subject, learner) for learner in learners[: full_or_fast(len(learners), 2)]):
         raise NotApplicable(
             "even for identical tasks its rows differ from the rows of the plain learner, so steps cannot be compared"
         )
+
+
+def _identical_steps(subject: HomogenizerSubject, learner: LearnerSubject) -> int:
+    """Return the number of steps on identical tasks whose parameters were compared; raise if they differ."""
+    plain, homogenized = (learner.make_for(*network(), pipe) for pipe in (None, subject.pipeline()))
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (plain, homogenized)]
+    steps = 1 if "momentum" in subject.claims else 3
+    for step in range(steps):
+        batch = TaskBatch.stack([small_network.task(step, f"domain {index}") for index in range(3)])
+        if subject.attaches and not _rows_are_close(plain, homogenized, batch):
+            return step
+        for one, optimizer in zip((plain, homogenized), optimizers, strict=True):
+            one.step(batch, optimizer)
+        for parameter, value in plain.named_parameters().items():
+            found = homogenized.named_parameters()[parameter].detach()
+            what = f"`{parameter}` of {learner.name} after {step + 1} steps on identical tasks"
+            require_close(found, value.detach(), what, rtol=1e-7, atol=1e-10)
+    return steps
 
 
 def _rows_are_close(plain: Learner, homogenized: Learner, batch: TaskBatch) -> bool:
@@ -377,7 +379,7 @@ def wrap_stages(pipe: Pipeline, compare: Compare) -> Pipeline:
 
 def _run_all_stages(subject: HomogenizerSubject, pipe: Pipeline) -> None:
     """Run steps on a matrix, on a dict and through the encoder, so that every stage is called twice."""
-    rows = torch.randn(4, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows = random_rows(4, 12)
     rows[1] = -2 * rows[0]
     inputs = subject.step_inputs(rows)
     caller_tensors = {"jacobian": rows, **{name: value for name, value in inputs.items() if isinstance(value, Tensor)}}
@@ -444,7 +446,7 @@ def no_graph_kept(subject: HomogenizerSubject) -> None:
 
     This includes the graphs of inputs, such as features in `transform`.
     """
-    rows = torch.randn(3, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    rows = random_rows(3, 8).requires_grad_()
     losses = torch.tensor([0.5, 1.0, 1.5], dtype=torch.float64, requires_grad=True)
     pipe, before_rows = subject.pipeline(), subject.pipeline()
     if subject.combine(rows, losses=losses, pipe=pipe, steps=2).requires_grad:
@@ -493,7 +495,7 @@ def state_owns_its_memory(subject: HomogenizerSubject) -> None:
     """
     if not subject.stateful:
         raise NotApplicable("it has no state")
-    rows = torch.randn(4, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows = random_rows(4, 12)
     pipe, inputs = subject.pipeline(), subject.step_inputs(rows)
     pipe.combine(rows, **inputs)
     before = snapshot(pipe.state_dict())
@@ -585,7 +587,7 @@ def nonfinite_policy(subject: HomogenizerSubject) -> None:
     The check covers the first step, and a step between steps in which all rows are finite. A homogenizer that chooses
     tasks cannot be combined with `"drop"`; for it, only the error is checked.
     """
-    rows = torch.randn(4, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows = random_rows(4, 12)
     for value in (torch.nan, torch.inf):
         broken = rows.clone()
         broken[2, 3] = value

@@ -1,11 +1,13 @@
 """A program that imports the plugins of one distribution in a fresh interpreter and prints side effects as JSON."""
 
 import contextlib
+import functools
 import importlib.metadata
 import io
 import json
 import re
 import sys
+from collections.abc import Callable
 from typing import Any
 
 
@@ -35,6 +37,31 @@ def _optional_packages(distribution: str) -> set[str]:
     return {package for package, owners in packages.items() if {*map(_normalized, owners)} & optional - required}
 
 
+def _state() -> dict[str, object]:
+    import torch
+
+    from gradhomog.testing.snapshots import global_generators
+
+    generators = {f"{name}'s generator": value for name, value in global_generators().items()}
+    device, precision = torch.get_default_device(), torch.get_float32_matmul_precision()
+    return {**generators, "the default device": device, "the precision": precision}
+
+
+def _side_effects(load: Callable[[], object], blocked: set[str]) -> str:
+    """Import a plugin; return its failure without some packages, its changes of global state or its output."""
+    from gradhomog.testing.snapshots import changed_names
+
+    before, printed = _state(), io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        try:
+            load()
+        except BaseException as error:
+            return f"its import fails without {', '.join(sorted(blocked)) or 'optional packages'}: {error}"
+    if changed := changed_names(before, _state()):
+        return "its import changes " + ", ".join(changed)
+    return "its import prints " + repr(printed.getvalue()[:100]) if printed.getvalue().strip() else ""
+
+
 def main(kind: Any, distribution: str, path: list[str]) -> None:
     sys.path[:] = path
     from gradhomog.registry import Registry
@@ -43,10 +70,7 @@ def main(kind: Any, distribution: str, path: list[str]) -> None:
     infos = [info for info in registry.list(kind) if info.distribution == distribution]
     modules = {info.selector: info.module.partition(":")[0] for info in infos}
     early = {"torch", *modules.values()} & set(sys.modules)
-
-    import torch
-
-    from gradhomog.testing.snapshots import changed_names, global_generators
+    _state()  # imports torch
 
     blocked = _optional_packages(distribution)
     for name in [name for name in sys.modules if name.partition(".")[0] in blocked]:
@@ -54,28 +78,15 @@ def main(kind: Any, distribution: str, path: list[str]) -> None:
     sys.modules.update(dict.fromkeys(blocked))  # type: ignore[arg-type]  # an import of None raises
     own = {module.partition(".")[0] for module in modules.values()} - {"gradhomog"}
     base = set(sys.modules)
-
-    def state() -> dict[str, object]:
-        generators = {f"{name}'s generator": value for name, value in global_generators().items()}
-        device, precision = torch.get_default_device(), torch.get_float32_matmul_precision()
-        return {**generators, "the default device": device, "the precision": precision}
-
-    def import_failure(selector: str, module: str) -> str:
+    failures = {}
+    for selector, module in modules.items():
         if found := {"torch", module} & early:
-            return f"listing the plugins imports {', '.join(sorted(found))}"
+            failures[selector] = f"listing the plugins imports {', '.join(sorted(found))}"
+            continue
         for name in [name for name in sys.modules if name not in base and name.partition(".")[0] in own]:
             del sys.modules[name]  # modules that another plugin of the distribution imported must be imported again
-        before, printed = state(), io.StringIO()
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            try:
-                registry.load(kind, selector)
-            except BaseException as error:
-                return f"its import fails without {', '.join(sorted(blocked)) or 'optional packages'}: {error}"
-        if changed := changed_names(before, state()):
-            return "its import changes " + ", ".join(changed)
-        return "its import prints " + repr(printed.getvalue()[:100]) if printed.getvalue().strip() else ""
-
-    json.dump({selector: import_failure(selector, module) for selector, module in modules.items()}, sys.stdout)
+        failures[selector] = _side_effects(functools.partial(registry.load, kind, selector), blocked)
+    json.dump(failures, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -1,24 +1,19 @@
 """Run the conformance kit: all checks of a kind on one plugin."""
 
 import fnmatch
-import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradhomog.errors import OptionError, did_you_mean
 from gradhomog.registry import Kind, Registry
 from gradhomog.registry.specs import HomogenizerSpec
+from gradhomog.testing import declarations, homogenizers, learners, training_runs
 from gradhomog.testing.check_results import KIT, Check, CheckReport, run
-from gradhomog.testing.domains import DomainSubject
 from gradhomog.testing.subjects import HomogenizerSubject, LearnerSubject, PluginSubject
 
 # The checks run and are printed in this order.
-MODULES = tuple(
-    f"gradhomog.testing.{module}" for module in ("declarations", "homogenizers", "learners", "domains", "training_runs")
-)
-SUBJECTS: dict[Kind, type[PluginSubject[Any]]] = {
-    subject.kind: subject for subject in (HomogenizerSubject, LearnerSubject, DomainSubject)
-}
+MODULES = tuple(module.__name__ for module in (declarations, homogenizers, learners, training_runs))
+SUBJECTS: dict[Kind, type[PluginSubject[Any]]] = {"homogenizers": HomogenizerSubject, "learners": LearnerSubject}
 Patterns = str | Sequence[str]
 """A glob pattern of names of checks, or several."""
 
@@ -27,8 +22,6 @@ def checks(kind: Kind = "homogenizers") -> tuple[Check, ...]:
     """Return all checks of a kind of plugin, in the order in which they run."""
     if kind not in KIT:
         raise OptionError(f"`kind` must be one of {', '.join(map(repr, KIT))}; got {kind!r}.")
-    for module in MODULES:
-        importlib.import_module(module)
     return tuple(sorted(KIT[kind].values(), key=lambda check: MODULES.index(check.function.__module__)))
 
 
@@ -67,17 +60,6 @@ def check_learner(
 ) -> CheckReport:  # fmt: skip
     """Run the conformance kit on a learner: a name or a `LearnerSpec`. Other arguments as for `check_homogenizer`."""
     return _check("learners", plugin, expected_failures, registry, only, fast)
-
-
-def check_domain(
-    plugin: Any, *, expected_failures: Mapping[str, str] | None = None, registry: Registry | None = None,
-    only: Patterns | None = None, fast: bool = False,
-) -> CheckReport:  # fmt: skip
-    """Run the conformance kit on a domain: a name such as `"glyphs:greek"`, or a `DomainSpec`.
-
-    Other arguments as for `check_homogenizer`.
-    """
-    return _check("domains", plugin, expected_failures, registry, only, fast)
 
 
 def _check(

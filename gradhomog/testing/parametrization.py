@@ -41,7 +41,7 @@ def parametrize_with_checks(
     are not claimed.
 
     Args:
-        plugins: plugins, each as for `check_homogenizer` (or `check_learner`, `check_domain`).
+        plugins: plugins, each as for `check_homogenizer` (or `check_learner`).
         expected_failures: reasons by check name. These tests are strict expected failures: one that passes is an error.
         kind: the kind of the plugins.
         only: a glob pattern or several; only checks with matching names become tests.

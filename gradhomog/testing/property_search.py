@@ -2,7 +2,7 @@
 
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 import hypothesis
@@ -29,6 +29,38 @@ class _SearchLimitReached(BaseException):
     """Stops a search immediately: hypothesis does not catch a BaseException."""
 
 
+class _Attempts:
+    """Calls a function with drawn inputs, and keeps its last failure, which is simpler than those before."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self.function, self.runs = function, 0
+        self.error: Exception | None = None
+        self.example: dict[str, Any] = {}
+
+    def run(self, drawn: Mapping[str, Any]) -> None:
+        self.runs += self.error is not None
+        if self.runs > SHRINK_LIMIT:
+            raise _SearchLimitReached
+        try:
+            self.function(**drawn)
+        except hypothesis.errors.HypothesisException:
+            raise
+        except Exception as error:
+            self.error, self.example = error, {name: to_plain_data(value) for name, value in drawn.items()}
+            raise
+
+    def failure(self, flaky: bool) -> CheckFailure:
+        """Return the last failure with its inputs."""
+        assert self.error is not None
+        if flaky:
+            text = f"{describe_failure(self.error)}; a second run with the same input did not fail"
+            return CheckFailure(text, **self.example)
+        if not isinstance(self.error, CheckFailure):
+            return CheckFailure(describe_failure(self.error), **self.example)
+        self.error.example = {**self.example, **self.error.example}
+        return self.error
+
+
 def for_all(*, examples: int = 40, **inputs: st.SearchStrategy[Any]) -> Callable[[Callable[..., None]], None]:
     """Call the decorated function immediately with `examples` drawn inputs, a quarter as many in the fast mode.
 
@@ -37,41 +69,23 @@ def for_all(*, examples: int = 40, **inputs: st.SearchStrategy[Any]) -> Callable
     """
 
     def search(function: Callable[..., None]) -> None:
-        last_failure: list[tuple[Exception, dict[str, Any]]] = []  # each failure is simpler than the one before
-        runs = 0
+        attempts = _Attempts(function)
 
         def attempt(**drawn: Any) -> None:
-            nonlocal runs
-            runs += bool(last_failure)
-            if runs > SHRINK_LIMIT:
-                raise _SearchLimitReached
-            try:
-                function(**drawn)
-            except hypothesis.errors.HypothesisException:
-                raise
-            except Exception as error:
-                last_failure[:] = [(error, {name: to_plain_data(value) for name, value in drawn.items()})]
-                raise
+            attempts.run(drawn)
 
         attempt.__name__ = attempt.__qualname__ = function.__name__
         phases = _PHASES if SHRINKING.get() else _PHASES[:1]
         count = full_or_fast(examples, max(1, examples // 4))
         try:
-            hypothesis.settings(_SETTINGS, max_examples=count, phases=phases)(hypothesis.given(**inputs)(attempt))()
-        except hypothesis.errors.Flaky:
-            error, example = last_failure[0]
-            text = f"{describe_failure(error)}; a second run with the same input did not fail"
-            raise CheckFailure(text, **example) from error
-        except hypothesis.errors.HypothesisException:
-            raise
-        except (Exception, _SearchLimitReached):
-            if not last_failure:
+            search_settings = hypothesis.settings(_SETTINGS, max_examples=count, phases=phases)
+            search_settings(hypothesis.seed(0)(hypothesis.given(**inputs)(attempt)))()
+        except (Exception, _SearchLimitReached) as error:
+            flaky = isinstance(error, hypothesis.errors.Flaky)
+            if attempts.error is None or (isinstance(error, hypothesis.errors.HypothesisException) and not flaky):
                 raise
-            error, example = last_failure[0]
-            if isinstance(error, CheckFailure):
-                error.example = {**example, **error.example}
-                raise error from None
-            raise CheckFailure(describe_failure(error), **example) from error
+            failure = attempts.failure(flaky)
+            raise failure from (None if failure is attempts.error else attempts.error)
 
     return search
 

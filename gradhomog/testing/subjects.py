@@ -1,4 +1,4 @@
-"""The plugin under check, of each kind: fresh objects of it, and the steps, tasks and domains that run them."""
+"""The plugin under check, of each kind: fresh objects of it, and the steps and tasks that run them."""
 
 import contextlib
 import dataclasses
@@ -14,7 +14,7 @@ from gradhomog.learners.learner import Learner
 from gradhomog.learners.tasks import Task, TaskBatch
 from gradhomog.registry import Kind, PluginInfo, Registry, expression, installed
 from gradhomog.registry.options import validate_options
-from gradhomog.registry.specs import DomainSpec, HomogenizerSpec, LearnerSpec
+from gradhomog.registry.specs import HomogenizerSpec, LearnerSpec
 from gradhomog.step.homogenizer import Homogenizer
 from gradhomog.step.member import Member
 from gradhomog.step.pipelines import Pipeline, pipeline
@@ -23,7 +23,7 @@ from gradhomog.testing.check_results import NotApplicable
 from gradhomog.testing.small_network import WAYS, InputDependentWeights, network
 from gradhomog.testing.snapshots import seeded_global_generators
 
-Spec = TypeVar("Spec", DomainSpec, HomogenizerSpec, LearnerSpec)
+Spec = TypeVar("Spec", HomogenizerSpec, LearnerSpec)
 STEPS = 4  # steps of a run that is saved or compared with another run; a continued run starts at this number
 
 
@@ -49,9 +49,9 @@ class PluginSubject(Generic[Spec]):
         self.spec: Spec
         match plugin:
             case str():
-                self.name, self.options = self.parse(plugin)
+                self.name, self.options = expression.parse_one(plugin)
             case (str(name), Mapping() as options):
-                self.name, written = self.parse(name)
+                self.name, written = expression.parse_one(name)
                 self.options = {**written, **options}
             case self.spec_type():
                 self.spec, self.name = plugin, getattr(plugin.factory, "__name__", self.kind[:-1])
@@ -62,14 +62,9 @@ class PluginSubject(Generic[Spec]):
         if not isinstance(plugin, self.spec_type):
             self.info, self.spec = self.registry.load(self.kind, self.name)  # type: ignore[assignment]
         validate_options(self.spec, self.name, self.options)
-        self.title = self.name  # in reports and messages
-
-    def parse(self, text: str) -> tuple[str, dict[str, Any]]:
-        """Return name and options of a plugin's text."""
-        return expression.parse_one(text)
 
     def __str__(self) -> str:
-        text = f"{self.kind[:-1]} {expression.render_one(self.title, self.options)}"
+        text = f"{self.kind[:-1]} {expression.render_one(self.name, self.options)}"
         if self.info is None:
             return text
         return f"{text} of {self.info.distribution} {self.info.version} ({self.info.module})"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor, nn
 
-from gradhomog import ConfigError, NetworkSpec, hookimpl
+from gradhomog import ConfigError
 
 
 def convolution(
@@ -60,8 +60,8 @@ def image_shape(name: str, input_shape: Sequence[int], smallest: int = 1) -> tup
     return channels, size
 
 
-def mlp(input_shape: Sequence[int], outputs: int, width: int, *, flatten: bool = True) -> tuple[nn.Module, nn.Module]:
-    """Two hidden layers with ReLU and a linear head; Finn et al. 2017 use width 40 for sinusoids.
+def mlp(input_shape: Sequence[int], outputs: int, width: int) -> tuple[nn.Module, nn.Module]:
+    """Two hidden layers with ReLU and a linear head, for vectors; Finn et al. 2017 use width 40 for sinusoids.
 
     Inputs `[n, *input_shape]` are flattened; features are `[n, width]`. Parameters with the head, for
     width 40, one input and one output: 1761. Initialization is that of PyTorch's linear layers, uniform within
@@ -273,24 +273,3 @@ def resnet12(
         inputs = maps
     tail = {"avgpool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
     return split_network(body, tail, nn.Linear(inputs, outputs), flatten=flatten)
-
-
-SPECS = {
-    "conv4": NetworkSpec(conv4, "four convolutions", "Vinyals et al. 2016, arXiv:1606.04080"),
-    "conv6": NetworkSpec(conv6, "six convolutions", "Chen et al. 2019, arXiv:1904.04232"),
-    "resnet10": NetworkSpec(
-        resnet10, "one residual block of two convolutions per stage", "Chen et al. 2019, arXiv:1904.04232"
-    ),
-    "resnet12": NetworkSpec(
-        resnet12, "one residual block of three convolutions per stage, wide", "Lee et al. 2019, arXiv:1904.03758"
-    ),
-    "resnet18": NetworkSpec(
-        resnet18, "two residual blocks of two convolutions per stage", "He et al. 2016, arXiv:1512.03385"
-    ),
-    "mlp": NetworkSpec(mlp, "two hidden layers, for vectors", "Finn et al. 2017, arXiv:1703.03400", maps=False),
-}
-
-
-@hookimpl
-def gradhomog_network(name: str) -> NetworkSpec:
-    return SPECS[name]

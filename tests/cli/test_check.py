@@ -45,8 +45,6 @@ def check_names(text):
         ("static(weights=[1,2])", "homogenizer static(weights=[1, 2]) of gradhomog "),
         ("gradhomog:static", "homogenizer gradhomog:static of gradhomog "),
         ("fomaml", "learner fomaml of gradhomog "),
-        ("functions:step", "domain functions:step of gradhomog "),
-        ("functions", "domain functions:sinusoid of gradhomog "),
     ],
 )
 def test_a_plugin_of_any_kind_is_found_by_its_name_and_the_table_printed(name, subject, capsys):
@@ -81,10 +79,10 @@ def test_kind_selects_among_plugins_of_the_same_name(gradhomog_install, capsys):
 
 
 def test_json_is_one_list_of_reports(capsys):
-    assert main(["check", "static", "functions", "--only", "documented", "--json"]) == 0
+    assert main(["check", "static", "fomaml", "--only", "documented", "--json"]) == 0
     first, second = parse_strict_json(capsys.readouterr().out)
     assert first["subject"].startswith("homogenizer static of ")
-    assert second["subject"].startswith("domain functions:sinusoid of ")
+    assert second["subject"].startswith("learner fomaml of ")
     assert first["passed"] is second["passed"] is True
     (result,) = first["results"]
     assert {**result, "seconds": 0} == {
@@ -119,6 +117,7 @@ def test_an_expected_failure_is_exit_code_0_and_its_reason_is_printed(gradhomog_
         (["statik"], "Did you mean 'static'?"),
         (["static", "--kind", "learners"], "static"),
         (["static(weights=[1"], "static(weights=[1\n"),
+        (["glyphs:greek"], "glyphs:greek is a domain; `gradhomog check` checks homogenizers and learners. Call "),
         (["static", "--only", "documentd"], "['documentd'] matches none of: documented, "),
         (["static", "--expect", "documented"], "`--expect` must be CHECK=REASON, with a reason; got 'documented'."),
         (["static", "--expect", "documented= "], "`--expect` must be CHECK=REASON, with a reason; got 'documented= '."),
@@ -140,7 +139,7 @@ sys.modules["hypothesis"] = None
 import gradhomog.testing
 from gradhomog.cli import main
 
-for name in ("check_homogenizer", "check_learner", "check_domain", "checks", "jacobians", "parametrize_with_checks"):
+for name in ("check_homogenizer", "check_learner", "checks", "jacobians", "parametrize_with_checks"):
     with pytest.raises(gradhomog.ConfigError) as raised:
         getattr(gradhomog.testing, name)
     print(raised.value)
@@ -171,9 +170,9 @@ def test_without_hypothesis_or_pytest_errors_name_the_extra_and_no_files_are_wri
         check=False,
     )
     lines = done.stdout.splitlines()
-    assert [line.partition(" needs ")[2] for line in lines[:6]] == [f"hypothesis, {ADVICE}"] * 6
-    assert lines[6] == "2"
+    assert [line.partition(" needs ")[2] for line in lines[:5]] == [f"hypothesis, {ADVICE}"] * 5
+    assert lines[5] == "2"
     assert done.stderr == f"gradhomog: gradhomog.testing.check_homogenizer needs hypothesis, {ADVICE}\n"
-    assert lines[7] == f"gradhomog.testing.parametrize_with_checks needs pytest, {ADVICE}"
-    assert (lines[8], lines[-1]) == ("[", "0")
+    assert lines[6] == f"gradhomog.testing.parametrize_with_checks needs pytest, {ADVICE}"
+    assert (lines[7], lines[-1]) == ("[", "0")
     assert list(tmp_path.iterdir()) == []

@@ -22,7 +22,7 @@ def test_files_and_next_commands_are_printed(spelling, tmp_path, monkeypatch, ca
     assert compare == """gradhomog compare --set 'homogenizers=["none", "sign_vote"]'"""
 
 
-@pytest.mark.parametrize("kind", ["homogenizers", "learners", "domains", "problem"])
+@pytest.mark.parametrize("kind", ["homogenizers", "learners", "problem"])
 def test_json_has_names_folder_files_and_commands(kind, tmp_path, capsys):
     given = ["new", "x-y", "--kind", kind, "--into", str(tmp_path), "--author", "Ada", "--json"]
     assert main(given) == 0
@@ -36,7 +36,7 @@ def test_json_has_names_folder_files_and_commands(kind, tmp_path, capsys):
     assert 'name = "Ada"' in (tmp_path / "gradhomog-x-y" / "pyproject.toml").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("kind", ["homogenizers", "learners", "domains"])
+@pytest.mark.parametrize("kind", ["homogenizers", "learners"])
 def test_the_printed_compare_command_is_valid(kind, tmp_path, capsys):
     from gradhomog.experiments.run_file.schema import load
 
@@ -53,7 +53,7 @@ def test_the_printed_commands_of_a_problem_name_it(tmp_path, capsys):
     assert (show, compare) == ("gradhomog show x_y", "gradhomog compare --set problem.name=x_y")
 
 
-@pytest.mark.parametrize("kind", ["homogenizers", "learners", "domains", "problems"])
+@pytest.mark.parametrize("kind", ["homogenizers", "learners", "problems"])
 def test_the_commands_of_the_readme_are_valid(kind, tmp_path, capsys):
     main(["new", "x-y", "--kind", kind, "--into", str(tmp_path)])
     readme = (tmp_path / "gradhomog-x-y" / "README.md").read_text(encoding="utf-8")

@@ -19,8 +19,7 @@ from gradhomog.experiments.suite.results import stored_results
 from gradhomog.experiments.suite.scores import Scores
 from gradhomog.testing import pytest_plugin
 from gradhomog.testing.check_results import MARKS, Outcome
-from gradhomog_data.benchmarks import BENCHMARKS
-from gradhomog_data.benchmarks.catalogue import RULES
+from gradhomog_data.benchmarks import BENCHMARKS, RULES
 from tests.docs import pages
 from tests.docs.language import ROOT
 

@@ -70,7 +70,7 @@ def test_an_unknown_kind_raises_with_the_valid_kinds(kind: Any) -> None:
     for function in (Registry().list, Registry().names, gradhomog.available, lambda k: Registry().find(k, "pcgrad")):
         with pytest.raises(
             OptionError,
-            match=r"`kind` must be one of 'homogenizers', 'learners', 'domains', 'problems', .*'papers'; got",
+            match=r"`kind` must be one of 'homogenizers', 'learners', 'domains', 'problems', 'observers'.*; got",
         ):
             function(kind)
 

@@ -11,7 +11,7 @@ import pytest
 
 from gradhomog.scaffold.project import names, project, write_project
 
-KINDS = {"sign_vote": "homogenizers", "ridge_head": "learners", "gratings": "domains", "two_targets": "problems"}
+KINDS = {"sign_vote": "homogenizers", "ridge_head": "learners", "two_targets": "problems"}
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def test_the_class_does_not_shadow_another_name(plugin: str, source: str, expect
     assert Names(plugin).class_name("learners", source) == expected
 
 
-KINDS = ("homogenizers", "learners", "domains", "problems")
+KINDS = ("homogenizers", "learners", "problems")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradhomog.registry import Kind
-from tests.testing.domains.good import GOOD as DOMAINS
 from tests.testing.homogenizers.good import GOOD as HOMOGENIZERS
 from tests.testing.learners.good import GOOD as LEARNERS
 
-GOOD: dict[Kind, dict[type, Any]] = {"homogenizers": HOMOGENIZERS, "learners": LEARNERS, "domains": DOMAINS}
+GOOD: dict[Kind, dict[type, Any]] = {"homogenizers": HOMOGENIZERS, "learners": LEARNERS}
 
 
 @dataclass(frozen=True)

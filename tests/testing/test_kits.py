@@ -1,12 +1,12 @@
 """Selection of checks and plugins: names, kinds, patterns, expected failures, and errors."""
 
 import dataclasses
+import textwrap
 
 import pytest
 import torch
 
 from gradhomog import (
-    DomainSpec,
     Homogenizer,
     HomogenizerSpec,
     LearnerSpec,
@@ -15,9 +15,8 @@ from gradhomog import (
     UnknownPluginError,
 )
 from gradhomog.registry import expression
-from gradhomog.testing import check_domain, check_homogenizer, check_learner, checks
+from gradhomog.testing import check_homogenizer, check_learner, checks
 from gradhomog.testing.snapshots import seeded_global_generators
-from tests.testing.domains.good import BLOTS, Blots
 from tests.testing.learners.good import GOOD as LEARNERS
 from tests.testing.learners.good import OneStep
 
@@ -32,7 +31,7 @@ class Mean(Homogenizer):
 FINE = HomogenizerSpec(factory=Mean, summary="the mean", reference="new")
 
 
-@pytest.mark.parametrize("kind", ["homogenizers", "learners", "domains"])
+@pytest.mark.parametrize("kind", ["homogenizers", "learners"])
 def test_every_check_has_a_unique_name_and_a_summary(kind):
     found = checks(kind)
     assert len({check.name for check in found}) == len(found) > 10
@@ -42,9 +41,7 @@ def test_every_check_has_a_unique_name_and_a_summary(kind):
 
 
 def test_the_error_for_an_unknown_kind_lists_the_kinds():
-    with pytest.raises(
-        OptionError, match="`kind` must be one of 'homogenizers', 'learners', 'domains'; got 'adapters'"
-    ):
+    with pytest.raises(OptionError, match="`kind` must be one of 'homogenizers', 'learners'; got 'adapters'"):
         checks("adapters")
 
 
@@ -98,8 +95,6 @@ def test_the_error_for_an_expected_failure_of_an_unknown_check_suggests_a_check(
     [
         (check_homogenizer, "static", {"weights": [1, 2]}, "homogenizer static(weights=[1, 2]) of gradhomog "),
         (check_learner, "maml", {"inner_steps": 2}, "learner maml(inner_steps=2) of gradhomog "),
-        (check_domain, "functions:line", {"noise": 0.5}, "domain functions:line(noise=0.5) of gradhomog "),
-        (check_domain, "functions", {}, "domain functions:sinusoid of gradhomog "),  # the first variant
     ],
 )
 def test_options_are_part_of_the_text_or_given_as_a_pair(check, name, options, subject):
@@ -113,7 +108,6 @@ def test_options_are_part_of_the_text_or_given_as_a_pair(check, name, options, s
     ("check", "spec", "subject"),
     [
         (check_homogenizer, FINE, "homogenizer Mean"), (check_learner, LEARNERS[OneStep], "learner OneStep"),
-        (check_domain, BLOTS, "domain Blots:one"),
     ],
 )  # fmt: skip
 def test_a_spec_needs_no_distribution_and_is_named_by_its_factory(check, spec, subject):
@@ -125,19 +119,18 @@ def test_a_spec_needs_no_distribution_and_is_named_by_its_factory(check, spec, s
     [
         (check_homogenizer, "statik", UnknownPluginError, "Did you mean 'static'"),
         (check_learner, "maml(inner_step=2)", OptionError, "has no option 'inner_step'. Did you mean 'inner_steps'"),
-        (check_domain, "functions:lime", OptionError, "no variant 'lime'. Did you mean 'functions:line'"),
-        (check_domain, ("functions:line", {"noise": "much"}), OptionError, "`noise` must be a number ≥ 0; got 'much'"),
+        (check_learner, ("maml", {"inner_steps": "few"}), OptionError, "`inner_steps` must be .*; got 'few'"),
     ],
 )
-def test_an_unknown_name_variant_or_option_raises_before_any_check(check, plugin, error, message):
+def test_an_unknown_name_or_option_raises_before_any_check(check, plugin, error, message):
     with pytest.raises(error, match=message):
         check(plugin, only="documented")
 
 
-@pytest.mark.parametrize("check", [check_homogenizer, check_learner, check_domain])
+@pytest.mark.parametrize("check", [check_homogenizer, check_learner])
 @pytest.mark.parametrize("plugin", [3, None, ("static", 3), ("static",), (3, {}), ["static"]])
 def test_other_objects_than_a_name_a_pair_or_a_spec_raise(check, plugin):
-    with pytest.raises(OptionError, match=r"must be a name, a pair \(name, options\) or a [HLD]\w+Spec; got "):
+    with pytest.raises(OptionError, match=r"must be a name, a pair \(name, options\) or a [HL]\w+Spec; got "):
         check(plugin, only="documented")
 
 
@@ -186,11 +179,6 @@ def not_a_learner(encoder, head, homogenizers=None):
     return encoder
 
 
-def not_a_domain(variant, *, size=28):
-    """A factory that returns no domain."""
-    return variant
-
-
 @pytest.mark.parametrize(
     ("check", "plugin", "failing", "message"),
     [
@@ -202,8 +190,6 @@ def not_a_domain(variant, *, size=28):
             check_learner, LearnerSpec(not_a_learner, "s", "r"), "computes_rows",
             "PluginRunError: learner not_a_learner must make a gradhomog.Learner; got Sequential.",
         ),
-        (check_domain, DomainSpec(not_a_domain, "s", "r"), "draws_tasks", "must make a gradhomog.Domain; got str."),
-        (check_domain, "images:/no/birds.npz", "draws_tasks", "birds.npz: there is no such file"),
     ],
 )  # fmt: skip
 def test_a_plugin_that_cannot_be_made_fails_one_check_and_others_are_not_applicable(check, plugin, failing, message):
@@ -241,20 +227,10 @@ def test_a_learner_for_regression_only_is_checked_on_regression():
 
 @pytest.mark.slow
 def test_an_import_that_seeds_global_generators_is_found(gradhomog_install):
-    source = f"""
-    import gradhomog, numpy, torch
-    from {Blots.__module__} import BLOTS
-
-    torch.manual_seed(0)
-    numpy.random.seed(0)
-
-    @gradhomog.hookimpl
-    def gradhomog_domain():
-        return BLOTS
-    """
-    name = gradhomog_install("seeding-one", source, kind="domains")
+    seeds = "import numpy, torch\ntorch.manual_seed(0)\nnumpy.random.seed(0)\n"
+    name = gradhomog_install("seeding-one", seeds + textwrap.dedent(SOURCE))
     with seeded_global_generators(0):  # the check also imports the plugin in this process
-        report = check_domain(name, only="imports_cleanly")
+        report = check_homogenizer(name, only="imports_cleanly")
     assert report.subject.endswith(" of seeding-one 1.2 (seeding_one)")
     assert report["imports_cleanly"].outcome == "failed"
     assert report["imports_cleanly"].message == "its import changes torch's generator, numpy's generator"

@@ -61,8 +61,8 @@ def test_learner(check):
     check()
 
 @pytest.mark.parametrize("again", [1, 2])
-@parametrize_with_checks(["functions:sinusoid"], kind="domains", only="documented")
-def test_domain(check, again):
+@parametrize_with_checks(["maml"], kind="learners", only="documented")
+def test_twice(check, again):
     check()
 
 '''
@@ -152,11 +152,9 @@ def test_a_plugin_that_cannot_be_made_fails_with_its_error_and_other_plugins_are
     assert "a name, a pair (name, options) or a HomogenizerSpec; got 3" in messages["plugin-loads"]
 
 
-def test_learners_and_domains_become_tests(suite_results):
+def test_learners_become_tests(suite_results):
     assert outcomes(suite_results, "test_learner") == {"fomaml(inner_steps=2)-documented": "passed"}
-    assert outcomes(suite_results, "test_domain") == dict.fromkeys(
-        ("functions:sinusoid-documented-1", "functions:sinusoid-documented-2"), "passed"
-    )
+    assert outcomes(suite_results, "test_twice") == dict.fromkeys(("maml-documented-1", "maml-documented-2"), "passed")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """An experiment as a list of comparisons, one for each column, number of shots, learner and group of rows; its data."""
 
 import hashlib
+import pkgutil
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +9,6 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from gradhomog.benchmarks import benchmark
 from gradhomog.errors import ConfigError, DataError, did_you_mean, join_errors
 from gradhomog.experiments.reproduce.paper_schema import DOMAINS, Experiment, Paper, Row, Scale, read_experiment
 from gradhomog.experiments.run_file.schema import Config, Episodes, load
@@ -29,12 +29,14 @@ def find_domains(benchmarks: Sequence[str], data: Path | None, assigned: Sequenc
     """
     if data is not None and not data.is_dir():
         raise ConfigError(f"--data must be an existing folder; got {data}.")
+    find = pkgutil.resolve_name("gradhomog_data.benchmarks.folders:find")
+    find_benchmark = pkgutil.resolve_name("gradhomog_data.benchmarks:find_benchmark")
     found = _assigned(benchmarks, data, assigned)
     errors = []
     for name in benchmarks:
         if data is not None and name not in found:
             try:
-                path = benchmark(name).find(data, size)
+                path = find(data, find_benchmark(name), size)
             except DataError as error:  # published folders without file lists
                 errors.append(str(error))
                 continue
@@ -62,7 +64,8 @@ def find_differences(domains: Mapping[str, str]) -> dict[str, str]:
     Raises:
         DataError: a file or folder cannot be used.
     """
-    counted = {name: benchmark(name).count(Path(text)) for name, text in domains.items()}
+    count = pkgutil.resolve_name("gradhomog_data.benchmarks.files_check:count")
+    counted = {name: count(name, Path(text)) for name, text in domains.items()}
     return {
         name: "other data: " * (result.status == "other data") + "; ".join(result.differences)
         for name, result in counted.items()

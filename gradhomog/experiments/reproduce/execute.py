@@ -50,7 +50,7 @@ def reproduce(
     `executor`.
 
     Args:
-        name: an installed experiment.
+        name: an experiment, as for `read_experiment`.
         out: the output folder.
         resume: continue in an existing folder; its comparisons must have the same settings, and data of the same
             content.

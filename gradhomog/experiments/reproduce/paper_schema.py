@@ -1,15 +1,15 @@
-"""Papers as TOML files: the experiments, settings and published numbers of one paper, found by entry point."""
+"""Papers as TOML files: the experiments, settings and published numbers of one paper."""
 
 from dataclasses import dataclass, field
 from importlib import resources
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Len
 
-from gradhomog.errors import ConfigError, PluginLoadError, join_errors
+from gradhomog.errors import ConfigError, did_you_mean, join_errors
 from gradhomog.experiments.run_file import toml
 from gradhomog.experiments.run_file.validation import build
-from gradhomog.registry import installed
 
 Tables = dict[str, Any]
 """Nested tables of a run file."""
@@ -144,26 +144,38 @@ class Paper:
     caption: str = ""
 
 
-def read_experiment(name: str) -> tuple[Paper, str]:
-    """Return the paper of an installed experiment, and the experiment's name in `Paper.experiments`.
+def installed_experiments() -> dict[str, str]:
+    """Return the text of the paper of each experiment of gradhomog, by the experiment's name, sorted."""
+    files = [file for file in resources.files("gradhomog_papers").iterdir() if file.name.endswith(".toml")]
+    texts = [file.read_text(encoding="utf-8") for file in files]
+    return dict(sorted((name, text) for text in texts for name in toml.parse(text)["experiments"]))
 
-    The entry point `weak = "package.paper:table1"` in the group `gradhomog.papers` is the experiment `table1` of the
-    file `paper.toml` in a package.
+
+def read_experiment(name: str) -> tuple[Paper, str]:
+    """Return the paper of an experiment, and the experiment's name in `Paper.experiments`.
+
+    Args:
+        name: an experiment of gradhomog, such as `weak`, or `FILE.toml:EXPERIMENT`.
 
     Raises:
-        UnknownPluginError, AmbiguousPluginError, DisabledPluginError: as for plugins. PluginLoadError: the file is
-            missing or invalid.
+        ConfigError: the name is unknown, or the file is missing or invalid.
     """
-    info = installed().find("papers", name)
-    module, _, key = info.module.partition(":")
-    package, _, stem = module.rpartition(".")
+    path, _, key = name.rpartition(":")
+    if not path.endswith(".toml"):
+        experiments = installed_experiments()
+        if name not in experiments:
+            raise ConfigError(
+                f"unknown experiment {name!r}.{did_you_mean(name, experiments)} It must be one of "
+                f"{', '.join(experiments)}, or FILE.toml:EXPERIMENT."
+            )
+        return parse_paper(experiments[name]), name
+    content = toml.read(Path(path))
     try:
-        text = resources.files(package).joinpath(f"{stem}.toml").read_text(encoding="utf-8")
-        paper = parse_paper(text)
-        if key not in paper.experiments:
-            raise ConfigError(f"it has no experiment {key!r}; it has {', '.join(paper.experiments)}.")
-    except (ConfigError, ImportError, OSError, ValueError) as cause:
-        raise PluginLoadError(f"{info} cannot be read: {cause} {info.advice}") from cause
+        paper = _make_paper(content)
+    except ConfigError as cause:
+        raise ConfigError(f"{path}: {cause}") from cause
+    if key not in paper.experiments:
+        raise ConfigError(f"{path} has no experiment {key!r}; it has {', '.join(paper.experiments)}.")
     return paper, key
 
 
@@ -173,7 +185,11 @@ def parse_paper(text: str) -> Paper:
     Raises:
         ConfigError: the text is not valid TOML, a key is unknown, or a value is invalid.
     """
-    paper = build(Paper, toml.parse(text))
+    return _make_paper(toml.parse(text))
+
+
+def _make_paper(content: dict[str, Any]) -> Paper:
+    paper = build(Paper, content)
     _check_names(paper)
     return paper
 

@@ -79,8 +79,6 @@ def _plugins(config: Config) -> Iterator[PluginInfo]:
     named: list[tuple[Kind, str]] = []
     if config.problem is not None:
         named += [("problems", config.problem["name"])]
-    if "network" not in config.unused_keys and "network.name" not in config.unused_keys:
-        named += [("networks", config.network.name)]
     if config.problem is None:
         named += [("learners", text) for text in config.learners]
         named += [("domains", text) for text in (*config.domains.train, *config.domains.test)]

@@ -14,7 +14,7 @@ import tomli_w
 from annotated_types import Ge, Gt, Interval, Le, Lt
 
 from gradhomog.errors import ConfigError, ExpressionError, UnknownPluginError, join_errors
-from gradhomog.experiments.content import find_problem, problem_table, unused_keys
+from gradhomog.experiments.content import check_network, find_problem, problem_table, unused_keys
 from gradhomog.experiments.results.runs import SINGLE, Run
 from gradhomog.experiments.run_file import toml
 from gradhomog.experiments.run_file.toml import apply_override, flatten, merged
@@ -109,7 +109,7 @@ class Episodes:
 
 
 @dataclass(frozen=True)
-class Network:
+class NetworkSettings:
     """The network, a plugin: of those of gradhomog, `mlp` for vectors, the others for images.
 
     `width` is the number of filters of the first block (64 in the papers) or of hidden units of mlp (40). With
@@ -183,7 +183,7 @@ class Config:
     plugins: list[str] = field(default_factory=list)
     domains: Domains = field(default_factory=Domains)
     episodes: Episodes = field(default_factory=Episodes)
-    network: Network = field(default_factory=Network)
+    network: NetworkSettings = field(default_factory=NetworkSettings)
     train: Train = field(default_factory=Train)
     test: Test = field(default_factory=Test)
     problem: dict[str, Any] | None = None
@@ -341,7 +341,7 @@ def _check(config: Config, problem: ProblemSpec | None) -> None:
             f"got {config.seed_list}."
         )
     if "network" not in config.unused_keys:
-        installed().find("networks", config.network.name)
+        check_network(config.network.name)
     errors = []
     for path, values in (
         ("learner", config.learners),

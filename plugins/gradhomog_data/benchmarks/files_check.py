@@ -12,15 +12,13 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from gradhomog import BenchmarkCheck, DataError, files
-from gradhomog_data.benchmarks.catalogue import Published
+from gradhomog import DataError, files
+from gradhomog_data.benchmarks import SPLITS, Benchmark, BenchmarkCheck, find_benchmark
 from gradhomog_data.benchmarks.folders import (
     MANIFEST,
-    SPLITS,
     Listing,
     advice,
     find_forms,
-    find_similar,
     list_published,
 )
 from gradhomog_data.domains import _formats
@@ -36,19 +34,15 @@ _REPORTED = 5
 """Damaged images that are listed, further ones are counted; unknown classes that are listed."""
 
 
-def check(root: Path, benchmark: Published, known: Iterable[Published], *, full: bool = False) -> BenchmarkCheck:
+def check(root: Path, benchmark: Benchmark, *, full: bool = False) -> BenchmarkCheck:
     """Check the form of a benchmark that `find` returns first, for any size.
 
-    The header of every image is read; `full` decodes every image. A progress bar appears after one second. If the
-    benchmark is missing, files are reported whose names resemble it more than the others of `known`.
+    The header of every image is read; `full` decodes every image. A progress bar appears after one second.
     """
     result = BenchmarkCheck(benchmark.name, published_classes=benchmark.classes, published_images=benchmark.images)
     form, path = next(find_forms(root, benchmark, None), (None, root))
     if form is None:
         result.problems, result.advice = _check_archives(root, benchmark)
-        if similar := find_similar(root, benchmark, known):
-            names = ", ".join(path.name for path in similar)
-            result.advice = f"Not recognized, but of a similar name: {names}. {result.advice}"
     else:
         result.path, result.form = str(path), form
         try:
@@ -62,14 +56,15 @@ def check(root: Path, benchmark: Published, known: Iterable[Published], *, full:
     return result
 
 
-def count(benchmark: Published, path: Path) -> BenchmarkCheck:
-    """Compare the classes and the number of images of a file or folder with the published ones.
+def count(name: str, path: Path) -> BenchmarkCheck:
+    """Compare the classes and the number of images of a file or folder with the published ones of a benchmark.
 
     Labels or lists are read, not the images.
 
     Raises:
         DataError: the file or folder cannot be used.
     """
+    benchmark = find_benchmark(name)
     result = BenchmarkCheck(benchmark.name, path=str(path))
     arrays = path.suffix.lower() == ".npz"
     listing = _list_arrays(path) if arrays else _from_pictures(_formats.list_pictures(path, None, files.MAX_BYTES))
@@ -77,7 +72,7 @@ def count(benchmark: Published, path: Path) -> BenchmarkCheck:
     return result
 
 
-def _check_form(root: Path, benchmark: Published, form: str, path: Path, full: bool, result: BenchmarkCheck) -> None:
+def _check_form(root: Path, benchmark: Benchmark, form: str, path: Path, full: bool, result: BenchmarkCheck) -> None:
     if form == "arrays":
         listing = _list_arrays(path, full)
         result.sha256 = _file_digest(path)
@@ -93,7 +88,7 @@ def _check_form(root: Path, benchmark: Published, form: str, path: Path, full: b
     _compare(benchmark, listing, result)
     if form == "file lists":
         result.problems += _check_manifest(path)
-    if form not in ("arrays", "pickles"):
+    if form != "arrays":
         require_pillow(path)
         paths = [listing.folder / image for images in listing.classes.values() for image in images]
         result.problems += _check_images(paths, benchmark.name, full)
@@ -102,11 +97,8 @@ def _check_form(root: Path, benchmark: Published, form: str, path: Path, full: b
 def _from_pictures(pictures: PictureSet) -> Listing:
     names = sorted(pictures.groups)
     groups = {
-        # Relative, so that the digest does not depend on the machine; pictures in pickles have numbers.
-        name: [
-            Path(os.path.relpath(item, pictures.path)).as_posix() if isinstance(item, str) else str(item)
-            for item in pictures.groups[name]
-        ]
+        # Relative, so that the digest does not depend on the machine.
+        name: [Path(os.path.relpath(path, pictures.path)).as_posix() for path in pictures.groups[name]]
         for name in names
     }
     own = None if pictures.splits is None else [pictures.splits[name] for name in names]
@@ -130,7 +122,7 @@ def _published_splits(names: Sequence[str], own: Sequence[str] | None) -> dict[s
     return {name: _TO_PUBLISHED[split] for name, split in zip(names, splits, strict=True)}
 
 
-def _compare(benchmark: Published, listing: Listing, result: BenchmarkCheck) -> None:
+def _compare(benchmark: Benchmark, listing: Listing, result: BenchmarkCheck) -> None:
     """Fill in the counts, the differences and the status of a result."""
     result.splits, result.classes = listing.counts(), len(listing.classes)
     result.images = sum(map(len, listing.classes.values()))
@@ -151,7 +143,7 @@ def _ratio(found: int, published: int, noun: str) -> str:
     return f"{found:,} of {published:,} {noun}" if found < published else f"{found:,} {noun}, published: {published:,}"
 
 
-def _other_classes(benchmark: Published, names: Iterable[str]) -> list[str]:
+def _other_classes(benchmark: Benchmark, names: Iterable[str]) -> list[str]:
     """Return the names that are no classes of the benchmark, if its class names are known and these are not numbers."""
 
     def letters(name: str) -> str:
@@ -201,7 +193,7 @@ def _check_images(files: Sequence[Path], name: str, full: bool) -> Iterable[str]
         yield f"{damaged - _REPORTED} more images cannot be read, {damaged} of {len(files)}."
 
 
-def _check_archives(root: Path, benchmark: Published) -> tuple[list[str], str]:
+def _check_archives(root: Path, benchmark: Benchmark) -> tuple[list[str], str]:
     """Return problems of archives that are not unpacked, and what to do."""
     problems, whole = [], []
     for path in (folder / name for folder in (root, root / benchmark.name) for name in benchmark.archives):

@@ -3,22 +3,17 @@
 import hashlib
 import json
 import os
-import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradhomog import DataError, did_you_mean
-from gradhomog_data.benchmarks.catalogue import Published, split_of
+from gradhomog import DataError
+from gradhomog_data.benchmarks import SPLITS, Benchmark, split_of
 from gradhomog_data.domains import _formats
 from gradhomog_data.domains._formats import pictures, subfolders
-from gradhomog_data.domains._pictures import describe_content
 from gradhomog_data.domains._text_files import file_names, read_table
-
-SPLITS = ("base", "val", "novel")
-"""Names of training, validation and test classes in published file lists."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +49,7 @@ class Listing:
         return digest.hexdigest()
 
 
-def by_rule(benchmark: Published, folder: Path, classes: Mapping[str, Sequence[str]]) -> Listing:
+def by_rule(benchmark: Benchmark, folder: Path, classes: Mapping[str, Sequence[str]]) -> Listing:
     """Return the listing of classes, after checking their number, with the split rule of the benchmark.
 
     Raises:
@@ -64,7 +59,7 @@ def by_rule(benchmark: Published, folder: Path, classes: Mapping[str, Sequence[s
     if len(classes) != benchmark.classes:
         raise DataError(
             f"{folder}: {benchmark.title} has {benchmark.classes} classes; found {len(classes)}. "
-            "The download is incomplete, or the folder has other content. Download it again."
+            f"The download is incomplete, or the folder has other content. Expected: {benchmark.layout}."
         )
     splits = {name: split_of(benchmark.rule, index) for index, name in enumerate(classes)}
     return _listing(folder, classes, splits)
@@ -89,13 +84,13 @@ SEED = 0
 """Seed of the choice of images of Plantae."""
 
 
-def list_class_folders(benchmark: Published, folder: Path) -> Listing:
+def list_class_folders(benchmark: Benchmark, folder: Path) -> Listing:
     """List `<class>/*.jpg`, with classes in the order of their names; of Places the first 200 images of each."""
     count = PLACES_IMAGES if benchmark.name == "places" else None
     return by_rule(benchmark, folder, {name: _images(folder, name)[:count] for name in subfolders(folder)})
 
 
-def list_plantae(benchmark: Published, folder: Path) -> Listing:
+def list_plantae(benchmark: Benchmark, folder: Path) -> Listing:
     """List the most frequent species, at most 600 images of each, drawn with a seed.
 
     Deviations from the lists of Tseng et al. 2020:
@@ -113,7 +108,7 @@ def list_plantae(benchmark: Published, folder: Path) -> Listing:
     return by_rule(benchmark, folder, chosen)
 
 
-def list_split_folders(benchmark: Published, folder: Path) -> Listing:
+def list_split_folders(benchmark: Benchmark, folder: Path) -> Listing:
     """List `{train,val,test}/<class>/*.jpg`; the folders are the published split.
 
     Raises:
@@ -143,7 +138,7 @@ MANIFEST = "manifest.json"
 """File beside the lists, with the split rule, the counts and the SHA-256 of each list."""
 
 
-def list_files(benchmark: Published, listing: Listing, folder: Path) -> tuple[dict[str, Any], dict[str, bytes | None]]:
+def list_files(benchmark: Benchmark, listing: Listing, folder: Path) -> tuple[dict[str, Any], dict[str, bytes | None]]:
     """Return the manifest and the files of `folder`: one list per split that has classes, and the manifest.
 
     A list has the format of Chen et al. 2019; it is None for a split without classes. The lists depend on the names of
@@ -182,18 +177,12 @@ def list_files(benchmark: Published, listing: Listing, folder: Path) -> tuple[di
     return manifest, texts | {MANIFEST: (json.dumps(manifest, indent=2) + "\n").encode()}
 
 
-_MAT_BYTES = 2**22
-"""Largest .mat file that is read: those of Stanford Cars have 0.6 MB, and compressed ones expand a thousand times."""
-
-
-def list_isic(benchmark: Published, folder: Path) -> Listing:
-    """List the images of ISIC 2018; the class of an image is the column with 1 in its row, or its folder.
+def list_isic(benchmark: Benchmark, folder: Path) -> Listing:
+    """List the images of ISIC 2018; the class of an image is the column with 1 in its row.
 
     Raises:
         DataError: the table is missing or damaged, a row has not exactly one 1, or an image does not exist.
     """
-    if subfolders(folder):  # sorted into one folder per class
-        return list_class_folders(benchmark, folder)
     stem = folder.name.removesuffix("_Input") + "_GroundTruth"
     tables = (folder.parent / stem / f"{stem}.csv", folder.parent / f"{stem}.csv")
     table = next((path for path in tables if path.is_file()), tables[0])
@@ -208,20 +197,17 @@ def list_isic(benchmark: Published, folder: Path) -> Listing:
     return by_rule(benchmark, folder, {name: sorted(images) for name, images in classes.items()})
 
 
-def list_chestx(benchmark: Published, table: Path) -> Listing:
-    """List the images of ChestX with exactly one finding, which is one of seven; or class folders.
+def list_chestx(benchmark: Benchmark, table: Path) -> Listing:
+    """List the images of ChestX with exactly one finding, which is one of seven.
 
     Raises:
         DataError: the table is missing or damaged, or an image does not exist.
     """
-    if table.is_dir():  # sorted into one folder per class
-        return list_class_folders(benchmark, table)
     folder = table.parent
-    places = [path for path in ("images", *subfolders(folder)) if path == "images" or path.startswith("images_")]
     found: dict[str, str] = {}
-    for place in dict.fromkeys(places):
-        inner = f"{place}/images" if (folder / place / "images").is_dir() else place  # images_001/images of Kaggle
-        if (folder / inner).is_dir():
+    for place in subfolders(folder):
+        if place == "images" or place.startswith("images_"):
+            inner = f"{place}/images" if (folder / place / "images").is_dir() else place  # images_001/images of Kaggle
             found |= {name: f"{inner}/{name}" for name in pictures(folder / inner)}
     classes: dict[str, list[str]] = {name: [] for name in benchmark.class_names}
     for row in read_table(table, ("Image Index", "Finding Labels")):
@@ -230,52 +216,6 @@ def list_chestx(benchmark: Published, table: Path) -> Listing:
     _require(table, folder / "images", classes.values(), found)
     paths = {name: [found[image] for image in sorted(images)] for name, images in classes.items()}
     return by_rule(benchmark, folder, paths)
-
-
-def list_cars(benchmark: Published, folder: Path) -> Listing:
-    """List the training images of Stanford Cars, with classes in the order of `cars_meta.mat`, or class folders.
-
-    Raises:
-        DataError: a table is missing or damaged, or an image does not exist.
-    """
-    if subfolders(folder):
-        return list_class_folders(benchmark, folder)
-    places = [folder.parent / name for name in ("devkit", "car_devkit/devkit")]
-    devkit = next((path for path in places if path.is_dir()), places[0])
-    names = [str(name) for name in _read_mat(devkit / "cars_meta.mat", "class_names")]
-    table = devkit / "cars_train_annos.mat"
-    classes: dict[str, list[str]] = {name: [] for name in names}
-    if len(classes) < len(names):
-        raise DataError(f"{devkit / 'cars_meta.mat'}: has a class name more than once. Download it again.")
-    for row in _read_mat(table, "annotations", ("class", "fname")):
-        index = int(row["class"])
-        if not 1 <= index <= len(names):
-            raise DataError(f"{table}: classes must be in 1..{len(names)}; image {row['fname']} has {index}.")
-        classes[names[index - 1]].append(str(row["fname"]))
-    _require(table, folder, classes.values(), file_names(folder))
-    return by_rule(benchmark, folder, {name: sorted(images) for name, images in classes.items()})
-
-
-def _read_mat(file: Path, name: str, fields: tuple[str, ...] = ()) -> Any:
-    from scipy.io import loadmat
-
-    if not file.is_file():
-        raise DataError(f"{file}: there is no such file; it is in the archive car_devkit.tgz, beside the pictures.")
-    if (size := file.stat().st_size) > _MAT_BYTES:
-        raise DataError(f"{file}: has {size:,} bytes; the tables of Stanford Cars have at most {_MAT_BYTES:,}.")
-    try:
-        value = loadmat(file, squeeze_me=True, variable_names=[name]).get(name)
-    except Exception as error:  # the parser raises anything for damaged files
-        content = describe_content(file) or str(error)
-        raise DataError(f"{file}: cannot be read as a .mat file ({content}). Download it again.") from error
-    missing = [field for field in fields if value is None or field not in (value.dtype.names or ())]
-    if value is None or value.ndim != 1 or missing:
-        raise DataError(
-            f"{file}: needs the variable `{name}`"
-            + (f" with the fields {', '.join(fields)}" if fields else "")
-            + "; the file has other content. Download it again."
-        )
-    return value
 
 
 def _require(table: Path, folder: Path, groups: Iterable[list[str]], present: set[str] | Mapping[str, str]) -> None:
@@ -290,24 +230,23 @@ def _require(table: Path, folder: Path, groups: Iterable[list[str]], present: se
         raise DataError(f"{table}: an image occurs in two rows. Download it again.")
 
 
-_LISTS: dict[str, Callable[[Published, Path], Listing]] = {
-    "miniimagenet": list_split_folders,
-    "plantae": list_plantae,
-    "cars": list_cars,
-    "isic": list_isic,
-    "chestx": list_chestx,
-}
+Reader = Callable[[Benchmark, Path], Listing]
+
+_TABLES: dict[str, Reader] = {"isic": list_isic, "chestx": list_chestx}
+"""Readers of benchmarks whose classes are in a table, unless their images were sorted into class folders."""
+
+_FOLDERS: dict[str, Reader] = {"miniimagenet": list_split_folders, "plantae": list_plantae}
 """Readers of published folders; the others have one folder per class."""
 
 
-def find(root: Path, benchmark: Published, size: int) -> Path | None:
+def find(root: Path, benchmark: Benchmark, size: int) -> Path | None:
     """Return the path of a benchmark that the domain `images` can read at this size; None if it is not below `root`.
 
     The first of these exists:
 
     1. `<name>-<size>.npz`, `<name>.npz`;
     2. `filelists/<name>/` with base.json, val.json or novel.json;
-    3. `<name>/` with such lists, with train.csv, val.csv or test.csv, or with miniImageNet's pickles;
+    3. `<name>/` with such lists, or with train.csv, val.csv or test.csv;
     4. the published folders of miniImageNet, which include the split;
     5. `<name>/` with one folder per class, or with class folders in train, val and test;
     6. `<name>-<other size>.npz`, the largest, whose images are resized.
@@ -333,7 +272,7 @@ def advice(root: Path, name: str) -> str:
     return f"Write them with: gradhomog data lists {folder} {name} --out {out}"
 
 
-def find_forms(root: Path, benchmark: Published, size: int | None) -> Iterator[tuple[str, Path]]:
+def find_forms(root: Path, benchmark: Benchmark, size: int | None) -> Iterator[tuple[str, Path]]:
     """Yield the forms of a benchmark below `root`, in the order of `find`; `size=None` finds arrays of any size."""
     name = benchmark.name
     arrays = {path: path.stem.removeprefix(f"{name}-") for path in root.glob(f"{name}-*.npz") if path.is_file()}
@@ -345,35 +284,18 @@ def find_forms(root: Path, benchmark: Published, size: int | None) -> Iterator[t
     if lists is not None and any((lists / file).is_file() for file in _formats.FILE_LISTS.files):
         yield "file lists", lists
     kind = _formats.detect_format(own) if own is not None else None
-    form = kind and kind.name
-    if own is not None and form is not None and form != "class folders":
-        yield form, own
+    if own is not None and kind in _formats.FORMATS:
+        yield kind.name, own
     # Before class folders: `cub/CUB_200_2011/images` would otherwise be a class `CUB_200_2011` without pictures.
     if (published := find_published(root, benchmark)) is not None:
         yield "published folders", published
-    elif own is not None and form == "class folders" and any(path.is_dir() for path in own.iterdir()):
+    elif own is not None and kind not in _formats.FORMATS and any(path.is_dir() for path in own.iterdir()):
         yield "class folders", own
     if size is not None:
         yield from (("arrays", path) for path in sorted(sizes, key=lambda path: -sizes[path]))
 
 
-def find_similar(root: Path, benchmark: Published, known: Iterable[Published]) -> list[Path]:
-    """Return `.npz` files and folders below `root` whose names resemble this benchmark, but are not recognized."""
-    words: dict[str, str] = {}
-    recognized = set()
-    for each in known:
-        words |= dict.fromkeys((each.name, *re.findall(r"[\w-]{5,}", each.title)), each.name)
-        recognized |= {path.relative_to(root).parts[0] for _, path in find_forms(root, each, 0)}
-    found = []
-    for path in sorted(root.iterdir()):
-        if (path.suffix == ".npz" or path.is_dir()) and path.name not in recognized:
-            hint = did_you_mean(re.sub(r"[-_ ]\d+$", "", path.stem), words, "{}")
-            similar = hint.removeprefix(" Did you mean ").removesuffix("?")
-            found += [path] if words.get(similar) == benchmark.name else []
-    return found
-
-
-def find_published(root: Path, benchmark: Published) -> Path | None:
+def find_published(root: Path, benchmark: Benchmark) -> Path | None:
     """Return the folder (for ChestX, the table) of a benchmark in its published layout.
 
     It is searched below `root`, `<name>/` and `filelists/<name>/source/`.
@@ -386,25 +308,27 @@ def find_published(root: Path, benchmark: Published) -> Path | None:
     return next((path for path in candidates if path.exists()), None)
 
 
-def list_published(benchmark: Published, path: Path) -> Listing:
+def list_published(benchmark: Benchmark, path: Path) -> Listing:
     """List a benchmark from its published folders, with its split rule.
 
     Raises:
         DataError: a folder or table is missing, damaged or incomplete; the message contains the path and the reason.
     """
     try:
-        return _LISTS.get(benchmark.name, list_class_folders)(benchmark, path)
+        if benchmark.name in _TABLES and not (path.is_dir() and subfolders(path)):  # not sorted into class folders
+            return _TABLES[benchmark.name](benchmark, path)
+        return _FOLDERS.get(benchmark.name, list_class_folders)(benchmark, path)
     except OSError as error:
         raise DataError(f"{error.filename or path}: cannot be read ({error.strerror or error}).") from error
 
 
-def find_source(root: Path, benchmark: Published) -> Path | None:
+def find_source(root: Path, benchmark: Benchmark) -> Path | None:
     """Return the published folders of a benchmark below `root`, or the class folders in `<name>/`."""
     forms = find_forms(root, benchmark, None)
     return next((path for form, path in forms if form in ("published folders", "class folders")), None)
 
 
-def list_source(root: Path, benchmark: Published) -> Listing:
+def list_source(root: Path, benchmark: Benchmark) -> Listing:
     """List a benchmark from its published folders below `root`, or from class folders in `<name>/`.
 
     Raises:

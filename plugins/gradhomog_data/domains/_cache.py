@@ -34,38 +34,25 @@ def cache_folder() -> Path:
 def load_or_make(stem: str, key: Mapping[str, object], make: Callable[[], Arrays]) -> Arrays:
     """Return the arrays stored under `key`, or make and store them.
 
-    `key` must contain everything that determines the arrays, versions included. The key is stored with the arrays and
-    compared on reading, so that the arrays are made again after a collision of file names, or if the file has other
-    content.
+    `key` must contain everything that determines the arrays, versions included; its digest is in the file's name.
     """
-    text = json.dumps(key, sort_keys=True)
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     try:
-        path = cache_folder() / f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.npz"
+        path = cache_folder() / f"{stem}-{digest[:32]}.npz"
     except RuntimeError:  # `Path.home()`: the user has no home folder
         return make()
-    if (stored := _read(path, text)) is not None:
-        return stored
+    with contextlib.suppress(DataError), files.open_npz(path) as stored:
+        return {name: stored.read(name) for name in stored.names}
     arrays = make()
     with contextlib.suppress(OSError):
-        _write(path, text, arrays)
+        _write(path, arrays)
     return arrays
 
 
-def _read(path: Path, text: str) -> Arrays | None:
-    try:
-        with files.open_npz(path) as stored:
-            arrays = {name: stored.read(name) for name in stored.names}
-    except DataError:
-        return None
-    stored_key = arrays.pop("key", None)
-    return arrays if stored_key is not None and str(stored_key) == text else None
-
-
-def _write(path: Path, text: str, arrays: Arrays) -> None:
+def _write(path: Path, arrays: Arrays) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     # Write a temporary file, then rename it: other processes see the whole file or none.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".partial-") as folder:
         # uncompressed: reading is ten times faster, and compression saves only a third on textured pictures
-        named: dict[str, Any] = {"key": np.array(text), **arrays}
-        np.savez(Path(folder) / path.name, **named)
+        np.savez(Path(folder) / path.name, **arrays)  # type: ignore[arg-type]
         os.replace(Path(folder) / path.name, path)

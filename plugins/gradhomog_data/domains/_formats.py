@@ -1,15 +1,14 @@
 """The formats of pictures on disk: how each is detected, read and limited."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gradhomog import DataError
 from gradhomog_data.domains._picture_set import PictureSet
 from gradhomog_data.domains._pictures import EXTENSIONS, require_pillow
-from gradhomog_data.domains._read_pickles import picture_readers, read_pickle
-from gradhomog_data.domains._text_files import TEXT_SHARE, file_names, read_csv, read_json
+from gradhomog_data.domains._text_files import file_names, read_csv, read_json
 
 
 def read_folder(root: Path, per_class: int | None, max_bytes: int) -> dict[str, list[str]]:
@@ -53,34 +52,21 @@ class Format(NamedTuple):
     Attributes:
         name: its name in messages.
         files: the names of the files or folders of the official splits, and the split of each.
-        read: called with one of these, with the limit on pictures per class and with the limit on bytes; returns the
-            pictures of each class.
-        share: the limit on the bytes of one file is the option `max_bytes` divided by this number.
-        readers: called with the files and `max_bytes`; returns `read` and `identify` of the `PictureSet`, if pictures
-            are not files.
+        read: called with one of these, with the limit on pictures per class and with `max_bytes`; returns the pictures
+            of each class.
     """
 
     name: str
     files: Mapping[str, str]
-    read: Callable[[Path, int | None, int], dict[str, list[Any]]]
-    share: int = 1
-    readers: Callable[[Sequence[Path], int], tuple[Any, Any]] | None = None
+    read: Callable[[Path, int | None, int], dict[str, list[str]]]
 
 
 CLASS_FOLDERS = Format("class folders", {}, read_folder)
 SPLIT_FOLDERS = Format("class folders", {"train": "train", "val": "val", "test": "test"}, read_folder)
-FILE_LISTS = Format(
-    "file lists", {"base.json": "train", "val.json": "val", "novel.json": "test"}, read_json, TEXT_SHARE
-)
+FILE_LISTS = Format("file lists", {"base.json": "train", "val.json": "val", "novel.json": "test"}, read_json)
 FORMATS = (
     FILE_LISTS,
-    Format(
-        "pickles",
-        {f"mini-imagenet-cache-{split}.pkl": split for split in ("train", "val", "test")},
-        read_pickle,
-        readers=picture_readers,
-    ),
-    Format("CSV files", {"train.csv": "train", "val.csv": "val", "test.csv": "test"}, read_csv, TEXT_SHARE),
+    Format("CSV files", {"train.csv": "train", "val.csv": "val", "test.csv": "test"}, read_csv),
 )
 """The formats that are detected by the names of files, in the order of the attempts; else class folders."""
 
@@ -109,14 +95,13 @@ def list_pictures(path: Path, per_class: int | None, max_bytes: int) -> PictureS
     kind = detect_format(path)
     if kind is None:
         raise DataError(f"{path}: must be an .npz file, a .json file list or a folder; got {path.suffix or 'a file'}.")
-    if kind.readers is None:
-        require_pillow(path)
+    require_pillow(path)
     official = path.is_dir() and bool(kind.files)
     files = [path / name for name in kind.files if (path / name).exists()] if official else [path]
-    groups: dict[str, list[Any]] = {}
+    groups: dict[str, list[str]] = {}
     splits: dict[str, str] = {}
     for file in files:
-        classes = kind.read(file, per_class, max_bytes // kind.share)
+        classes = kind.read(file, per_class, max_bytes)
         if shared := groups.keys() & classes.keys():
             name = min(shared)
             raise DataError(f"{file}: splits must not share a class; {name!r} is also in the split {splits[name]!r}.")
@@ -128,5 +113,4 @@ def list_pictures(path: Path, per_class: int | None, max_bytes: int) -> PictureS
         )  # fmt: skip
         raise DataError(f"{path}: {inner} per class is required.")
     name = path.resolve().name if path.is_dir() else path.stem
-    readers = () if kind.readers is None else kind.readers(files, max_bytes)
-    return PictureSet(path, name, groups, splits if official else None, *readers)
+    return PictureSet(path, name, groups, splits if official else None)

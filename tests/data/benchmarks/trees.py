@@ -5,9 +5,7 @@ import io
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import numpy as np
 from PIL import Image
-from scipy.io import savemat
 
 from gradhomog_data.benchmarks import BENCHMARKS
 
@@ -39,17 +37,8 @@ def cub(root: Path) -> None:
 
 
 def cars(root: Path) -> None:
-    """Class k, counted from 1, has the name `Make {197 - k}`, so that the order of the table differs from by name."""
-    files = [(f"{number:05}.jpg", 1 + number % 196) for number in range(1, 393)]
-    write_pictures(root / "cars_train", [name for name, _ in files])
-    fields = ["bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2", "class", "fname"]
-    annotations = np.zeros((1, len(files)), dtype=[(field, "O") for field in fields])
-    for index, (name, number) in enumerate(files):
-        annotations[0, index] = (1, 1, 4, 4, number, name)
-    (root / "devkit").mkdir()
-    savemat(root / "devkit" / "cars_train_annos.mat", {"annotations": annotations})
-    names = np.array([[f"Make {197 - number}" for number in range(1, 197)]], dtype=object)
-    savemat(root / "devkit" / "cars_meta.mat", {"class_names": names})
+    for number in range(1, 197):
+        write_pictures(root / "cars_train" / f"Make {number:03}", ["00002.jpg", "00001.jpg"])
 
 
 def places(root: Path) -> None:

@@ -31,8 +31,10 @@ class Source:
         return expected(item)
 
     def open(self, version="1", count=COUNT, max_bytes=2**30):
-        identify = lambda items: (f"{version} {item}" for item in items)  # noqa: E731
-        return decode(Path("set"), range(count), SIZE, max_bytes, read=self.read, identify=identify)[0]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_picture_set, "read_picture", self.read)
+            patch.setattr(_picture_set, "_identify", lambda paths: (f"{version} {path}" for path in paths))
+            return decode(Path("set"), range(count), SIZE, max_bytes)[0]
 
 
 def expected(item):
@@ -76,7 +78,7 @@ def test_other_pictures_sizes_or_versions_are_decoded_again(monkeypatch):
         source = Source()
         source.open(**options)
         assert source.decoded
-    monkeypatch.setattr(_picture_set, "_pillow_version", lambda: "0")
+    monkeypatch.setattr(_picture_set.importlib.metadata, "version", lambda name: "0")
     source = Source()
     source.open()
     assert source.decoded

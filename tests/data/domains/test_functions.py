@@ -1,5 +1,3 @@
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -90,12 +88,6 @@ def test_noise_has_its_standard_deviation_and_does_not_change_inputs_or_function
     for a, b in ((clean.support_y, noisy.support_y), (clean.query_y, noisy.query_y)):
         assert abs((b - a).std().item() - 0.5) < 0.03
         assert abs((b - a).mean().item()) < 0.04
-
-
-def test_a_domain_of_functions_can_be_pickled():
-    domain = pickle.loads(pickle.dumps(functions("bumps", noise=0.1)))
-    assert domain.outputs == 1
-    assert domain.input_shape == (1,)
 
 
 def test_bad_options_raise():

@@ -178,18 +178,15 @@ def test_the_second_call_reads_the_same_pictures_from_the_cache(cache, monkeypat
     assert fingerprint(glyphs.glyphs("tifinagh", **SMALL)) == fingerprint(first)
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "other"])
+@pytest.mark.parametrize("damage", ["empty", "cut"])
 def test_a_damaged_cache_file_is_rendered_again(cache, damage):
     first = glyphs.glyphs("tifinagh", **SMALL)
     (file,) = cache.iterdir()
-    if damage == "other":  # a valid file with other content under this name
-        np.savez(file, key=np.array("something else"), plain=np.zeros(3))
-    else:
-        file.write_bytes(file.read_bytes()[: 0 if damage == "empty" else 1000])
+    file.write_bytes(file.read_bytes()[: 0 if damage == "empty" else 1000])
     assert fingerprint(glyphs.glyphs("tifinagh", **SMALL)) == fingerprint(first)
     assert len(list(cache.iterdir())) == 1
     with np.load(file) as stored:
-        assert set(stored.files) == {"key", "plain", "cued", "class_names"}
+        assert set(stored.files) == {"plain", "cued", "class_names"}
 
 
 def test_every_option_value_has_a_separate_cache_file(cache):

@@ -9,7 +9,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 import gradhomog_data.networks
-from gradhomog import ConfigError, UnknownPluginError, available
+from gradhomog import ConfigError
 from gradhomog.experiments import content
 from gradhomog.experiments.run_file.schema import load
 
@@ -18,9 +18,38 @@ NETWORKS = (*IMAGES, "mlp")
 
 
 def test_run_files_accept_exactly_the_names_of_networks():
-    assert available("networks") == tuple(sorted(NETWORKS))
-    with pytest.raises(UnknownPluginError, match=r"unknown network 'Conv4'.* 'conv4'\? Installed: conv4, .*, mlp, "):
+    assert tuple(content.NETWORKS) == tuple(sorted(NETWORKS))
+    with pytest.raises(
+        ConfigError, match=r"`network.name` must be one of conv4, .* module:function; got 'Conv4'\. Did"
+    ):
         load(None, ["network.name=Conv4"])
+
+
+SOURCE = """
+import math
+from torch import nn
+def linear(input_shape, outputs, width):
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), width)), nn.Linear(width, outputs)
+def pooled(input_shape, outputs, width, *, flatten=True):
+    body, pool = nn.Conv2d(input_shape[0], width, 3), nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    head = nn.Linear(width, outputs)
+    return (nn.Sequential(body, pool), head) if flatten else (body, nn.Sequential(pool, head))
+"""
+
+
+def test_a_function_of_a_module_is_a_network(tmp_path, monkeypatch):
+    (tmp_path / "my_networks.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load(None, ["network.name=my_networks:linear"]).network.name == "my_networks:linear"
+    encoder, head = content.build_network("my_networks:linear", (3,), 5, 8)
+    assert head(encoder(torch.zeros(2, 3))).shape == (2, 5)
+    assert not content.has_maps("my_networks:linear")
+    encoder, head = content.build_network("my_networks:pooled", (3, 8, 8), 5, 4, flatten=False)
+    assert encoder(torch.zeros(2, 3, 8, 8)).shape == (2, 4, 6, 6)
+    assert content.has_maps("my_networks:pooled")
+    for name in ("my_networks:missing", "no_networks:linear"):
+        with pytest.raises(ConfigError, match=rf"`network.name` {name} cannot be imported: .* PYTHONPATH"):
+            content.build_network(name, (3,), 5, 8)
 
 
 @pytest.mark.parametrize("name", IMAGES)

@@ -1,7 +1,6 @@
 """Comparisons on multi-task problems: the same table after interruptions, the report, and the commands."""
 
 import csv
-import dataclasses
 import json
 
 import numpy as np
@@ -15,7 +14,7 @@ from gradhomog.experiments.results import comparison_dir as folders
 from gradhomog.experiments.results.runs import SINGLE
 from gradhomog.experiments.run_file.schema import load
 from tests.data.problems.conftest import GLYPHS
-from tests.experiments.run_helpers import interrupted_after, results
+from tests.experiments.run_helpers import results
 
 pytestmark = pytest.mark.slow
 
@@ -25,15 +24,6 @@ LABELS = ["plain", "static (tuned)", SINGLE, "pcgrad", "gradnorm (tuned)"]
 
 def config(*more):
     return load(None, [*OVERRIDES, *more]).with_baselines()
-
-
-def table(outcome):
-    """The rows without times."""
-    untimed = [row.to_plain and dataclasses.replace(row.to_plain, time_ratio=None) for row in outcome.summary.rows]
-    return [
-        (row.label, row.score, row.improvement, difference)
-        for row, difference in zip(outcome.summary.rows, untimed, strict=True)
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -88,21 +78,6 @@ def test_the_report_describes_the_problem_and_no_episodes(whole):
     drawn = {path.stem for path in (whole.folder / "figures").iterdir()}
     assert {"scores", "conflict", "weights", "validation"} <= drawn
     assert "trajectories" not in drawn
-
-
-def test_the_resolved_file_lists_the_baselines_and_reproduces_the_table(whole, without_figures, tmp_path):
-    again = compare(load(whole.folder / folders.RUN_FILE), tmp_path / "again")
-    assert results(again.folder) == results(whole.folder)
-    assert table(again) == table(whole)
-
-
-@pytest.mark.parametrize("count", [2, 40])
-def test_an_interrupted_comparison_resumes_to_the_same_table(whole, without_figures, tmp_path, count):
-    with interrupted_after(count), pytest.raises(KeyboardInterrupt):
-        compare(config(), tmp_path / "out")
-    outcome = compare(config(), tmp_path / "out", resume=True)
-    assert results(outcome.folder) == results(whole.folder)
-    assert table(outcome) == table(whole)
 
 
 def test_compare_adds_the_baselines_and_report_prints_the_same_table(without_figures, tmp_path, capsys):

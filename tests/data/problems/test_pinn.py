@@ -19,9 +19,11 @@ from gradhomog.experiments.training.trainer import learning_rate, make_optimizer
 from gradhomog_data.problems._tanh_network import TanhNetwork, value_and_derivatives
 from gradhomog_data.problems.pinn import (
     CONDITIONS,
-    EQUATIONS,
     PDE,
     VISCOSITY,
+    Burgers,
+    Helmholtz,
+    KleinGordon,
     LowestLoss,
     burgers_solution,
     latin_hypercube,
@@ -31,10 +33,12 @@ from gradhomog_data.problems.pinn import (
 from tests.data.problems.conftest import problem_run
 from tests.experiments.run_helpers import trainer
 
+EQUATIONS = {"burgers": Burgers, "helmholtz": Helmholtz, "klein_gordon": KleinGordon}
+
 
 def equation_with(name, network=None, **options):
     """An equation with a function in place of its network, by default the solution."""
-    equation = EQUATIONS[name][0](problem_run(), **options)
+    equation = EQUATIONS[name](problem_run(), **options)
     equation.network = network or Exact(equation)
     return equation
 

@@ -234,7 +234,7 @@ def test_an_unknown_learner_raises_before_any_training(settings: Settings, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["tables"], r"unknown paper 'tables'\.( Did you mean .*)? Installed: ablation, .*weak\."),
+        (["tables"], r"unknown experiment 'tables'\. It must be one of ablation, .*weak, or FILE"),
         (["strong", "--scale", "smal"], r"unknown scale 'smal'; .*Did you mean 'small'\?"),
         (["strong"], "Pass the folder of the data by --data"),
         (["strong", "--data", "missing"], "--data must be an existing folder"),

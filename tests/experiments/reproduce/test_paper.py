@@ -1,21 +1,17 @@
 """Files of papers: their numbers, those of third parties, and errors in them."""
 
 import re
-import sys
-import tomllib
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from gradhomog.cli import main
-from gradhomog.errors import ConfigError, PluginLoadError, UnknownPluginError
+from gradhomog.errors import ConfigError
 from gradhomog.experiments.reproduce.comparisons import Settings, parts
 from gradhomog.experiments.reproduce.paper_schema import parse_paper, read_experiment
-from gradhomog.registry import Registry, using
 from tests.docs import pages
 
-ENTRY_POINTS, MINIMAL = re.findall(r"```toml\n(.*?)```", pages.text("guide/papers.md"), re.DOTALL)
+[MINIMAL] = re.findall(r"```toml\n(.*?)```", pages.text("guide/papers.md"), re.DOTALL)
 """The paper of a third party in the guide."""
 
 
@@ -55,45 +51,39 @@ def test_numbers_are_those_of_the_papers_and_belong_to_rows() -> None:
 
 
 @pytest.fixture
-def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package with the file of a paper, whose entry points are `valley` and `absent`."""
-    (tmp_path / "my_papers").mkdir()
-    (tmp_path / "my_papers" / "__init__.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_papers", raising=False)  # of another test's folder
-    path = tmp_path / "my_papers" / "valley.toml"
+def third_party(tmp_path: Path) -> Path:
+    path = tmp_path / "valley.toml"
     path.write_text(MINIMAL)
-    declared = tomllib.loads(ENTRY_POINTS)["project"]["entry-points"]["gradhomog.papers"]
-    points = [metadata.EntryPoint(name, value, "gradhomog.papers")
-              for name, value in {**declared, "absent": "my_papers.valley:table2"}.items()]  # fmt: skip
-    kinds = ("homogenizers", "problems", "executors")
-    points += [point for kind in kinds for point in metadata.entry_points(group=f"gradhomog.{kind}")]
-    with using(Registry(points)):
-        yield path
+    return path
 
 
-def test_a_third_party_adds_a_paper_by_a_file_and_an_entry_point(
-    third_party: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_third_party_adds_a_paper_by_a_file(
+    third_party: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["reproduce", "valley", "--jobs", "1", "--out", str(tmp_path / "out")]) == 0
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", "valley.toml:table1", "--jobs", "1"]) == 0
     printed = capsys.readouterr().out
     assert "landscape  PCGrad" in printed
     assert "0.5 (0.1)" in printed
-    assert main(["reproduce", "valley", "--data", "x"]) == 2
-    assert "`valley` needs no data; remove --data" in capsys.readouterr().err
+    assert (tmp_path / "runs" / "reproduce-table1-smoke").is_dir()
+    assert main(["reproduce", f"{third_party}:table1", "--data", "x"]) == 2
+    assert "valley.toml:table1` needs no data; remove --data" in capsys.readouterr().err
 
 
 def test_names_and_files_that_cannot_be_read_raise(third_party: Path) -> None:
-    with pytest.raises(UnknownPluginError, match=r"unknown paper 'valey'\. Did you mean 'valley'\?"):
-        read_experiment("valey")
-    with pytest.raises(PluginLoadError, match=r"paper 'absent' .*has no experiment 'table2'; it has table1"):
-        read_experiment("absent")
+    with pytest.raises(ConfigError, match=r"unknown experiment 'weka'\. Did you mean 'weak'\? It must be one of abl"):
+        read_experiment("weka")
+    with pytest.raises(ConfigError, match=r"valley\.toml has no experiment 'table2'; it has table1"):
+        read_experiment(f"{third_party}:table2")
+    third_party.write_text(MINIMAL.replace("[protocols.toy]", "[protocol.toy]"))
+    with pytest.raises(ConfigError, match=r"(?s)valley\.toml: 2 errors.*unknown key `protocol`"):
+        read_experiment(f"{third_party}:table1")
     third_party.write_text("]")
-    with pytest.raises(PluginLoadError, match=r"paper 'valley' .*cannot be read: invalid TOML"):
-        read_experiment("valley")
+    with pytest.raises(ConfigError, match=r"valley\.toml.* invalid TOML|valley\.toml.*not valid TOML"):
+        read_experiment(f"{third_party}:table1")
     third_party.unlink()
-    with pytest.raises(PluginLoadError, match=r"paper 'valley' .*cannot be read: .*valley\.toml"):
-        read_experiment("valley")
+    with pytest.raises(ConfigError, match=r"valley\.toml"):
+        read_experiment(f"{third_party}:table1")
 
 
 @pytest.mark.parametrize(
@@ -118,4 +108,4 @@ def test_errors_in_a_file_have_the_path_of_the_key(old: str, new: str, message: 
 def test_an_unknown_variable_raises(third_party: Path) -> None:
     third_party.write_text(MINIMAL.replace("pcgrad", "$static"))
     with pytest.raises(ConfigError, match=r"'\$static': unknown variable 'static'; known: column"):
-        parts("valley", Settings({}))
+        parts(f"{third_party}:table1", Settings({}))

@@ -83,7 +83,7 @@ def test_the_digest_depends_on_all_settings_that_determine_results():
         (f"train.outer_lr={10**400}", r"`train.outer_lr` must be a number > 0 within float64; got 1000"),
         ("seeds=x", r"`seeds` must be an integer or a list"),
         ("network.channels=2", r"`network.channels` must be one of 0, 1, 3; got 2"),
-        ("network.name=resnet", r"unknown network 'resnet'\. Did you mean 'resnet.*Installed: conv4, conv6"),
+        ("network.name=resnet", r"`network.name` must be one of conv4, conv6, .*; got 'resnet'\. Did you mean 'resnet"),
         ("train", r"--set must be key.path=value; got 'train'"),
         ("seeds.first=1", r"`seeds` must be an integer or a list"),
     ],

@@ -45,7 +45,7 @@ def interrupted_folder(gradhomog_install, tmp_path):
 
 
 def test_run_files_name_the_distribution_and_version_of_every_plugin(interrupted_folder):
-    builtin = {f"gradhomog:{name}=={version()}" for name in ("functions", "maml", "mlp")}
+    builtin = {f"gradhomog:{name}=={version()}" for name in ("functions", "maml")}
     for path in (interrupted_folder / "run.toml", next((interrupted_folder / "runs").iterdir()) / "config.toml"):
         assert set(tomllib.loads(path.read_text())["plugins"]) == builtin | {"ours-dist:even==1.0"}
 
@@ -109,4 +109,4 @@ def test_members_of_presets_domains_and_tuned_candidates_are_pinned():
     overrides = [*SMALL, 'homogenizers=["rotogbml", "pcgrad | static"]', "learner=fomaml"]
     with pins.use_pinned_plugins(load(None, overrides)) as pinned:
         names = {pin.partition(":")[2].partition("==")[0] for pin in pinned.plugins}
-    assert names == {"fomaml", "functions", "isi", "mlp", "pcgrad", "reweight", "rotate", "rotogbml", "static"}
+    assert names == {"fomaml", "functions", "isi", "pcgrad", "reweight", "rotate", "rotogbml", "static"}

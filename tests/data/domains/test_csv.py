@@ -1,9 +1,7 @@
-"""The domain `images` reads CSV splits and the pickles of miniImageNet."""
+"""The domain `images` reads CSV splits."""
 
 import contextlib
-import pickle
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,20 +34,6 @@ def write_csv(root, *, header="filename,label", place="images", row="{image},{la
     return root
 
 
-def write_pickles(root, protocol=2, **change):
-    root.mkdir(exist_ok=True)
-    for split, classes in CLASSES.items():
-        values = [grey(split, index) + number for number in range(2) for index in range(len(classes))]
-        content = {
-            "image_data": np.zeros((len(values), 8, 8, 3), dtype=np.uint8)
-            + np.array(values, dtype=np.uint8)[:, None, None, None],
-            "class_dict": {label: [index, len(classes) + index] for index, label in enumerate(classes)},
-        }
-        path = root / f"mini-imagenet-cache-{split}.pkl"
-        path.write_bytes(pickle.dumps({**content, **(change if split == "train" else {})}, protocol=protocol))
-    return root
-
-
 def assert_right(root, **options):
     domain = images.images(str(root), size=8, **options)
     assert domain.class_names == ("ant", "bee", "cat", "dog", "eel")
@@ -75,35 +59,6 @@ LAYOUTS = {
 def test_csv_splits_of_every_layout_give_the_same_domain(tmp_path, layout):
     assert_right(write_csv(tmp_path, **layout))
     assert_right(tmp_path, per_class=1)
-
-
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_pickles_of_every_protocol_give_the_same_domain(tmp_path, protocol):
-    assert_right(write_pickles(tmp_path, protocol))
-    assert_right(tmp_path, per_class=1)
-
-
-def test_pickles_with_rows_as_arrays_are_read(tmp_path):
-    assert_right(write_pickles(tmp_path, class_dict={"ant": np.array([0, 2]), "bee": np.array([1, 3])}))
-
-
-def test_pictures_of_pickles_are_resized_as_those_of_arrays(tmp_path):
-    noise = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype=np.uint8)
-    write_pickles(tmp_path / "mini", image_data=noise)
-    np.savez(tmp_path / "a.npz", images=noise, labels=np.array([0, 1, 0, 1]), class_names=np.array(["ant", "bee"]))
-    read = images.images(str(tmp_path / "mini"), size=5)
-    assert np.array_equal(read._images[:4], images.images(str(tmp_path / "a.npz"), size=5)._images)
-
-
-def test_many_pictures_of_pickles_are_mapped_from_the_cache(tmp_path, cache):
-    rows = np.random.default_rng(0).permutation(300)
-    noise = np.random.default_rng(0).integers(0, 256, (300, 8, 8, 3), dtype=np.uint8)
-    classes = {"ant": rows[:150].tolist(), "bee": rows[150:].tolist()}
-    write_pickles(tmp_path / "mini", protocol=4, image_data=noise, class_dict=classes)
-    for _ in range(2):
-        read = images.images(str(tmp_path / "mini"), size=8, max_bytes=60_000)
-        assert np.array_equal(read._images[:300], noise[rows])
-    assert len(list(cache.glob("*.npy"))) == 1
 
 
 def assert_raises(root, message, name):
@@ -142,40 +97,6 @@ def test_a_csv_file_is_read_up_to_its_share_of_the_limit(tmp_path):
     write_csv(tmp_path)
     with pytest.raises(DataError, match=r"at most 20 bytes are read"):
         images.images(str(tmp_path), size=8, max_bytes=64 * 20)
-
-
-ZEROS = np.zeros((4, 8, 8, 3), dtype=np.uint8)
-
-PICKLE_DAMAGES = {
-    "floats": (
-        {"image_data": ZEROS / 2, "class_dict": {"a": [0]}},
-        r"must be a uint8 array .*; got float64 \(4, 8, 8, 3\)",
-    ),
-    "gray": (
-        {"image_data": ZEROS[..., 0], "class_dict": {"a": [0]}},
-        r"must be a uint8 array .*; got uint8 \(4, 8, 8\)",
-    ),
-    "no array": ({"image_data": [1], "class_dict": {"a": [0]}}, r"must be a uint8 array .*; got int64 \(1,\)"),
-    "no classes": ({"image_data": ZEROS, "class_dict": {}}, "`class_dict` must be a dictionary"),
-    "empty class": (
-        {"image_data": ZEROS, "class_dict": {"a": []}},
-        "'class_dict/a' must be a list of integers, at least one",
-    ),
-    "fractions as rows": (
-        {"image_data": ZEROS, "class_dict": {"a": ZEROS[0, 0, 0] / 2}},
-        r"integers, .*; got float64 \(3,\)",
-    ),
-    "row out of range": ({"image_data": ZEROS, "class_dict": {"a": [0, 4]}}, r"rows in 0\.\.3; got 4"),
-    "row twice": ({"image_data": ZEROS, "class_dict": {"a": [0], "b": [1, 0]}}, "lists image 0 more than once"),
-    "class in two splits": ({"image_data": ZEROS, "class_dict": {"cat": [0]}}, "splits must not share a class; 'cat'"),
-}
-
-
-@pytest.mark.parametrize(("content", "message"), PICKLE_DAMAGES.values(), ids=PICKLE_DAMAGES.keys())
-def test_a_pickle_of_other_content_raises(tmp_path, content, message):
-    write_pickles(tmp_path)
-    (tmp_path / "mini-imagenet-cache-train.pkl").write_bytes(pickle.dumps(content, protocol=4))
-    assert_raises(tmp_path, message, ".pkl")
 
 
 TEXT = st.text(st.sampled_from('filename,label\n\r"ab0./\\\0é'), max_size=60)
