@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from gradhomog.experiments.results.runs import PLAIN
+from gradhomog.experiments.runs import PLAIN
 from gradhomog.experiments.suite import figures, tables
 from gradhomog.experiments.suite.problems import FACTORS, problems
 from gradhomog.experiments.suite.results import stored_results

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
     from gradhomog.errors import ConfigError
     from gradhomog.experiments.results.events import json_compatible
-    from gradhomog.experiments.results.runs import PLAIN
+    from gradhomog.experiments.runs import PLAIN
     from gradhomog.experiments.suite import tables
     from gradhomog.experiments.suite.problems import STATIC, chosen_problems
     from gradhomog.experiments.suite.results import append_row, current, read_results, stored_results

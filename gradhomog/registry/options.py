@@ -289,7 +289,7 @@ def validate_options(spec: Spec, plugin: str, options: Mapping[str, Any]) -> dic
 
     An integer is a valid float. The message of a wrong value is that of `describe_mismatch`. The arguments of a
     constructor that is called in Python are validated by `ValidatedConstructor`, the keys of `[problem]` in a run file
-    by `gradhomog.experiments.content.problem_table`.
+    by `gradhomog.experiments.run_file.content.problem_table`.
 
     Raises:
         OptionError: a name is unknown (the message lists the options), a required option is missing, or a type is

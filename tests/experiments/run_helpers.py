@@ -11,8 +11,8 @@ from unittest import mock
 from gradhomog.experiments.results.comparison_dir import Plan, RunDir, run_dir
 from gradhomog.experiments.results.events import VERSION, EventLog, json_compatible
 from gradhomog.experiments.results.records import records
-from gradhomog.experiments.results.runs import Method, Run
 from gradhomog.experiments.run_file.schema import Config
+from gradhomog.experiments.runs import Method, Run
 from gradhomog.experiments.training.trainer import Trainer
 
 Record = dict[str, Any]

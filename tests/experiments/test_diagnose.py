@@ -8,8 +8,8 @@ import torch
 
 from gradhomog.errors import ConfigError, OptionError
 from gradhomog.experiments.diagnose import diagnose, diagnose_trainable
-from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
+from gradhomog.experiments.runs import Run
 from gradhomog.experiments.training.trainer import make_optimizer, make_trainable
 from tests.experiments.conftest import SMALL
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gradhomog.experiments.analysis.metrics import metric
+from gradhomog.experiments.metrics import metric
 from gradhomog.experiments.results.events import Record, numbers
 from gradhomog.table import LEVEL
 

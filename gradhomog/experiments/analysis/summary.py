@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gradhomog.errors import ConfigError
-from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.statistics import (
     Interval,
     PairedComparison,
@@ -22,8 +21,9 @@ from gradhomog.experiments.analysis.statistics import (
     mean_interval,
     step_seconds,
 )
+from gradhomog.experiments.metrics import metric
 from gradhomog.experiments.results.events import Record, json_compatible, numbers
-from gradhomog.experiments.results.runs import PLAIN, SINGLE
+from gradhomog.experiments.runs import PLAIN, SINGLE
 
 
 def improvement(runs: Runs, base: Runs) -> Interval | None:

@@ -12,16 +12,16 @@ from typing import Any
 from uuid import uuid4
 
 from gradhomog.errors import ConfigError, GradhomogError
+from gradhomog.experiments.environment import threads
 from gradhomog.experiments.execution import observers
-from gradhomog.experiments.execution.environment import threads
 from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.execution.worker import Executor, Job, make_executor
 from gradhomog.experiments.report.page import write_report
 from gradhomog.experiments.results import comparison_dir, events
 from gradhomog.experiments.results.comparison_dir import Plan, read_result, run_dir
-from gradhomog.experiments.results.runs import Method, Run, decided_runs
 from gradhomog.experiments.run_file import pins
 from gradhomog.experiments.run_file.schema import Config
+from gradhomog.experiments.runs import Method, Run, decided_runs
 from gradhomog.experiments.training import trainer
 
 Progress = Callable[[Mapping[str, Any]], None]

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from gradhomog.errors import ConfigError, GradhomogError, join_errors
-from gradhomog.experiments import content
-from gradhomog.experiments.results.runs import SINGLE, Method, Run
+from gradhomog.experiments.run_file import content
 from gradhomog.experiments.run_file.schema import Config
+from gradhomog.experiments.runs import SINGLE, Method, Run
 from gradhomog.experiments.training.meta_learning import MetaLearning
 from gradhomog.experiments.training.trainer import make_trainable
 from gradhomog.registry import expression

@@ -11,9 +11,9 @@ from gradhomog.experiments.episodes.splits import close_domains
 from gradhomog.experiments.execution.comparison import make_plan
 from gradhomog.experiments.results import checksums
 from gradhomog.experiments.results.comparison_dir import MANIFEST, PLAN, RESULT, Plan, read_result, run_dir
-from gradhomog.experiments.results.runs import decided_runs
 from gradhomog.experiments.run_file import pins
 from gradhomog.experiments.run_file.schema import Config, load
+from gradhomog.experiments.runs import decided_runs
 
 Checked = Iterator[tuple[Path, str | None]]
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from gradhomog.errors import GradhomogError, describe_error, raised_in_package
+from gradhomog.experiments.environment import threads
 from gradhomog.experiments.execution import observers
-from gradhomog.experiments.execution.environment import threads
 from gradhomog.experiments.results.comparison_dir import run_dir
-from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file import pins
 from gradhomog.experiments.run_file.schema import Config
+from gradhomog.experiments.runs import Run
 from gradhomog.experiments.training.trainer import Trainer
 from gradhomog.learners.domains import domain_plugin
 from gradhomog.ranks.communicator import Ranks

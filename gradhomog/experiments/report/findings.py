@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.statistics import PairedComparison, deviation_factors
 from gradhomog.experiments.analysis.summary import BASELINES, MethodRow, Summary
+from gradhomog.experiments.metrics import metric
 from gradhomog.experiments.report.tables import detectable_words, interval_text, p_text, ratio_text
 
 

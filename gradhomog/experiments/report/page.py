@@ -8,8 +8,8 @@ import tomli_w
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.summary import Summary, summarize
+from gradhomog.experiments.metrics import metric
 from gradhomog.experiments.report.figures import saliency, scores, style, training
 from gradhomog.experiments.report.findings import baseline_notes, findings, scope
 from gradhomog.experiments.report.tables import baseline_table, candidate_table, run_table, score_table, summary_csv

@@ -13,7 +13,7 @@ from gradhomog.experiments.reproduce.paper_schema import Paper, read_experiment
 from gradhomog.experiments.reproduce.report import REPORT, write_page
 from gradhomog.experiments.reproduce.results import Results, collect
 from gradhomog.experiments.results.comparison_dir import PLAN, Plan, check_writable, run_dir
-from gradhomog.experiments.results.runs import decided_runs
+from gradhomog.experiments.runs import decided_runs
 
 
 @dataclass

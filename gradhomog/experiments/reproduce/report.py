@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradhomog.experiments.analysis.metrics import metric
+from gradhomog.experiments.metrics import metric
 from gradhomog.experiments.report.figures import style
 from gradhomog.experiments.report.figures.scores import draw_rows
 from gradhomog.experiments.report.page import environment, inline_svg

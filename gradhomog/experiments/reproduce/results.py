@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.statistics import (
     Interval,
     Runs,
@@ -18,12 +17,13 @@ from gradhomog.experiments.analysis.statistics import (
 )
 from gradhomog.experiments.analysis.summary import summarize
 from gradhomog.experiments.execution.methods import make_methods
+from gradhomog.experiments.metrics import metric
 from gradhomog.experiments.reproduce.comparisons import Part
 from gradhomog.experiments.reproduce.paper_schema import Paper
 from gradhomog.experiments.results.comparison_dir import PLAN
 from gradhomog.experiments.results.events import json_compatible, numbers
 from gradhomog.experiments.results.records import records as read_records
-from gradhomog.experiments.results.runs import PLAIN
+from gradhomog.experiments.runs import PLAIN
 
 ONE_POINT = 0.01
 """The difference that `seeds_needed` of an average refers to."""

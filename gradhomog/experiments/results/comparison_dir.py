@@ -21,10 +21,10 @@ from filelock import FileLock, Timeout
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.results import atomic_files, checksums, events
 from gradhomog.experiments.results.events import Record
-from gradhomog.experiments.results.runs import Method, Run
 from gradhomog.experiments.run_file.schema import Config, load
 from gradhomog.experiments.run_file.toml import flatten
 from gradhomog.experiments.run_file.validation import build
+from gradhomog.experiments.runs import Method, Run
 
 ROOT = Path("runs")
 RUN_FILE, PLAN, MANIFEST = "run.toml", "plan.json", "manifest.json"

@@ -16,8 +16,8 @@ from gradhomog.errors import ConfigError
 from gradhomog.experiments.results import checksums, events
 from gradhomog.experiments.results.comparison_dir import EVENTS, Plan, run_dir
 from gradhomog.experiments.results.events import Record
-from gradhomog.experiments.results.runs import PLAIN, Method, Run, chosen_candidate
 from gradhomog.experiments.run_file.pins import versions as pin_versions
+from gradhomog.experiments.runs import PLAIN, Method, Run, chosen_candidate
 
 
 def records(folder: Path) -> list[Record]:

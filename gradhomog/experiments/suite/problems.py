@@ -15,12 +15,12 @@ import torch
 
 import gradhomog
 from gradhomog.errors import ConfigError, did_you_mean
-from gradhomog.experiments import content
 from gradhomog.experiments.execution.methods import FACTORS as WRONG
 from gradhomog.experiments.execution.methods import misscaled, takes_misscaled_losses
-from gradhomog.experiments.results.runs import PLAIN, SINGLE
+from gradhomog.experiments.run_file import content
 from gradhomog.experiments.run_file.schema import Config, load
 from gradhomog.experiments.run_file.validation import build
+from gradhomog.experiments.runs import PLAIN, SINGLE
 from gradhomog.registry import installed
 from gradhomog.step.pipelines import pipeline
 

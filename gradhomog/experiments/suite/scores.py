@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gradhomog.experiments.analysis.statistics import SIGNIFICANCE, Interval, holm, mean_interval, paired_test
-from gradhomog.experiments.results.runs import PLAIN
+from gradhomog.experiments.runs import PLAIN
 from gradhomog.experiments.suite.problems import FACTORS, GIVEN, STATIC, SuiteProblem
 from gradhomog.experiments.suite.results import Results, by_factor
 from gradhomog.experiments.suite.training import SuiteRun

@@ -10,8 +10,8 @@ from torch import nn
 from gradhomog import DataError
 from gradhomog.experiments.episodes import splits
 from gradhomog.experiments.episodes.splits import all_have_variance, normalize_scores
-from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
+from gradhomog.experiments.runs import Run
 from gradhomog.experiments.training.meta_learning import MetaLearning
 from gradhomog.learners.results import Evaluation
 from gradhomog_adapters.maml import MAML

@@ -14,8 +14,8 @@ from gradhomog.experiments.execution.comparison import compare
 from gradhomog.experiments.execution.worker import Job, Outcome
 from gradhomog.experiments.results.comparison_dir import run_dir
 from gradhomog.experiments.results.records import records
-from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
+from gradhomog.experiments.runs import Run
 from tests.experiments.conftest import SMALL
 from tests.experiments.run_helpers import gradhomog_without_figures, interrupted_after, results
 

@@ -4,8 +4,8 @@ import pytest
 
 from gradhomog import ConfigError
 from gradhomog.experiments.execution.methods import make_methods, with_misscaled_losses
-from gradhomog.experiments.results.runs import Method, Run, chosen_candidate, decided_runs
 from gradhomog.experiments.run_file.schema import load
+from gradhomog.experiments.runs import Method, Run, chosen_candidate, decided_runs
 
 TUNED = 'homogenizers=["none", "pcgrad", "static | static(weights=[1, 2])"]'
 

@@ -20,7 +20,7 @@ from gradhomog.experiments.report.figures.training import (
 )
 from gradhomog.experiments.report.page import write_report
 from gradhomog.experiments.results.comparison_dir import run_dir
-from gradhomog.experiments.results.runs import Run
+from gradhomog.experiments.runs import Run
 from tests.experiments.report.test_page import report
 from tests.experiments.results.test_artifacts import example_maps
 from tests.experiments.run_helpers import write_comparison

@@ -12,7 +12,7 @@ from gradhomog.experiments.episodes.splits import streams
 from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.reproduce.comparisons import Settings, find_domains, image_size, parts
 from gradhomog.experiments.reproduce.paper_schema import read_experiment
-from gradhomog.experiments.results.runs import Run
+from gradhomog.experiments.runs import Run
 from gradhomog.experiments.training.trainer import learning_rate, make_trainable
 from gradhomog.registry import available
 from gradhomog_data.benchmarks import BENCHMARKS

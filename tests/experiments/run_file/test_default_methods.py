@@ -7,8 +7,8 @@ import gradhomog
 from gradhomog.diagnosis.recommend import EQUAL_NORMS
 from gradhomog.experiments.episodes.splits import streams
 from gradhomog.experiments.execution.methods import make_methods
-from gradhomog.experiments.results.runs import SINGLE, Run
 from gradhomog.experiments.run_file.schema import FEW_SHOT, MULTI_TASK, TUNED_STATIC, load
+from gradhomog.experiments.runs import SINGLE, Run
 from gradhomog.experiments.training.meta_learning import MetaLearning
 from gradhomog.registry import expression
 

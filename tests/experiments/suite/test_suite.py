@@ -10,7 +10,7 @@ from scipy.stats import ttest_rel
 
 from gradhomog import DataError
 from gradhomog.cli import main
-from gradhomog.experiments.results.runs import Run
+from gradhomog.experiments.runs import Run
 from gradhomog.experiments.suite import problems as suite_problems
 from gradhomog.experiments.suite import results as stored
 from gradhomog.experiments.suite.problems import CHECKPOINTS, FACTORS, GRID, STATIC, SuiteProblem, problems

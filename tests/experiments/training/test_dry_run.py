@@ -8,8 +8,8 @@ from gradhomog import ConfigError
 from gradhomog.experiments.execution.comparison import compare, dry_run
 from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.results import comparison_dir
-from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
+from gradhomog.experiments.runs import Run
 from tests.experiments.conftest import SMALL
 from tests.experiments.run_helpers import trainer
 

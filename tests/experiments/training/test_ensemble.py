@@ -8,8 +8,8 @@ from torch import nn
 
 from gradhomog import ConfigError, DataError, OptionError, TaskBatch
 from gradhomog.experiments.episodes.splits import streams
-from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
+from gradhomog.experiments.runs import Run
 from gradhomog.experiments.training.meta_learning import make_learner
 from gradhomog.experiments.training.trainer import BestStates
 from gradhomog.learners.ensemble import Ensemble

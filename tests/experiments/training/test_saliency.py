@@ -10,7 +10,7 @@ import gradhomog
 from gradhomog import Homogenizer, Learner, Task, TaskRow
 from gradhomog.experiments.episodes.sampler import EpisodeStream
 from gradhomog.experiments.results.artifacts import SaliencyMaps
-from gradhomog.experiments.results.runs import Run
+from gradhomog.experiments.runs import Run
 from gradhomog.experiments.training.saliency import (
     compute_saliency_maps,
     smooth_grad,

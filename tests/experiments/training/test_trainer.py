@@ -11,8 +11,8 @@ from gradhomog import ConfigError, DataError
 from gradhomog.experiments.episodes.splits import normalize_scores, streams
 from gradhomog.experiments.results import checksums, events
 from gradhomog.experiments.results.comparison_dir import RunDir
-from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
+from gradhomog.experiments.runs import Run
 from gradhomog.experiments.training.meta_learning import make_learner
 from gradhomog.experiments.training.trainer import Checkpoint
 from tests.data.problems.conftest import GLYPHS

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from gradhomog.errors import ConfigError
-from gradhomog.experiments.execution.environment import threads
+from gradhomog.experiments.environment import threads
 from gradhomog.experiments.execution.worker import Executor, Job, Outcome
 from gradhomog.experiments.results import checksums
 from gradhomog.experiments.results.comparison_dir import run_dir

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.statistics import Interval
+from gradhomog.experiments.metrics import metric
 from gradhomog.experiments.report.figures import style
-from gradhomog.experiments.results.runs import PLAIN
+from gradhomog.experiments.runs import PLAIN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gradhomog.errors import GradhomogError
-from gradhomog.experiments.analysis import metrics
+from gradhomog.experiments import metrics
 from gradhomog.experiments.results.atomic_files import atomic_write
-from gradhomog.experiments.results.runs import PLAIN
+from gradhomog.experiments.runs import PLAIN
 from gradhomog.terminal import escape_controls
 
 if TYPE_CHECKING:

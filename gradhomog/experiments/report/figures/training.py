@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradhomog.experiments.analysis import metrics
+from gradhomog.experiments import metrics
 from gradhomog.experiments.analysis.statistics import mean_interval
 from gradhomog.experiments.report.figures import style
 from gradhomog.experiments.results.events import Record, numbers
-from gradhomog.experiments.results.runs import PLAIN
+from gradhomog.experiments.runs import PLAIN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
