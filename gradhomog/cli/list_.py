@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # Not imported from the registry, which takes as long as all other imports of the command line.
 KINDS: tuple[Kind, ...] = (
-    "homogenizers", "learners", "domains", "problems", "networks", "benchmarks", "observers", "executors",
+    "homogenizers", "learners", "domains", "problems", "networks", "benchmarks", "observers",
 )  # fmt: skip
 
 GROUPS: tuple[Kind, ...] = (*KINDS, "papers")

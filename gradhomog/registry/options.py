@@ -18,7 +18,7 @@ from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MaxLen, MinLen
 
 from gradhomog.errors import OptionError, did_you_mean, join_errors
 from gradhomog.registry.expression import render_value
-from gradhomog.registry.specs import ExecutorSpec, HomogenizerSpec, Spec
+from gradhomog.registry.specs import HomogenizerSpec, Spec
 
 _LISTS = (list, tuple, range)
 
@@ -298,8 +298,6 @@ def validate_options(spec: Spec, plugin: str, options: Mapping[str, Any]) -> dic
     parameters = option_parameters(spec)
     errors = []
     for name, value in options.items():
-        if name not in parameters and isinstance(spec, ExecutorSpec) and spec.other_options:
-            continue
         if name not in parameters:
             hint = did_you_mean(name, parameters)
             if "options" in parameters:  # a wrapper of another plugin

@@ -376,8 +376,8 @@ def available(kind: Kind = "homogenizers") -> tuple[str, ...]:
     """Return the names of the installed plugins of a kind; imports none of them.
 
     Args:
-        kind: `"homogenizers"`, `"learners"`, `"domains"`, `"problems"`, `"networks"`, `"benchmarks"`, `"observers"`,
-            `"executors"` or `"papers"`.
+        kind: `"homogenizers"`, `"learners"`, `"domains"`, `"problems"`, `"networks"`, `"benchmarks"`, `"observers"`
+            or `"papers"`.
 
     >>> "pcgrad" in available()
     True

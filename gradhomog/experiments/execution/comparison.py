@@ -14,8 +14,9 @@ from uuid import uuid4
 from gradhomog.errors import ConfigError, GradhomogError
 from gradhomog.experiments.environment import threads
 from gradhomog.experiments.execution import observers
+from gradhomog.experiments.execution.executors import make_executor
 from gradhomog.experiments.execution.methods import make_methods
-from gradhomog.experiments.execution.worker import Executor, Job, make_executor
+from gradhomog.experiments.execution.worker import Executor, Job
 from gradhomog.experiments.report.page import write_report
 from gradhomog.experiments.results import comparison_dir, events
 from gradhomog.experiments.results.comparison_dir import Plan, read_result, run_dir

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from gradhomog.errors import ConfigError, UnknownPluginError
+from gradhomog.errors import ConfigError
 from gradhomog.experiments.execution.comparison import compare
 from gradhomog.experiments.execution.worker import Job, Outcome
 from gradhomog.experiments.results.comparison_dir import run_dir
@@ -354,6 +354,6 @@ def test_temporary_files_of_users_are_not_removed(tmp_path):
 
 def test_an_unknown_executor_is_rejected_before_the_dry_run(tmp_path):
     records = []
-    with pytest.raises(UnknownPluginError, match="unknown executor 'loky'"):
+    with pytest.raises(ConfigError, match="unknown executor 'loky'"):
         compare(load(None, SMALL), tmp_path / "out", executor="loky", progress=records.append)
     assert (records, (tmp_path / "out").exists()) == ([], False)

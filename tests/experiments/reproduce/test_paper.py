@@ -66,7 +66,7 @@ def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     declared = tomllib.loads(ENTRY_POINTS)["project"]["entry-points"]["gradhomog.papers"]
     points = [metadata.EntryPoint(name, value, "gradhomog.papers")
               for name, value in {**declared, "absent": "my_papers.valley:table2"}.items()]  # fmt: skip
-    kinds = ("homogenizers", "problems", "executors")
+    kinds = ("homogenizers", "problems")
     points += [point for kind in kinds for point in metadata.entry_points(group=f"gradhomog.{kind}")]
     with using(Registry(points)):
         yield path

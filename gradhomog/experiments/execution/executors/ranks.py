@@ -23,7 +23,6 @@ from gradhomog.experiments.training.trainer import (
     make_trainable,
     restore_checkpoint,
 )
-from gradhomog.registry.specs import ExecutorSpec, hookimpl
 
 
 class TorchrunRanks(Executor):
@@ -97,9 +96,3 @@ def _process_group(device: str) -> Any:
         yield
     finally:
         dist.destroy_process_group()
-
-
-@hookimpl
-def gradhomog_executor() -> ExecutorSpec:
-    """Describe the executor."""
-    return ExecutorSpec(TorchrunRanks, "the ranks that torchrun has started, one run at a time on all of them")
