@@ -6,7 +6,7 @@ from pathlib import Path
 from gradhomog.experiments.runs import PLAIN
 from gradhomog.experiments.suite import figures, tables
 from gradhomog.experiments.suite.problems import FACTORS, problems
-from gradhomog.experiments.suite.results import stored_results
+from gradhomog.experiments.suite.row_files import stored_results
 from gradhomog.experiments.suite.scores import Score, Scores
 from gradhomog.table import Table
 

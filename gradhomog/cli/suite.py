@@ -44,9 +44,9 @@ def run(args: argparse.Namespace) -> int:
     from gradhomog.experiments.runs import PLAIN
     from gradhomog.experiments.suite import tables
     from gradhomog.experiments.suite.problems import STATIC, chosen_problems
-    from gradhomog.experiments.suite.results import append_row, current, read_results, stored_results
+    from gradhomog.experiments.suite.protocol import built_in_methods, compute_rows, method_names, processor
+    from gradhomog.experiments.suite.row_files import append_row, current, read_results, stored_results
     from gradhomog.experiments.suite.scores import Scores
-    from gradhomog.experiments.suite.training import built_in_methods, compute_rows, method_names, processor
 
     problems, stored = chosen_problems(args.problems, args.quick), stored_results()
     methods = method_names(args.methods) or (built_in_methods() if args.rerun else [])

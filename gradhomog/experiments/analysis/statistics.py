@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gradhomog.experiments.metrics import metric
 from gradhomog.experiments.results.events import Record, numbers
+from gradhomog.experiments.score_metrics import metric
 from gradhomog.table import LEVEL
 
 

@@ -21,9 +21,9 @@ from gradhomog.experiments.analysis.statistics import (
     mean_interval,
     step_seconds,
 )
-from gradhomog.experiments.metrics import metric
 from gradhomog.experiments.results.events import Record, json_compatible, numbers
 from gradhomog.experiments.runs import PLAIN, SINGLE
+from gradhomog.experiments.score_metrics import metric
 
 
 def improvement(runs: Runs, base: Runs) -> Interval | None:

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from gradhomog.experiments.analysis.statistics import PairedComparison, deviation_factors
 from gradhomog.experiments.analysis.summary import BASELINES, MethodRow, Summary
-from gradhomog.experiments.metrics import metric
 from gradhomog.experiments.report.tables import detectable_words, interval_text, p_text, ratio_text
+from gradhomog.experiments.score_metrics import metric
 
 
 def scope(summary: Summary) -> str:

@@ -9,10 +9,10 @@ from typing import Any
 from gradhomog.errors import in_one_line
 from gradhomog.experiments.analysis.statistics import Interval, PairedComparison, mean_interval
 from gradhomog.experiments.analysis.summary import MethodRow, Summary, to_json
-from gradhomog.experiments.metrics import metric
 from gradhomog.experiments.results.events import Record, numbers
 from gradhomog.experiments.run_file.toml import flatten
 from gradhomog.experiments.runs import PLAIN
+from gradhomog.experiments.score_metrics import metric
 from gradhomog.table import NOTHING, Cell, Table
 
 

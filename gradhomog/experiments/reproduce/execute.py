@@ -10,8 +10,8 @@ from gradhomog.experiments.execution.comparison import Progress, compare, make_p
 from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.reproduce.comparisons import Part, Settings, find_differences, parts
 from gradhomog.experiments.reproduce.paper_schema import Paper, read_experiment
+from gradhomog.experiments.reproduce.paper_scores import Results, collect
 from gradhomog.experiments.reproduce.report import REPORT, write_page
-from gradhomog.experiments.reproduce.results import Results, collect
 from gradhomog.experiments.results.comparison_dir import PLAN, Plan, check_writable, run_dir
 from gradhomog.experiments.runs import decided_runs
 

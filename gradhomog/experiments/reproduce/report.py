@@ -7,14 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradhomog.experiments.metrics import metric
 from gradhomog.experiments.report.figures import style
 from gradhomog.experiments.report.figures.scores import draw_rows
 from gradhomog.experiments.report.page import environment, inline_svg
 from gradhomog.experiments.report.tables import interval_cell, number_cell, number_text, seeds_text
 from gradhomog.experiments.reproduce.paper_schema import Paper
-from gradhomog.experiments.reproduce.results import Result, Results
+from gradhomog.experiments.reproduce.paper_scores import Result, Results
 from gradhomog.experiments.results.atomic_files import write_bytes
+from gradhomog.experiments.score_metrics import metric
 from gradhomog.table import NOTHING, Cell, Table
 
 if TYPE_CHECKING:

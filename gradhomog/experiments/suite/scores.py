@@ -12,8 +12,8 @@ import numpy as np
 from gradhomog.experiments.analysis.statistics import SIGNIFICANCE, Interval, holm, mean_interval, paired_test
 from gradhomog.experiments.runs import PLAIN
 from gradhomog.experiments.suite.problems import FACTORS, GIVEN, STATIC, SuiteProblem
-from gradhomog.experiments.suite.results import Results, by_factor
-from gradhomog.experiments.suite.training import SuiteRun
+from gradhomog.experiments.suite.protocol import SuiteRun
+from gradhomog.experiments.suite.row_files import Results, by_factor
 
 RESAMPLES = 1000
 """Bootstrap samples of the problems for the interval of a rank."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from gradhomog.experiments.analysis.statistics import SIGNIFICANCE, Interval, mean_interval
 from gradhomog.experiments.suite.problems import FACTORS, GIVEN, SuiteProblem
-from gradhomog.experiments.suite.results import Results, by_factor
+from gradhomog.experiments.suite.row_files import Results, by_factor
 from gradhomog.experiments.suite.scores import Comparison, Score, Scores
 from gradhomog.table import NOTHING, Column, Table
 

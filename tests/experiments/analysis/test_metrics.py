@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gradhomog import ConfigError
 from gradhomog.experiments.analysis.summary import improvement, summarize
-from gradhomog.experiments.metrics import METRICS, metric
+from gradhomog.experiments.score_metrics import METRICS, metric
 from tests.experiments.synthetic_records import result, with_start
 
 scores = st.floats(0.01, 0.99)

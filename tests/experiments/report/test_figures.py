@@ -8,9 +8,8 @@ import pytest
 from scipy import stats
 
 from gradhomog.experiments.analysis.summary import summarize
-from gradhomog.experiments.report.figures import saliency, scores, style, training
-from gradhomog.experiments.report.figures.saliency import MAX_METHODS, brightness, overlay, scaled_magnitude
-from gradhomog.experiments.report.figures.training import (
+from gradhomog.experiments.report.figures import curves, saliency, scores, style
+from gradhomog.experiments.report.figures.curves import (
     average,
     mean_cosine,
     method_stages,
@@ -18,6 +17,7 @@ from gradhomog.experiments.report.figures.training import (
     relative_distance,
     running_mean,
 )
+from gradhomog.experiments.report.figures.saliency import MAX_METHODS, brightness, overlay, scaled_magnitude
 from gradhomog.experiments.report.page import write_report
 from gradhomog.experiments.results.comparison_dir import run_dir
 from gradhomog.experiments.runs import Run
@@ -31,10 +31,10 @@ def draw(records):
     summary = summarize(records)
     return {
         "scores": scores.scores(summary),
-        "conflict": training.conflict(records),
-        "stages": training.stages(records),
-        "weights": training.weights(records),
-        "validation": training.validation(records, summary),
+        "conflict": curves.conflict(records),
+        "stages": curves.stages(records),
+        "weights": curves.weights(records),
+        "validation": curves.validation(records, summary),
     }
 
 
@@ -73,9 +73,9 @@ def test_figures_without_enough_data_are_omitted():
 
 
 def test_a_method_that_keeps_the_plain_mean_has_no_panel_of_weights():
-    figure = training.weights(comparison(METHODS[:3], seeds=1, steps=3))
+    figure = curves.weights(comparison(METHODS[:3], seeds=1, steps=3))
     assert [axes.get_title(loc="left") for axes in figure.axes if axes.get_visible()] == ["static (tuned)", "pcgrad"]
-    assert training.weights(comparison(["plain"], seeds=1, steps=3)) is None
+    assert curves.weights(comparison(["plain"], seeds=1, steps=3)) is None
 
 
 @pytest.mark.slow
@@ -175,7 +175,7 @@ def test_a_run_of_one_or_two_steps_has_markers(steps):
 
 def test_a_method_that_coincides_with_plain_is_drawn_over_it():
     records = comparison(["plain", "static"], seeds=1)
-    lines = {line.get_label(): line for line in training.conflict(records).axes[0].lines}
+    lines = {line.get_label(): line for line in curves.conflict(records).axes[0].lines}
     assert lines["static"].get_zorder() > lines["plain"].get_zorder()
     assert lines["static"].get_linewidth() < lines["plain"].get_linewidth()
 
@@ -221,7 +221,7 @@ def test_a_legend_of_many_methods_or_learners_fits_into_the_figure():
     many = comparison(labels, 1, ["maml"], steps=2)
     several = comparison(["plain", "pcgrad"], 1, [f"learner{index}(inner_lr=0.1)" for index in range(13)], steps=2)
     for records in (many, several):
-        for figure in (training.validation(records, summarize(records)), training.conflict(records)):
+        for figure in (curves.validation(records, summarize(records)), curves.conflict(records)):
             figure.draw_without_rendering()
             for legend in figure.legends:
                 assert legend.get_window_extent().y0 >= -1
@@ -255,21 +255,21 @@ def test_a_single_task_or_rows_of_zeros_or_not_finite_have_no_distance():
 
 def test_stages_are_those_of_probes_if_a_method_has_probes_else_of_steps():
     chains = method_stages(comparison(["plain", "pcgrad", PIPELINE], seeds=2))
-    assert [(chain.label, chain.names, chain.probed) for chain in chains] == [
-        ("pcgrad", ("plain", "pcgrad"), False),
-        (PIPELINE, ("plain", "isi", "rotate", "reweight"), True),
+    assert [(label, [*by_stage], probed) for (_, label), (by_stage, probed) in chains.items()] == [
+        ("pcgrad", ["plain", "pcgrad"], False),
+        (PIPELINE, ["plain", "isi", "rotate", "reweight"], True),
     ]
-    assert [len(chain.runs) for chain in chains] == [2, 2]
+    assert {len(runs) for by_stage, _ in chains.values() for runs in by_stage.values()} == {2}
 
 
 def test_a_homogenizer_that_occurs_twice_has_a_numbered_name():
-    [chain] = method_stages(comparison(["pcgrad + static + pcgrad"], seeds=1, steps=2))
-    assert chain.names == ("plain", "pcgrad", "static", "pcgrad#2")
+    [(by_stage, _)] = method_stages(comparison(["pcgrad + static + pcgrad"], seeds=1, steps=2)).values()
+    assert [*by_stage] == ["plain", "pcgrad", "static", "pcgrad#2"]
 
 
 def test_the_panels_have_the_numbers_of_the_records():
     records = comparison(["plain", "mgda"], seeds=1, steps=3)
-    left, middle, right = training.stages(records).axes
+    left, middle, right = curves.stages(records).axes
     steps = [record for record in records if record["event"] == "step" and "mgda" in record["run"]]
     assert lines(left, "before").get_xdata().tolist() == [1, 5, 10]
     for record, ratio, distance in zip(
@@ -284,7 +284,7 @@ def test_the_panels_have_the_numbers_of_the_records():
 @pytest.mark.slow
 def test_there_is_one_row_of_panels_for_each_of_ten_methods():
     methods = ["plain", *METHODS[2:], *(f"m{number} + static" for number in range(6))]
-    figure = training.stages(comparison(methods, seeds=1, steps=2))
+    figure = curves.stages(comparison(methods, seeds=1, steps=2))
     assert len(figure.axes) == 3 * 10
 
 

@@ -19,8 +19,8 @@ from gradhomog.experiments.execution.comparison import ComparisonResult
 from gradhomog.experiments.reproduce import execute
 from gradhomog.experiments.reproduce.comparisons import Part, PlannedRow, Settings, parts
 from gradhomog.experiments.reproduce.execute import Reproduction, reproduce
+from gradhomog.experiments.reproduce.paper_scores import Result, _averages, collect
 from gradhomog.experiments.reproduce.report import text_table, write_page
-from gradhomog.experiments.reproduce.results import Result, _averages, collect
 from gradhomog.experiments.run_file.schema import Config, load
 from gradhomog_data.benchmarks import BENCHMARKS
 from tests.experiments.reproduce.conftest import NAMES, TINY

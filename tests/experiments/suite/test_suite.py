@@ -14,10 +14,10 @@ from gradhomog.experiments.runs import Run
 from gradhomog.experiments.suite import problems as suite_problems
 from gradhomog.experiments.suite import results as stored
 from gradhomog.experiments.suite.problems import CHECKPOINTS, FACTORS, GRID, STATIC, SuiteProblem, problems
-from gradhomog.experiments.suite.results import FILE, append_row, by_row, read_results
+from gradhomog.experiments.suite.protocol import SuiteRun, compute_row, train
+from gradhomog.experiments.suite.row_files import FILE, append_row, by_row, read_results
 from gradhomog.experiments.suite.scores import Scores
 from gradhomog.experiments.suite.tables import agreement
-from gradhomog.experiments.suite.training import SuiteRun, compute_row, train
 from gradhomog.experiments.training.trainer import make_trainable
 
 SMALL = SuiteProblem(

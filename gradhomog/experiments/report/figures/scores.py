@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gradhomog.experiments.analysis.statistics import Interval
-from gradhomog.experiments.metrics import metric
 from gradhomog.experiments.report.figures import style
 from gradhomog.experiments.runs import PLAIN
+from gradhomog.experiments.score_metrics import metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,7 @@ Curves are smoothed within a run, and averaged over runs without missing and non
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradhomog.experiments import metrics
 from gradhomog.experiments.analysis.statistics import mean_interval
 from gradhomog.experiments.report.figures import style
 from gradhomog.experiments.results.events import Record, numbers
 from gradhomog.experiments.runs import PLAIN
+from gradhomog.experiments.score_metrics import metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,11 +46,6 @@ def norm_ratio(record: Record) -> float:
     norms = [norm for norm in numbers(record["norms"]) if norm > 0 and math.isfinite(norm)]
     norms = [norm for norm in norms if norm > _ZERO * max(norms)]
     return max(norms) / min(norms) if len(norms) > 1 else math.nan
-
-
-def log_norm_ratio(record: Record) -> float:
-    """Logarithm of `norm_ratio`. Its mean, on a logarithmic axis, has no peak at a single step with a tiny gradient."""
-    return math.log(norm_ratio(record))
 
 
 def relative_distance(record: Record) -> float:
@@ -182,14 +177,43 @@ def step_axis(panel: Axes) -> None:
         panel.set_xlim(min(steps) - 1, min(steps) + 1)
 
 
-def ratio_axis(panel: Axes) -> None:
-    """Format a logarithmic axis of ratios with ticks at 1, 2, 3, 5, because ratios rarely span a decade."""
-    from matplotlib.ticker import LogLocator, NullLocator
+@dataclass(frozen=True)
+class Measure:
+    """A number of the rows of a step.
 
-    panel.set_yscale("log")
-    panel.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 3, 5)))
-    panel.yaxis.set_major_formatter("{x:g}")
-    panel.yaxis.set_minor_locator(NullLocator())
+    Attributes:
+        value: its value for a record; a logarithm if `logarithmic`, so that its mean has no peak at a single step with
+            a tiny gradient.
+        label: label of the axis.
+        reference: where a line is drawn.
+    """
+
+    value: Callable[[Record], float]
+    label: str
+    reference: float | None = None
+    logarithmic: bool = False
+
+    def draw(self, panel: Axes, runs: Sequence[Sequence[Record]], **style: Any) -> None:
+        """Draw the mean over runs, see `draw_curve`."""
+        draw_curve(panel, runs, self.value, transform=math.exp if self.logarithmic else float, **style)
+
+    def format_axis(self, panel: Axes, label: str = "") -> None:
+        """Label the axis and draw the reference. Ratios have ticks at 1, 2, 3, 5: they rarely span a decade."""
+        from matplotlib.ticker import LogLocator, NullLocator
+
+        panel.set_ylabel(label or self.label)
+        if self.reference is not None:
+            panel.axhline(self.reference, **style.GUIDE_LINE)
+        if self.logarithmic:
+            panel.set_yscale("log")
+            panel.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 3, 5)))
+            panel.yaxis.set_major_formatter("{x:g}")
+            panel.yaxis.set_minor_locator(NullLocator())
+
+
+COSINE = Measure(mean_cosine, "cosine", reference=0.0)
+RATIO = Measure(lambda record: math.log(norm_ratio(record)), "norm ratio", logarithmic=True)
+DISTANCE = Measure(relative_distance, "distance", reference=math.sqrt(2))  # that of orthogonal rows of equal norm
 
 
 def conflict(records: Iterable[Record]) -> Figure | None:
@@ -203,16 +227,14 @@ def conflict(records: Iterable[Record]) -> Figure | None:
         return None
     learners = list(dict.fromkeys(learner for learner, _ in runs))
     with style.figure_style():
-        figure, axes = style.make_panels(
-            len(learners), 2, 0.35 + 2.3 * len(learners), sharex=True, width=1.15 * style.WIDTH
-        )
+        height = 0.35 + 2.3 * len(learners)
+        figure, axes = style.make_panels(len(learners), 2, height, sharex=True, width=1.15 * style.WIDTH)
         for learner, (left, right) in zip(learners, axes, strict=True):
-            _draw_lines(left, runs, learner, mean_cosine)
-            _draw_lines(right, runs, learner, log_norm_ratio, transform=math.exp)
-            left.axhline(0, **style.GUIDE_LINE)
-            left.set_ylabel("mean cosine\nbetween task gradients")
-            right.set_ylabel("gradient norm,\nlargest / smallest task")
-            ratio_axis(right)
+            for panel, measure in ((left, COSINE), (right, RATIO)):
+                for group, look in _lines(runs, learner):
+                    measure.draw(panel, group, **look)
+            COSINE.format_axis(left, "mean cosine\nbetween task gradients")
+            RATIO.format_axis(right, "gradient norm,\nlargest / smallest task")
             if len(learners) > 1:
                 left.set_title(learner)
         for panel in axes[-1]:
@@ -233,19 +255,14 @@ def weights(records: Iterable[Record]) -> Figure | None:
         return None
     colors = style.colors(domains)
     several = len({learner for learner, _ in runs}) > 1
-    with style.figure_style():
-        figure, panels, lowest, leftmost = style.make_panel_list(len(runs), 3, 1.75, 1.95, sharex=True, sharey=True)
-        for panel, ((learner, label), group) in zip(panels, runs.items(), strict=True):
-            panel.axhline(1, **style.GUIDE_LINE)
-            for domain in domains:
-                draw_curve(panel, group, partial(_mean_weight, domain), *colors[domain], style.wrap_label(domain))
-            panel.set_title(style.wrap_label(f"{label} ({learner})" if several else label, 30))
-        for panel in lowest:
-            step_axis(panel)
-        for panel in leftmost:
-            panel.set_ylabel("task weight")
-        style.add_legend(figure, panels)
-    return figure
+
+    def draw(panel: Axes, method: tuple[str, str]) -> None:
+        panel.axhline(1, **style.GUIDE_LINE)
+        for domain in domains:
+            draw_curve(panel, runs[method], partial(_mean_weight, domain), *colors[domain], style.wrap_label(domain))
+
+    titles = {key: f"{key[1]} ({key[0]})" if several else key[1] for key in runs}
+    return style.panel_figure(titles, draw, step_axis, "task weight", 1.75, 1.95, legend=True, sharex=True, sharey=True)
 
 
 def validation(records: Iterable[Record], summary: Summary) -> Figure | None:
@@ -253,37 +270,29 @@ def validation(records: Iterable[Record], summary: Summary) -> Figure | None:
     runs = runs_of(records, "validation")
     if not runs:
         return None
-    factor = metrics.metric(summary.metric).factor
+    factor = metric(summary.metric).factor
     learners = list(dict.fromkeys(learner for learner, _ in runs))
-    with style.figure_style():
-        figure, panels, _, leftmost = style.make_panel_list(len(learners), 3, 2.2, 2.2, sharey=True)
-        for learner, panel in zip(learners, panels, strict=True):
-            _draw_lines(panel, runs, learner, lambda r: factor * numbers([r["score"]])[0], smooth=False)
-            step_axis(panel)
-            if len(learners) > 1:
-                panel.set_title(style.wrap_label(learner))
-        for panel in leftmost:
-            panel.set_ylabel(style.wrap_label(style.score_axis_label(summary, "validation")))
-        style.add_legend(figure, panels)
-    return figure
+
+    def draw(panel: Axes, learner: str) -> None:
+        for group, look in _lines(runs, learner):
+            draw_curve(panel, group, lambda record: factor * numbers([record["score"]])[0], smooth=False, **look)
+
+    titles = {learner: learner if len(learners) > 1 else "" for learner in learners}
+    label = style.wrap_label(style.score_axis_label(summary, "validation"))
+    return style.panel_figure(titles, draw, step_axis, label, 2.2, 2.2, legend=True, sharey=True)
 
 
-def _draw_lines(
-    panel: Axes,
-    runs: Runs,
-    learner: str,
-    value: Callable[[Record], float],
-    smooth: bool = True,
-    transform: Callable[[float], float] = float,
-) -> None:
-    """Draw one line per method of a learner, with a band over seeds."""
+def _lines(runs: Runs, learner: str) -> Iterator[tuple[list[list[Record]], dict[str, Any]]]:
+    """The runs of each method of a learner, with the style of its line: a band over seeds, and the plain one wide."""
     colors = style.colors([label for _, label in runs])
     for (owner, label), group in runs.items():
         if owner == learner:
-            draw_curve(
-                panel, group, value, *colors[label], style.wrap_label(label), smooth=smooth, band=len(group) > 1,
-                width=REFERENCE_WIDTH if label == PLAIN else 1.3, transform=transform,
-            )  # fmt: skip
+            color, dashes = colors[label]
+            width = REFERENCE_WIDTH if label == PLAIN else 1.3
+            yield group, {
+                "color": color, "dashes": dashes, "label": style.wrap_label(label), "band": len(group) > 1,
+                "width": width,
+            }  # fmt: skip
 
 
 def _changes_weights(group: Sequence[Sequence[Record]]) -> bool:
@@ -297,24 +306,6 @@ def _mean_weight(domain: str, record: Record) -> float:
     return finite_mean([weight for name, weight in pairs if name == domain])
 
 
-@dataclass(frozen=True)
-class MethodStages:
-    """Norms and cosines of the rows of one method, before its homogenizers (`plain`) and after each, by run.
-
-    Attributes:
-        names: `plain`, then the homogenizers in order; the second occurrence of a name is `name#2`.
-        runs: the records of each run, with `step` and one entry of `stages` per name.
-        probed: True for records of probes, which have all stages for the same tasks and parameters; False for records
-            of training steps.
-    """
-
-    learner: str
-    label: str
-    names: tuple[str, ...]
-    runs: Sequence[Sequence[Record]]
-    probed: bool
-
-
 def stages(records: Iterable[Record]) -> Figure | None:
     """One row of panels per method: mean cosine, norm ratio and distance of rows, with one line per homogenizer.
 
@@ -325,56 +316,46 @@ def stages(records: Iterable[Record]) -> Figure | None:
     methods = method_stages(records)
     if not methods:
         return None
-    colors = style.colors([name for method in methods for name in method.names])
-    several = len({method.learner for method in methods}) > 1
+    colors = style.colors([name for by_stage, _ in methods.values() for name in by_stage])
+    several = len({learner for learner, _ in methods}) > 1
     with style.figure_style():
         height = 0.4 + 1.5 * len(methods)
         figure, axes = style.make_panels(len(methods), 3, height, 1.15 * style.WIDTH, sharex="col", sharey="col")
-        for method, (left, middle, right) in zip(methods, axes, strict=True):
-            left.axhline(0, **style.GUIDE_LINE)
-            right.axhline(math.sqrt(2), **style.GUIDE_LINE)
-            for index, name in enumerate(method.names):
-                runs = [[{**record["stages"][index], "step": record["step"]} for record in run] for run in method.runs]
-                width = min(1.2 + 0.4 * (len(method.names) - 1 - index), 2.2) if index else REFERENCE_WIDTH
-                label = style.wrap_label(f"after {name}", 20) if index else "before"
-                for panel, value, transform in (
-                    (left, mean_cosine, float), (middle, log_norm_ratio, math.exp), (right, relative_distance, float)
-                ):  # fmt: skip
-                    draw_curve(
-                        panel, runs, value, *colors[name], label, smooth=not method.probed, width=width,
-                        transform=transform,
-                    )  # fmt: skip
-            left.set_ylabel("cosine")
-            middle.set_ylabel("norm ratio")
-            right.set_ylabel("distance")
-            ratio_axis(middle)
-            title = f"{method.label} ({method.learner})" if several else method.label
+        for ((learner, label), (by_stage, probed)), panels in zip(methods.items(), axes, strict=True):
+            for measure, panel in zip((COSINE, RATIO, DISTANCE), panels, strict=True):
+                for index, (name, runs) in enumerate(by_stage.items()):
+                    color, dashes = colors[name]
+                    width = min(1.2 + 0.4 * (len(by_stage) - 1 - index), 2.2) if index else REFERENCE_WIDTH
+                    title = style.wrap_label(f"after {name}", 20) if index else "before"
+                    measure.draw(panel, runs, color=color, dashes=dashes, label=title, smooth=not probed, width=width)
+                measure.format_axis(panel)
             # Not part of the layout: a long title may extend over the panels to its right.
-            left.set_title(" ")
+            panels[0].set_title(" ")
             place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "in_layout": False}
-            left.annotate(title, (0, 1), (0, 5), fontsize=9, **place)
-            right.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), handlelength=1.6, fontsize=8)
+            panels[0].annotate(f"{label} ({learner})" if several else label, (0, 1), (0, 5), fontsize=9, **place)
+            panels[2].legend(loc="center left", bbox_to_anchor=(1.02, 0.5), handlelength=1.6, fontsize=8)
         for panel in axes[-1]:
             step_axis(panel)
     return figure
 
 
-def method_stages(records: Iterable[Record]) -> list[MethodStages]:
-    """The stages of each method with homogenizers."""
+def method_stages(records: Iterable[Record]) -> dict[tuple[str, str], tuple[dict[str, list[list[Record]]], bool]]:
+    """The records of the rows of each method with homogenizers, by stage and run; and True if they are of probes.
+
+    Stages are `plain`, the rows before homogenization, then the homogenizers in order; the second occurrence of a name
+    is `name#2`. Probes have all stages for the same tasks and parameters; the others are those of training steps.
+    """
     records = list(records)
     probes, steps = runs_of(records, "probe"), runs_of(records, "step")
-    methods = []
-    for learner, label in {**steps, **probes}:
-        probed = (learner, label) in probes
-        group = (
-            probes[learner, label]
-            if probed
-            else [[_with_plain_stage(step) for step in run] for run in steps[learner, label]]
-        )
+    found = {}
+    for method in {**steps, **probes}:
+        group = probes.get(method) or [[_with_plain_stage(step) for step in run] for run in steps[method]]
         names = {tuple(_unique_names([stage["name"] for stage in record["stages"]])) for run in group for record in run}
         if len(names) == 1 and len(only := names.pop()) > 1:
-            methods.append(MethodStages(learner, label, only, group, probed))
-    return methods
+            by_stage = {name: [[{**record["stages"][index], "step": record["step"]} for record in run] for run in group]
+                        for index, name in enumerate(only)}  # fmt: skip
+            found[method] = by_stage, method in probes
+    return found
 
 
 def _with_plain_stage(step: Record) -> Record:
@@ -395,17 +376,16 @@ def trajectories(by_method: Mapping[tuple[str, str], Trajectory]) -> Figure | No
     """Contours of the mean loss, the Pareto set as a grey line, and a path from each start; None without paths."""
     if not by_method:
         return None
-    with style.figure_style():
-        figure, panels, lowest, leftmost = style.make_panel_list(len(by_method), 3, 2.6, 2.0, sharex=True, sharey=True)
-        for panel, ((_, label), trajectory) in zip(panels, by_method.items(), strict=True):
-            _draw_trajectory(panel, trajectory)
-            panel.set_title(style.wrap_label(label, 30))
-        for panel in lowest:
-            panel.set_xlabel("x₁")
-            panel.tick_params(labelbottom=True)
-        for panel in leftmost:
-            panel.set_ylabel("x₂")
-    return figure
+
+    def coordinate_axis(panel: Axes) -> None:
+        panel.set_xlabel("x₁")
+        panel.tick_params(labelbottom=True)
+
+    titles = {key: key[1] for key in by_method}
+    return style.panel_figure(
+        titles, lambda panel, key: _draw_trajectory(panel, by_method[key]), coordinate_axis, "x₂", 2.6, 2.0,
+        sharex=True, sharey=True,
+    )  # fmt: skip
 
 
 def _draw_trajectory(panel: Axes, trajectory: Trajectory) -> None:
@@ -414,10 +394,10 @@ def _draw_trajectory(panel: Axes, trajectory: Trajectory) -> None:
     axis = trajectory.axis
     panel.contour(axis, axis, trajectory.surface, CONTOUR_LEVELS, cmap="viridis", linewidths=0.7, alpha=0.8, zorder=1)
     panel.plot(*trajectory.front.T, color=style.GUIDE_COLOR, linewidth=3.5, solid_capstyle="round", zorder=2)
-    for start in range(trajectory.path.shape[1]):
-        path = trajectory.path[:, start]
+    ends: dict[str, Any] = {"color": "black", "zorder": 4}
+    for path in trajectory.path.swapaxes(0, 1):
         panel.plot(*path.T, color=style.PALETTE[1], linewidth=1.6, zorder=3)
-        panel.plot(*path[0], "o", color="black", markersize=4, zorder=4)
+        panel.plot(*path[0], "o", markersize=4, **ends)
         panel.plot(
-            *path[-1], "X", color="black", markersize=5.5, markeredgecolor="white", markeredgewidth=0.6, zorder=5
+            *path[-1], "X", markersize=5.5, markeredgecolor="white", markeredgewidth=0.6, **{**ends, "zorder": 5}
         )

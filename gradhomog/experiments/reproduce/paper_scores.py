@@ -17,13 +17,13 @@ from gradhomog.experiments.analysis.statistics import (
 )
 from gradhomog.experiments.analysis.summary import summarize
 from gradhomog.experiments.execution.methods import make_methods
-from gradhomog.experiments.metrics import metric
 from gradhomog.experiments.reproduce.comparisons import Part
 from gradhomog.experiments.reproduce.paper_schema import Paper
 from gradhomog.experiments.results.comparison_dir import PLAN
 from gradhomog.experiments.results.events import json_compatible, numbers
 from gradhomog.experiments.results.records import records as read_records
 from gradhomog.experiments.runs import PLAIN
+from gradhomog.experiments.score_metrics import metric
 
 ONE_POINT = 0.01
 """The difference that `seeds_needed` of an average refers to."""
