@@ -60,7 +60,7 @@ def _certificate(scores: Scores, methods: list[str]) -> Table:
         [
             problem.name,
             f"× {factor:g}",
-            *(tables.interval(scores.regret(problem, method, factor), 100) for method in methods),
+            *(tables.interval_cell(scores.regret(problem, method, factor), 100) for method in methods),
         ]
         for problem in scores.problems
         for factor in sorted(FACTORS)

@@ -145,7 +145,7 @@ def _problem_of_plugin(name: str) -> SuiteProblem | None:
     return build(SuiteProblem, {"name": name, "settings": settings, **entries}) if entries else None
 
 
-def chosen_problems(names: list[str], quick: bool) -> list[SuiteProblem]:
+def chosen_problems(names: Sequence[str], quick: bool) -> list[SuiteProblem]:
     """The problems of these names, or all built-in ones; only those of the quick suite with `quick`.
 
     Raises:
