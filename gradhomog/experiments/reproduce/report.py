@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradhomog.experiments.report.figures import style
-from gradhomog.experiments.report.figures.scores import draw_rows
+from gradhomog.experiments.report.figures.scores import DrawnRow, draw_rows
 from gradhomog.experiments.report.page import environment, inline_svg
 from gradhomog.experiments.report.tables import interval_cell, number_cell, number_text, seeds_text
 from gradhomog.experiments.reproduce.paper_schema import Paper
@@ -18,6 +18,7 @@ from gradhomog.experiments.score_metrics import metric
 from gradhomog.table import NOTHING, Cell, Table
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 REPORT, FIGURES = "report.html", "figures"
@@ -140,22 +141,24 @@ def draw(paper: Paper, results: PaperScores) -> Figure | None:
         columns.setdefault(row.column, []).append(row)
     heights = [len(rows) for rows in columns.values()]
     with style.figure_style():
-        figure, axes = style.make_panels(
-            len(heights), 1, 0.5 + 0.24 * sum(heights) + 0.45 * len(heights), height_ratios=heights,
-        )  # fmt: skip
+        height = 0.5 + 0.24 * sum(heights) + 0.45 * len(heights)
+        figure, axes = style.make_panels(len(heights), 1, height, height_ratios=heights)
         colors = style.colors([row.row for row in results.rows])
         for (name, rows), (panel,) in zip(columns.items(), axes, strict=True):
-            titles = [row.row for row in rows]
-            seeds = [list(row.seed_scores.values()) for row in rows]
-            draw_rows(panel, titles, [row.ours for row in rows], rows[0].metric, colors, seeds)
-            for y, row in enumerate(rows):
-                if row.published is not None:
-                    mean, *spread = row.published
-                    width = spread if paper.spread == "half_width" and spread else None
-                    panel.errorbar([mean], [y], xerr=width, fmt="x", markersize=8, linewidth=1, color=style.PLAIN_COLOR)
+            drawn = [DrawnRow(row.row, row.ours, list(row.seed_scores.values())) for row in rows]
+            draw_rows(panel, drawn, rows[0].metric, colors)
+            _draw_published(panel, rows, with_spread=paper.spread == "half_width")
             if not metric(rows[0].metric).higher_is_better:
                 panel.set_xscale("log")
                 panel.xaxis.set_major_formatter("{x:g}")  # by default, powers in TeX, which figures do not typeset
             panel.set_title(name)
             panel.set_xlabel(paper.protocols[rows[0].protocol].score or f"test {metric(rows[0].metric).title}")
     return figure
+
+
+def _draw_published(panel: Axes, rows: Sequence[PaperScore], with_spread: bool) -> None:
+    for y, row in enumerate(rows):
+        if row.published is not None:
+            mean, *spread = row.published
+            width = spread if with_spread and spread else None
+            panel.errorbar([mean], [y], xerr=width, fmt="x", markersize=8, linewidth=1, color=style.PLAIN_COLOR)

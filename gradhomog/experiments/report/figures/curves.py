@@ -323,12 +323,7 @@ def stages(records: Iterable[Record]) -> Figure | None:
         figure, axes = style.make_panels(len(methods), 3, height, 1.15 * style.WIDTH, sharex="col", sharey="col")
         for ((learner, label), (by_stage, probed)), panels in zip(methods.items(), axes, strict=True):
             for measure, panel in zip((COSINE, RATIO, DISTANCE), panels, strict=True):
-                for index, (name, runs) in enumerate(by_stage.items()):
-                    color, dashes = colors[name]
-                    width = min(1.2 + 0.4 * (len(by_stage) - 1 - index), 2.2) if index else REFERENCE_WIDTH
-                    title = style.wrap_label(f"after {name}", 20) if index else "before"
-                    measure.draw(panel, runs, color=color, dashes=dashes, label=title, smooth=not probed, width=width)
-                measure.format_axis(panel)
+                _draw_stages(panel, measure, by_stage, colors, smooth=not probed)
             # Not part of the layout: a long title may extend over the panels to its right.
             panels[0].set_title(" ")
             place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "in_layout": False}
@@ -337,6 +332,21 @@ def stages(records: Iterable[Record]) -> Figure | None:
         for panel in axes[-1]:
             step_axis(panel)
     return figure
+
+
+def _draw_stages(
+    panel: Axes,
+    measure: Measure,
+    by_stage: Mapping[str, list[list[Record]]],
+    colors: Mapping[str, tuple[str, str]],
+    smooth: bool,
+) -> None:
+    for index, (name, runs) in enumerate(by_stage.items()):
+        color, dashes = colors[name]
+        width = min(1.2 + 0.4 * (len(by_stage) - 1 - index), 2.2) if index else REFERENCE_WIDTH
+        title = style.wrap_label(f"after {name}", 20) if index else "before"
+        measure.draw(panel, runs, color=color, dashes=dashes, label=title, smooth=smooth, width=width)
+    measure.format_axis(panel)
 
 
 def method_stages(records: Iterable[Record]) -> dict[tuple[str, str], tuple[dict[str, list[list[Record]]], bool]]:
