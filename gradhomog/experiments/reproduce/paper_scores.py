@@ -188,8 +188,7 @@ def _averages(
 ) -> list[PaperScore]:
     """Averages over the columns of each block, and over all; only of rows that are in all of them."""
     rows = {row.title: row.published or "" for one in planned for row in one.rows}
-    plain = {row.title: first.title for one in planned for first in one.rows for row in one.rows
-             if first.homogenizers == "none" and row != first}  # fmt: skip
+    plain = _plain_rows(planned)
     comparable = all(score.is_comparable for score in scores)  # of all benchmarks, or of none
     found = []
     for title, columns in _averaged_columns(blocks, dict.fromkeys(score.column for score in scores)).items():
@@ -202,6 +201,15 @@ def _averages(
             )
             for row in rows if means[row]
         ]  # fmt: skip
+    return found
+
+
+def _plain_rows(planned: Sequence[PlannedComparison]) -> dict[str, str]:
+    """The title of the row without homogenizers, by that of each other row of its comparison."""
+    found: dict[str, str] = {}
+    for one in planned:
+        for plain in [row for row in one.rows if row.homogenizers == "none"]:
+            found |= {row.title: plain.title for row in one.rows if row != plain}
     return found
 
 

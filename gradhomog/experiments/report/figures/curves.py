@@ -360,12 +360,18 @@ def method_stages(records: Iterable[Record]) -> dict[tuple[str, str], tuple[dict
     found = {}
     for method in {**steps, **probes}:
         group = probes.get(method) or [[_with_plain_stage(step) for step in run] for run in steps[method]]
-        names = {tuple(_unique_names([stage["name"] for stage in record["stages"]])) for run in group for record in run}
-        if len(names) == 1 and len(only := names.pop()) > 1:
-            by_stage = {name: [[{**record["stages"][index], "step": record["step"]} for record in run] for run in group]
-                        for index, name in enumerate(only)}  # fmt: skip
+        if by_stage := _by_stage(group):
             found[method] = by_stage, method in probes
     return found
+
+
+def _by_stage(group: Sequence[Sequence[Record]]) -> dict[str, list[list[Record]]]:
+    """The records of each stage; none if there is no homogenizer, or if the stages of records differ."""
+    first, *others = {tuple(stage["name"] for stage in record["stages"]) for run in group for record in run}
+    if others or len(first) == 1:
+        return {}
+    return {name: [[{**record["stages"][index], "step": record["step"]} for record in run] for run in group]
+            for index, name in enumerate(_unique_names(first))}  # fmt: skip
 
 
 def _with_plain_stage(step: Record) -> Record:

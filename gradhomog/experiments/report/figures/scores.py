@@ -42,7 +42,7 @@ def scores(summary: Summary) -> Figure | None:
                 panels[0], [DrawnRow(row.label, row.score, row.seed_scores) for row in rows], summary.metric, colors
             )
             if paired:
-                differences = [DrawnRow(row.label, row.to_plain and row.to_plain.difference) for row in rows]
+                differences = [DrawnRow(row.label, row.to_plain.difference if row.to_plain else None) for row in rows]
                 panels[1].axvline(0, **style.GUIDE_LINE)
                 draw_rows(panels[1], differences, summary.metric, colors)
             if len(counts) > 1:
