@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 compute(folder)
                 tables += 1
                 # `compute` writes no report, and with it no manifest.
-                damaged = [error for _, error in verify(folder) if error and f"{MANIFEST} is missing" not in error]
+                damaged = [error for error in verify(folder) if error and f"{MANIFEST} is missing" not in error]
                 if results(folder) != expected or damaged:
                     print(f"the table of {folder.name} differs, or files are damaged: {damaged}")
                     return 1
