@@ -67,11 +67,6 @@ def test_several_plugins_give_tables_separated_by_a_blank_line(capsys):
     assert out.endswith("s\n")
 
 
-def test_only_may_be_repeated_and_fast_runs_the_same_checks(capsys):
-    assert main(["check", "static", "--only", "documented", "--only", "half_*", "--fast"]) == 0
-    assert check_names(capsys.readouterr().out) == ["documented", "half_precision"]
-
-
 def test_kind_selects_among_plugins_of_the_same_name(gradhomog_install, capsys):
     gradhomog_install("my-static", "", plugin="static", target="gradhomog_adapters.fomaml", kind="learners")
     assert main(["check", "static", "--only", "documented"]) == 0

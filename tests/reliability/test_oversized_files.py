@@ -161,12 +161,6 @@ def test_more_names_than_images_are_rejected_before_they_are_read(tmp_path: Path
     assert_rejected(write(tmp_path / "odd.npz", class_split=names), "`class_split` has 9 entries for 4 images")
 
 
-def test_labels_of_every_integer_type_are_read(tmp_path: Path) -> None:
-    for dtype in ("u1", "i8", "u8", ">u4"):
-        path = write(tmp_path / "good.npz", labels=GOOD["labels"].astype(dtype))
-        assert images.images(str(path), size=8).class_names == ("a", "b")
-
-
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("dtype", ["<i4", ">i4", "<f8", "|b1", "<U3", "|S3", "<c16"])
 def test_arrays_read_as_numpy_reads_them(tmp_path: Path, dtype: str, order: Any) -> None:

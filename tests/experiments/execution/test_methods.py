@@ -55,12 +55,6 @@ def test_a_failed_candidate_is_excluded_from_the_choice():
     assert chosen_candidate(method, 0, {}, {one.id, two.id}) is None
 
 
-def test_the_label_of_a_tuned_row_names_its_candidates():
-    config = load(None, ['homogenizers=["none | pcgrad", "static | pcgrad", "static | static(weights=[1, 2])"]'])
-    labels = [row.label for row in make_methods(config)]
-    assert labels == ["none | pcgrad (tuned)", "static | pcgrad (tuned)", "static (tuned)"]
-
-
 def test_different_runs_have_different_folders_and_methods_share_equal_runs():
     config = load(None, ['homogenizers=["none", "static", "static | pcgrad"]', 'learner=["maml", "fomaml"]', "seeds=3"])
     rows = make_methods(config)

@@ -15,7 +15,6 @@ from gradhomog.experiments.reproduce.paper_schema import read_experiment
 from gradhomog.experiments.runs import Run
 from gradhomog.experiments.training.trainer import learning_rate, make_trainable
 from gradhomog.registry import available
-from gradhomog_data.benchmarks import BENCHMARKS
 from tests.docs import pages
 from tests.experiments.reproduce.conftest import NAMES, TINY
 
@@ -270,10 +269,6 @@ def test_benchmarks_are_found_in_lists_and_published_folders_need_lists_first(tm
         find_domains(NAMES, tmp_path, [], 16)
     (tmp_path / "cub.npz").touch()
     assert set(find_domains(NAMES, tmp_path, [], 16)) == {"cub", "cropdiseases"}
-
-
-def test_the_benchmarks_are_those_of_the_catalogue() -> None:
-    assert set(NAMES) == set(BENCHMARKS)
 
 
 def test_the_guide_lists_experiments_and_scales() -> None:

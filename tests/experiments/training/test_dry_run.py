@@ -1,7 +1,5 @@
 """Dry run: all invalid combinations are rejected in one error before any run starts, and no file is written."""
 
-from contextlib import suppress
-
 import pytest
 
 from gradhomog import ConfigError
@@ -101,11 +99,3 @@ def test_a_dry_run_does_not_change_later_runs(small, tmp_path):
         records.append([{k: v for k, v in record.items() if not k.endswith(varying)} for record in events])
         dry_run(small, make_methods(small))
     assert records[0] == records[1]
-
-
-def test_progress_receives_a_record_for_every_dry_run(small):
-    records, rows = [], make_methods(small)
-    with suppress(ConfigError):
-        dry_run(small, rows, records.append)
-    assert [record["event"] for record in records] == ["dry_run"] * sum(len(row.candidates) for row in rows)
-    assert {record["of"] for record in records} == {len(records)}

@@ -47,15 +47,6 @@ def test_the_outputs_are_the_mean_of_those_at_each_state():
     assert all(torch.equal(p, before[name]) for name, p in base.named_parameters().items())
 
 
-def test_an_ensemble_of_one_is_the_learner_and_regression_is_scored_by_squared_error():
-    single, batch = learner(), tasks()
-    assert Ensemble(single, [single.state_dict()]).evaluate(batch) == single.evaluate(batch)
-    regression = TaskBatch(
-        batch.support_x, batch.support_x.repeat(1, 1, 2)[..., :3], batch.query_x, batch.query_x @ torch.ones(2, 3)
-    )
-    assert Ensemble(single, [single.state_dict()]).evaluate(regression) == single.evaluate(regression)
-
-
 def test_an_ensemble_without_valid_states_or_tasks_is_rejected():
     with pytest.raises(OptionError, match="`states` must contain at least one state"):
         Ensemble(learner(), [])
