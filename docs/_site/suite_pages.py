@@ -3,8 +3,9 @@
 import math
 from pathlib import Path
 
+from _site import suite_figure
 from gradhomog.experiments.runs import PLAIN
-from gradhomog.experiments.suite import figures, tables
+from gradhomog.experiments.suite import tables
 from gradhomog.experiments.suite.problems import FACTORS, problems
 from gradhomog.experiments.suite.row_files import stored_results
 from gradhomog.experiments.suite.scores import Score, Scores
@@ -26,7 +27,7 @@ def pages(source: Path) -> dict[str, str]:
     found = scores.scores()
     folder = source / "results" / "suite"
     folder.mkdir(parents=True, exist_ok=True)
-    figures.draw(
+    suite_figure.draw(
         scores, [score.method for score in found if not math.isnan(score.misscaled)][:DRAWN], folder / "regret.svg"
     )
     leaderboard = [

@@ -3,8 +3,8 @@
 The default comparison (without a run file) takes two minutes on two cores: MAML on four families of functions, with one
 task of each family per batch, and four seeds. Methods: plain, tuned static weights, PCGrad, reweight, scale_invariant.
 
-Multi-task problems: --set problem.name=NAME; `gradhomog list problems` prints all names, such as landscape, policy and
-helmholtz. Their table always includes the plain learner and tuned static weights.
+Multi-task problems: --set problem.name=NAME, with a name of `gradhomog list problems`. Their table always includes the
+plain learner and tuned static weights.
 """
 
 import argparse

@@ -30,30 +30,27 @@ def find_domains(benchmarks: Sequence[str], data: Path | None, assigned: Sequenc
     if data is not None and not data.is_dir():
         raise ConfigError(f"--data must be an existing folder; got {data}.")
     found = _assigned(benchmarks, data, assigned)
-    errors: list[DataError] = []
-    if data is not None:
-        for name in [name for name in benchmarks if name not in found]:
+    errors = []
+    for name in benchmarks:
+        if data is not None and name not in found:
             try:
                 path = benchmark(name).find(data, size)
             except DataError as error:  # published folders without file lists
-                errors.append(error)
-            else:
-                found |= {} if path is None else {name: path}
+                errors.append(str(error))
+                continue
+            found |= {} if path is None else {name: path}
     if errors:
         raise DataError(join_errors(errors))
-    return _checked_paths({name: found[name].absolute() for name in benchmarks if name in found})
-
-
-def _checked_paths(paths: Mapping[str, Path]) -> dict[str, str]:
-    """The texts of domains of these paths, after checking that no two are the same, and that they need no quotes."""
+    texts = {name: str(found[name].absolute()) for name in benchmarks if name in found}
     names: dict[Path, str] = {}
-    for name, path in paths.items():
-        other = names.setdefault(path.resolve(), name)
-        if other != name:  # it would be trained on and tested
-            raise ConfigError(f"{other} and {name} are the same file, {path}. Each benchmark needs its own data.")
-        if "(" in str(path):
-            raise ConfigError(f"{path}: the path contains a parenthesis, which begins options. Move or link the data.")
-    return {name: str(path) for name, path in paths.items()}
+    for name, text in texts.items():
+        path = Path(text).resolve()
+        if path in names:  # it would be trained on and tested
+            raise ConfigError(f"{names[path]} and {name} are the same file, {path}. Each benchmark needs its own data.")
+        names[path] = name
+        if "(" in text:
+            raise ConfigError(f"{text}: the path contains a parenthesis, which begins options. Move or link the data.")
+    return texts
 
 
 def find_differences(domains: Mapping[str, str]) -> dict[str, str]:

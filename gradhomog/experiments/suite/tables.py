@@ -96,6 +96,8 @@ def _within(old: Sequence[float], new: Sequence[float]) -> bool:
 
 def percent(value: float) -> str:
     """A regret in percent."""
+    if math.isnan(value):
+        return NOTHING
     return f"{100 * value:+.0f}" if math.isfinite(value) else "failed"
 
 
