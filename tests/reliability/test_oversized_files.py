@@ -281,9 +281,3 @@ def test_invalid_paths_are_rejected(tmp_path: Path) -> None:
     for variant in ("x" * 5000, "x" * 5000 + ".npz"):
         with pytest.raises(DataError, match=r"x: |npz: "):
             images.images(variant, size=8)
-
-
-def test_a_folder_named_like_a_file_list_is_read_as_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "set.json" / "a").mkdir(parents=True)
-    Image.new("RGB", (8, 8)).save(tmp_path / "set.json" / "a" / "0.png")
-    assert images.images(str(tmp_path / "set.json"), size=8).class_names == ("a",)

@@ -47,19 +47,6 @@ def uninterrupted(tmp_path_factory):
 
 
 @slow
-def test_every_method_has_every_seed_and_the_tuned_one_uses_the_best_candidate(uninterrupted):
-    found = results(uninterrupted.folder)
-    assert [row.label for row in uninterrupted.summary.rows] == ["plain", "pcgrad", "static (tuned)"]
-    candidates = {key[1]: value for key, value in found.items() if key[3] == "candidate"}
-    assert set(candidates) == {"static", 'static(weights="random")'}
-    best = min(candidates, key=lambda text: candidates[text][1])  # mean squared error: smaller is better
-    tuned = {key: value for key, value in found.items() if key[0] == "static (tuned)" and key[3] == "compare"}
-    assert {key[1] for key in tuned} == {best}
-    assert {key[2] for key in tuned} == {0, 1}
-    assert tuned["static (tuned)", best, 0, "compare"] == candidates[best]
-
-
-@slow
 def test_resuming_a_finished_comparison_computes_nothing_and_gives_the_same_table(uninterrupted):
     files = {path: path.stat().st_mtime_ns for path in (uninterrupted.folder / "runs").rglob("*.json*")}
     resumed = compare(load(None, SMALL), uninterrupted.folder, resume=True)

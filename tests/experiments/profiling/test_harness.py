@@ -1,7 +1,6 @@
 """Comparing workloads of fixed durations: orders, budgets, ratios within rounds, columns, notes, failures, memory."""
 
 import math
-import time
 
 import pytest
 import torch
@@ -124,16 +123,6 @@ def test_memory_and_state_are_measured_before_columns_by_one_further_call_on_the
     table = comparison.measure(2, math.inf)
     assert [(row.peak_bytes, row.state_bytes) for row in table.rows] == [(1000, 0), (0, 20)]
     assert [(column.title, column.values) for column in table.columns] == [("calls", {"a": 4.0})]
-
-
-def test_notes_name_rounds_threads_and_clock():
-    [plain], [processor] = (
-        measure_all([Recorder(a=1).comparison(notes=("own",))], thread_count=2, rounds=1, seconds=1, clock=clock)
-        for clock in (time.perf_counter, time.process_time)
-    )
-    assert plain.notes[0] == "own"
-    assert plain.notes[1].startswith("All took turns on the same inputs, on cpu, with 2 threads; 1 warm-up round is")
-    assert processor.notes == (*plain.notes, "Times are processor time of this process; waiting is not included.")
 
 
 def test_comparisons_have_equal_shares_of_the_time_and_the_number_of_threads_is_restored():

@@ -12,8 +12,7 @@ from gradhomog.experiments.episodes.splits import streams
 from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.reproduce.comparisons import Settings, find_domains, image_size, planned_comparisons
 from gradhomog.experiments.reproduce.paper_schema import read_experiment
-from gradhomog.experiments.runs import Run
-from gradhomog.experiments.training.trainer import learning_rate, make_trainable
+from gradhomog.experiments.training.trainer import learning_rate
 from gradhomog.registry import available
 from tests.docs import pages
 from tests.experiments.reproduce.conftest import NAMES, TINY
@@ -91,39 +90,6 @@ def test_the_weak_problem_tests_other_classes_of_the_same_data(domains: dict[str
         assert part.config.domains.train == part.config.domains.test
         assert part.config.domains.setting == "weak"
         assert streams(part.config, 0).test.split == "test"
-
-
-def test_the_settings_of_rotogbml(domains: dict[str, str]) -> None:
-    (weak,) = planned_comparisons("weak", Settings(domains, "paper", ["iMAML"], ["cub"], [5], others=False))
-    (strong,) = planned_comparisons("strong", Settings(domains, "paper", ["iMAML"], ["cub"], [5], others=False))
-    for part in (weak, strong):
-        train, episodes, test = part.config.train, part.config.episodes, part.config.test
-        assert (train.inner_lr, train.outer_lr, train.steps, train.augmentation) == (0.01, 0.001, 60_000, "standard")
-        assert (episodes.ways, episodes.shots, episodes.tasks) == (5, 5, 4)
-        assert (test.episodes, test.queries) == (600, 15)
-    assert (weak.config.network.name, weak.config.network.width, weak.config.network.size) == ("conv4", 64, 84)
-    assert (strong.config.network.name, strong.config.network.size) == ("resnet10", 224)
-    assert [row.homogenizers for row in weak.rows[:2]] == [
-        "none", 'rotogbml(key="slot", reweight={"beta": 0.1, "solver": "gradient"})',
-    ]  # fmt: skip
-    assert strong.rows[1].homogenizers == 'rotogbml(key="domain", reweight={"beta": 1.5, "solver": "gradient"})'
-
-
-def test_the_settings_of_the_papers_of_physics_informed_networks() -> None:
-    by_name = {part.name: part.config for part in planned_comparisons("pinn", Settings({}, "paper"))}
-    interior = {"helmholtz": 1280, "burgers": 1280, "klein_gordon": 128}
-    for name, points in interior.items():
-        config = by_name[name]
-        assert (config.train.steps, config.seeds, config.network.width, config.problem["depth"]) == (50_000, 10, 50, 3)
-        rates = [learning_rate(config.train, index) for index in (0, 999, 1000, 49_999)]
-        assert rates == pytest.approx([1e-3, 1e-3, 9e-4, 1e-3 * 0.9**49])
-        assert (config.problem["conditions"], config.problem["interior"]) == ("merged", points)
-        assert by_name[f"{name}-tracked"].train.beta1 == 0
-    config = by_name["burgers_config"]
-    assert (config.train.steps, config.train.outer_lr, config.train.lr_decay) == (5000, 1e-4, 1)
-    network = make_trainable(config, Run("burgers", "none", 0))
-    assert network.tasks == ("pde", "initial", "boundary")
-    assert sum(parameter.numel() for parameter in network.parameters()) == 10_401
 
 
 def test_choices_select_rows_and_columns(domains: dict[str, str]) -> None:

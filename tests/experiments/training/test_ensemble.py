@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from gradhomog import ConfigError, DataError, OptionError, TaskBatch
-from gradhomog.experiments.episodes.splits import streams
+from gradhomog.experiments.episodes.splits import normalize_scores, streams
 from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.runs import Run
 from gradhomog.experiments.training.meta_learning import make_learner
@@ -82,14 +82,6 @@ def test_a_run_tests_the_mean_of_its_best_states_after_any_interruption(config, 
     assert result["validation"] == min(scores.values())
     source = streams(config, 0)
     saved = torch.load(tmp_path / "ensemble.pt", weights_only=True)["states"]
-    members = []
-    for entry in saved:
-        member = make_learner(config, RUN, source)
-        member.load_state_dict(entry["state"])
-        members.append(member)
-    variances = {domain.name: domain.target_variance for domain in source.test.domains}
-    for index, score in enumerate(result["scores"]):
-        task = source.test.task(index)
-        mean = sum(m.predict(task.support_x, task.support_y, task.query_x) for m in members) / 2
-        error = float((mean - task.query_y).square().mean())
-        assert score == pytest.approx(error / variances[task.domain], rel=1e-5)
+    ensemble = Ensemble(make_learner(config, RUN, source), [entry["state"] for entry in saved])
+    tested = ensemble.evaluate(source.test.task(index) for index in range(config.test.episodes))
+    assert normalize_scores(tested, source.test.domains).scores == result["scores"]
