@@ -153,9 +153,6 @@ def _assigned(benchmarks: Sequence[str], data: Path | None, assigned: Sequence[s
     return found
 
 
-PIPELINE = "rotogbml"
-"""The variable that `Settings.rotogbml` replaces."""
-
 _SHARE = re.compile(r"STEPS\*([\d.]+)")
 
 
@@ -171,7 +168,6 @@ class Settings:
         targets: columns; empty: all of the table that are present.
         shots: numbers of shots; empty: those of the table.
         methods: titles of rows; empty: all.
-        rotogbml: the pipeline of the rows RotoGBML; empty: that of the scale and protocol.
         others: True to include comparison methods, the rows with a `learner`.
         overrides: `key.path=value` of the run files.
     """
@@ -182,7 +178,6 @@ class Settings:
     targets: Sequence[str] = ()
     shots: Sequence[int] = ()
     methods: Sequence[str] = ()
-    rotogbml: str = ""
     others: bool = True
     overrides: Sequence[str] = ()
 
@@ -292,7 +287,6 @@ def _column_comparisons(
     )  # fmt: skip
     texts = {"column": column, **paper.variables, **protocol.variables, **scale.variables, **experiment.variables}
     variables = {key: Template(text).safe_substitute(texts) for key, text in texts.items()}
-    variables |= {PIPELINE: settings.rotogbml} if settings.rotogbml else {}
     steps = _training_steps(keys, settings.overrides)
     groups: dict[tuple[str, str], dict[str, PlannedRow]] = {}  # by pipeline: equal rows are computed once
     for row, planned in _rows(experiment, name, settings, learners):
@@ -324,9 +318,8 @@ def _rows(
         title = published = Template(row.title).safe_substitute(learner=learner_title)
         if len(learners) > 1 and learner_title and "$learner" not in row.title:
             title = f"{learner_title}, {title}"
-        replaced = settings.rotogbml and row.homogenizers == f"${PIPELINE}"
         if protocol in (row.protocols or [protocol]) and (not chosen or title.lower() in chosen):
-            yield row, PlannedRow(title, learner, row.homogenizers, None if replaced else published)
+            yield row, PlannedRow(title, learner, row.homogenizers, published)
 
 
 def filled(value: Any, variables: Mapping[str, str], steps: int) -> Any:
@@ -386,7 +379,6 @@ def _check(name: str, paper: Paper, experiment: Experiment, settings: Settings) 
     without_effect = {
         "--learner": settings.learners and not experiment.learners,
         "--shots": settings.shots and not experiment.shots,
-        "--rotogbml": settings.rotogbml and f"${PIPELINE}" not in [row.homogenizers for row in experiment.rows],
         "--without-others": not settings.others and not experiment.learners,
         "--data or --domain": settings.domains and not paper.benchmarks,
     }

@@ -153,7 +153,6 @@ def test_absent_benchmarks_are_omitted(domains: dict[str, str]) -> None:
         ("strong", {"overrides": ["learner=maml"]}, "--set learner: the experiment sets this key; use --learner"),
         ("strong", {"overrides": ["episodes.shots = 5"]}, r"--set episodes\.shots: .* use --shots"),
         ("strong", {"overrides": ["problem.name=landscape"]}, r"--set problem\.name"),
-        ("ablation", {"rotogbml": "pcgrad"}, "`--rotogbml` has no effect in `ablation`"),
         ("backbone", {"overrides": ["network.name=conv4"]}, r"--set network\.name"),
         ("pinn", {"learners": ["maml"], "shots": [1]}, "(?s)`--learner` has no effect in `pinn`.*`--shots`"),
         ("pinn", {"targets": ["helmholz"]}, r"`pinn` has no target 'helmholz'.*Did you mean 'helmholtz'"),
@@ -175,9 +174,9 @@ def test_equal_rows_are_computed_once_and_other_settings_have_no_published_numbe
     (part,) = planned_comparisons("strong", Settings(domains, learners=["relationnet"], targets=["cub"]))[:1]
     assert [row.title for row in part.rows][:2] == ["RelationNet", "RelationNet-FT"]
     assert len({row.homogenizers for row in part.rows}) == len(part.rows)
-    (part,) = planned_comparisons("strong", Settings(domains, shots=[1, 1], rotogbml="pcgrad", **choices))
+    (part,) = planned_comparisons("strong", Settings(domains, shots=[1, 1], **choices))
     published = read_experiment("strong")[0].published["strong"]
-    assert [row.published in published for row in part.rows] == [True, False, False]
+    assert [row.published in published for row in part.rows] == [True, True, False, False]
     (part,) = planned_comparisons("strong", Settings(domains, overrides=["episodes.ways=3"], **choices))
     assert {row.published for row in part.rows} == {None}
 
