@@ -6,10 +6,10 @@ Curves are smoothed within a run, and averaged over runs without missing and non
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,10 +35,8 @@ _ZERO = 1e-7
 
 def mean_cosine(record: Record) -> float:
     """Mean of the cosines of different tasks; NaN for a single task."""
-    cosines = _matrix(record)
-    pairs = cosines[~np.eye(len(cosines), dtype=bool)]
-    pairs = pairs[np.isfinite(pairs)]  # cosines of zero rows are missing
-    return float(pairs.mean()) if pairs.size else math.nan
+    cosines = _matrix(record)  # those of zero rows are missing
+    return finite_mean(cosines[~np.eye(len(cosines), dtype=bool)].tolist())
 
 
 def norm_ratio(record: Record) -> float:
@@ -87,20 +85,15 @@ def runs_of(records: Iterable[Record], event: str) -> Runs:
 
 
 def curve(run: Sequence[Record], value: Callable[[Record], float], smooth: bool = True) -> dict[int, float]:
-    """The value of each record by step; if `smooth`, its running mean over a tenth of the records."""
-    values = [value(record) for record in run]
-    if smooth:
-        values = running_mean(values, max(1, round(len(values) / 10)))
-    return {record["step"]: number for record, number in zip(run, values, strict=True)}
+    """The value of each record by step; if `smooth`, the mean over a tenth of the records around it.
 
-
-def running_mean(values: Sequence[float], window: int) -> list[float]:
-    """The mean of the `window` values around each value; an even window is enlarged by one, and truncated at the ends.
-
-    Non-finite values are omitted; NaN only if all values of a window are.
+    Non-finite values are omitted; NaN only if all values of a window are. Windows are truncated at the ends.
     """
-    half = window // 2
-    return [finite_mean(values[max(0, index - half) : index + half + 1]) for index in range(len(values))]
+    values = [value(record) for record in run]
+    half = round(len(values) / 10) // 2 if smooth else 0
+    return {
+        record["step"]: finite_mean(values[max(0, index - half) : index + half + 1]) for index, record in enumerate(run)
+    }
 
 
 def average(runs: Sequence[Mapping[int, float]], interval: bool = False) -> dict[int, tuple[float, float, float]]:
@@ -130,38 +123,74 @@ REFERENCE_WIDTH = 2.6
 """The width of the line that others are compared with."""
 
 
-def draw_curve(
-    panel: Axes,
-    runs: Sequence[Sequence[Record]],
-    value: Callable[[Record], float],
-    color: str,
-    dashes: str,
-    label: str,
-    *,
-    smooth: bool = True,
-    width: float = 1.3,
-    band: bool = False,
-    transform: Callable[[float], float] = float,
-) -> None:
-    """Draw the mean over runs of a value of their records, with an optional band.
+class Look(NamedTuple):
+    """The look of a line, and of a band over runs."""
 
-    If `smooth`, values are running means over a tenth of a run, and the band is the range over runs. Otherwise points
-    have markers, and the band is the 95 % confidence interval. Wide lines are drawn below narrow lines, so that both
-    lines are visible if they coincide. `transform` maps averages to values of the axis.
+    color: str
+    dashes: str
+    label: str
+    width: float = 1.3
+    band: bool = False
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number of a record of training.
+
+    Attributes:
+        value: its value for a record; a logarithm if `logarithmic`, so that its mean has no peak at a single step with
+            a tiny gradient.
+        label: label of the axis.
+        reference: where a line is drawn.
     """
-    averaged = average([curve(run, value, smooth) for run in runs], interval=not smooth)
-    steps = list(averaged)
-    middle, low, high = ([transform(entry[place]) for entry in averaged.values()] for place in range(3))
-    # A line of one point is invisible, and the points of a line of few points are not recognizable.
-    marker = "o" if not smooth or len(steps) < _FEW_POINTS else None
-    panel.plot(
-        steps, middle, color=color, linestyle=dashes, label=label, linewidth=width,
-        marker=marker, markersize=1.3 + width, zorder=3 - 0.1 * width,
-    )  # fmt: skip
-    if band:
-        panel.fill_between(steps, low, high, color=color, alpha=0.1, linewidth=0)
-        if len(steps) == 1:  # an area of zero width is invisible
-            panel.vlines(steps, low, high, color=color, alpha=0.4, linewidth=width)
+
+    value: Callable[[Record], float]
+    label: str
+    reference: float | None = None
+    logarithmic: bool = False
+
+    def draw(self, panel: Axes, runs: Sequence[Sequence[Record]], look: Look, smooth: bool = True) -> None:
+        """Draw the mean over runs, with an optional band.
+
+        If `smooth`, values are running means over a tenth of a run, and the band is the range over runs. Otherwise
+        points have markers, and the band is the 95 % confidence interval. Wide lines are drawn below narrow lines, so
+        that both lines are visible if they coincide.
+        """
+        averaged = average([curve(run, self.value, smooth) for run in runs], interval=not smooth)
+        steps, scale = list(averaged), math.exp if self.logarithmic else float
+        middle, low, high = ([scale(entry[place]) for entry in averaged.values()] for place in range(3))
+        # A line of one point is invisible, and the points of a line of few points are not recognizable.
+        marker = "o" if not smooth or len(steps) < _FEW_POINTS else None
+        panel.plot(
+            steps, middle, color=look.color, linestyle=look.dashes, label=look.label, linewidth=look.width,
+            marker=marker, markersize=1.3 + look.width, zorder=3 - 0.1 * look.width,
+        )  # fmt: skip
+        if look.band:
+            panel.fill_between(steps, low, high, color=look.color, alpha=0.1, linewidth=0)
+            if len(steps) == 1:  # an area of zero width is invisible
+                panel.vlines(steps, low, high, color=look.color, alpha=0.4, linewidth=look.width)
+
+    def format_axis(self, panel: Axes) -> None:
+        """Draw the reference, and label the axis; ratios have ticks at 1, 2, 3, 5: they rarely span a decade."""
+        from matplotlib.ticker import LogLocator, NullLocator
+
+        panel.set_ylabel(self.label)
+        if self.reference is not None:
+            panel.axhline(self.reference, **style.GUIDE_LINE)
+        if self.logarithmic:
+            panel.set_yscale("log")
+            panel.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 3, 5)))
+            panel.yaxis.set_major_formatter("{x:g}")
+            panel.yaxis.set_minor_locator(NullLocator())
+
+
+COSINE = Measure(mean_cosine, "cosine", reference=0.0)
+RATIO = Measure(lambda record: math.log(norm_ratio(record)), "norm ratio", logarithmic=True)
+DISTANCE = Measure(relative_distance, "distance", reference=math.sqrt(2))  # that of orthogonal rows of equal norm
+AGREEMENT = (
+    replace(COSINE, label="mean cosine\nbetween task gradients"),
+    replace(RATIO, label="gradient norm,\nlargest / smallest task"),
+)
 
 
 def step_axis(panel: Axes) -> None:
@@ -177,43 +206,20 @@ def step_axis(panel: Axes) -> None:
         panel.set_xlim(min(steps) - 1, min(steps) + 1)
 
 
-@dataclass(frozen=True)
-class Measure:
-    """A number of the rows of a step.
-
-    Attributes:
-        value: its value for a record; a logarithm if `logarithmic`, so that its mean has no peak at a single step with
-            a tiny gradient.
-        label: label of the axis.
-        reference: where a line is drawn.
-    """
-
-    value: Callable[[Record], float]
-    label: str
-    reference: float | None = None
-    logarithmic: bool = False
-
-    def draw(self, panel: Axes, runs: Sequence[Sequence[Record]], **style: Any) -> None:
-        """Draw the mean over runs, see `draw_curve`."""
-        draw_curve(panel, runs, self.value, transform=math.exp if self.logarithmic else float, **style)
-
-    def format_axis(self, panel: Axes, label: str = "") -> None:
-        """Label the axis and draw the reference. Ratios have ticks at 1, 2, 3, 5: they rarely span a decade."""
-        from matplotlib.ticker import LogLocator, NullLocator
-
-        panel.set_ylabel(label or self.label)
-        if self.reference is not None:
-            panel.axhline(self.reference, **style.GUIDE_LINE)
-        if self.logarithmic:
-            panel.set_yscale("log")
-            panel.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 3, 5)))
-            panel.yaxis.set_major_formatter("{x:g}")
-            panel.yaxis.set_minor_locator(NullLocator())
-
-
-COSINE = Measure(mean_cosine, "cosine", reference=0.0)
-RATIO = Measure(lambda record: math.log(norm_ratio(record)), "norm ratio", logarithmic=True)
-DISTANCE = Measure(relative_distance, "distance", reference=math.sqrt(2))  # that of orthogonal rows of equal norm
+def _grid(
+    rows: Collection[Any], measures: Sequence[Measure], height: float, draw: Callable[[Axes, Any, Measure], None]
+) -> tuple[Figure, list[list[Axes]]]:
+    """A figure with a row of panels for each key, and a column for each measure."""
+    figure, axes = style.make_panels(
+        len(rows), len(measures), height, 1.15 * style.WIDTH, sharex="col", sharey="col" if len(measures) > 2 else False
+    )
+    for key, panels in zip(rows, axes, strict=True):
+        for panel, measure in zip(panels, measures, strict=True):
+            draw(panel, key, measure)
+            measure.format_axis(panel)
+    for panel in axes[-1]:
+        step_axis(panel)
+    return figure, axes
 
 
 def conflict(records: Iterable[Record]) -> Figure | None:
@@ -226,19 +232,15 @@ def conflict(records: Iterable[Record]) -> Figure | None:
     if not any(len(record["norms"]) > 1 for group in runs.values() for run in group for record in run):
         return None
     learners = list(dict.fromkeys(learner for learner, _ in runs))
+
+    def draw(panel: Axes, learner: str, measure: Measure) -> None:
+        for group, look in _lines(runs, learner):
+            measure.draw(panel, group, look)
+
     with style.figure_style():
-        height = 0.35 + 2.3 * len(learners)
-        figure, axes = style.make_panels(len(learners), 2, height, sharex=True, width=1.15 * style.WIDTH)
-        for learner, (left, right) in zip(learners, axes, strict=True):
-            for panel, measure in ((left, COSINE), (right, RATIO)):
-                for group, look in _lines(runs, learner):
-                    measure.draw(panel, group, **look)
-            COSINE.format_axis(left, "mean cosine\nbetween task gradients")
-            RATIO.format_axis(right, "gradient norm,\nlargest / smallest task")
-            if len(learners) > 1:
-                left.set_title(learner)
-        for panel in axes[-1]:
-            step_axis(panel)
+        figure, axes = _grid(learners, AGREEMENT, 0.35 + 2.3 * len(learners), draw)
+        for learner, panels in zip(learners, axes, strict=True):
+            panels[0].set_title(learner if len(learners) > 1 else "")
         style.add_legend(figure, [panel for row in axes for panel in row])
     return figure
 
@@ -259,7 +261,8 @@ def weights(records: Iterable[Record]) -> Figure | None:
     def draw(panel: Axes, method: tuple[str, str]) -> None:
         panel.axhline(1, **style.GUIDE_LINE)
         for domain in domains:
-            draw_curve(panel, runs[method], partial(_mean_weight, domain), *colors[domain], style.wrap_label(domain))
+            measure = Measure(partial(_mean_weight, domain), "task weight")
+            measure.draw(panel, runs[method], Look(*colors[domain], style.wrap_label(domain)))
 
     titles = {key: f"{key[1]} ({key[0]})" if several else key[1] for key in runs}
     return style.panel_figure(titles, draw, step_axis, "task weight", 1.75, 1.95, legend=True, sharex=True, sharey=True)
@@ -270,29 +273,25 @@ def validation(records: Iterable[Record], summary: Summary) -> Figure | None:
     runs = runs_of(records, "validation")
     if not runs:
         return None
-    factor = metric(summary.metric).factor
+    factor, label = metric(summary.metric).factor, style.wrap_label(style.score_axis_label(summary, "validation"))
+    measure = Measure(lambda record: factor * numbers([record["score"]])[0], label)
     learners = list(dict.fromkeys(learner for learner, _ in runs))
 
     def draw(panel: Axes, learner: str) -> None:
         for group, look in _lines(runs, learner):
-            draw_curve(panel, group, lambda record: factor * numbers([record["score"]])[0], smooth=False, **look)
+            measure.draw(panel, group, look, smooth=False)
 
     titles = {learner: learner if len(learners) > 1 else "" for learner in learners}
-    label = style.wrap_label(style.score_axis_label(summary, "validation"))
     return style.panel_figure(titles, draw, step_axis, label, 2.2, 2.2, legend=True, sharey=True)
 
 
-def _lines(runs: Runs, learner: str) -> Iterator[tuple[list[list[Record]], dict[str, Any]]]:
-    """The runs of each method of a learner, with the style of its line: a band over seeds, and the plain one wide."""
+def _lines(runs: Runs, learner: str) -> Iterator[tuple[list[list[Record]], Look]]:
+    """The runs of each method of a learner, with the look of its line: a band over seeds, and the plain one wide."""
     colors = style.colors([label for _, label in runs])
     for (owner, label), group in runs.items():
         if owner == learner:
-            color, dashes = colors[label]
             width = REFERENCE_WIDTH if label == PLAIN else 1.3
-            yield group, {
-                "color": color, "dashes": dashes, "label": style.wrap_label(label), "band": len(group) > 1,
-                "width": width,
-            }  # fmt: skip
+            yield group, Look(*colors[label], style.wrap_label(label), width, len(group) > 1)
 
 
 def _changes_weights(group: Sequence[Sequence[Record]]) -> bool:
@@ -318,35 +317,23 @@ def stages(records: Iterable[Record]) -> Figure | None:
         return None
     colors = style.colors([name for by_stage, _ in methods.values() for name in by_stage])
     several = len({learner for learner, _ in methods}) > 1
+
+    def draw(panel: Axes, method: tuple[str, str], measure: Measure) -> None:
+        by_stage, probed = methods[method]
+        for index, (name, runs) in enumerate(by_stage.items()):
+            width = min(1.2 + 0.4 * (len(by_stage) - 1 - index), 2.2) if index else REFERENCE_WIDTH
+            title = style.wrap_label(f"after {name}", 20) if index else "before"
+            measure.draw(panel, runs, Look(*colors[name], title, width), smooth=not probed)
+
     with style.figure_style():
-        height = 0.4 + 1.5 * len(methods)
-        figure, axes = style.make_panels(len(methods), 3, height, 1.15 * style.WIDTH, sharex="col", sharey="col")
-        for ((learner, label), (by_stage, probed)), panels in zip(methods.items(), axes, strict=True):
-            for measure, panel in zip((COSINE, RATIO, DISTANCE), panels, strict=True):
-                _draw_stages(panel, measure, by_stage, colors, smooth=not probed)
+        figure, axes = _grid(methods, (COSINE, RATIO, DISTANCE), 0.4 + 1.5 * len(methods), draw)
+        for (learner, label), panels in zip(methods, axes, strict=True):
             # Not part of the layout: a long title may extend over the panels to its right.
             panels[0].set_title(" ")
             place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "in_layout": False}
             panels[0].annotate(f"{label} ({learner})" if several else label, (0, 1), (0, 5), fontsize=9, **place)
             panels[2].legend(loc="center left", bbox_to_anchor=(1.02, 0.5), handlelength=1.6, fontsize=8)
-        for panel in axes[-1]:
-            step_axis(panel)
     return figure
-
-
-def _draw_stages(
-    panel: Axes,
-    measure: Measure,
-    by_stage: Mapping[str, list[list[Record]]],
-    colors: Mapping[str, tuple[str, str]],
-    smooth: bool,
-) -> None:
-    for index, (name, runs) in enumerate(by_stage.items()):
-        color, dashes = colors[name]
-        width = min(1.2 + 0.4 * (len(by_stage) - 1 - index), 2.2) if index else REFERENCE_WIDTH
-        title = style.wrap_label(f"after {name}", 20) if index else "before"
-        measure.draw(panel, runs, color=color, dashes=dashes, label=title, smooth=smooth, width=width)
-    measure.format_axis(panel)
 
 
 def method_stages(records: Iterable[Record]) -> dict[tuple[str, str], tuple[dict[str, list[list[Record]]], bool]]:
