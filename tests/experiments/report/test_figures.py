@@ -8,14 +8,9 @@ import pytest
 from scipy import stats
 
 from gradhomog.experiments.analysis.summary import summarize
+from gradhomog.experiments.analysis.training_records import average, mean_cosine, norm_ratio, relative_distance
 from gradhomog.experiments.report.figures import curves, saliency, scores, style
-from gradhomog.experiments.report.figures.curves import (
-    average,
-    mean_cosine,
-    method_stages,
-    norm_ratio,
-    relative_distance,
-)
+from gradhomog.experiments.report.figures.curves import method_stages
 from gradhomog.experiments.report.figures.saliency import MAX_METHODS, scaled_magnitude
 from gradhomog.experiments.report.page import write_report
 from gradhomog.experiments.results.comparison_dir import run_dir

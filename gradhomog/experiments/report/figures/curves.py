@@ -1,7 +1,4 @@
-"""Figures over training: agreement of task gradients, after each homogenizer too, task weights, validation, and paths.
-
-Curves are smoothed within a run, and averaged over runs without missing and non-finite values.
-"""
+"""Figures over training: agreement of task gradients, also after each homogenizer, task weights, scores, and paths."""
 
 from __future__ import annotations
 
@@ -11,10 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from gradhomog.experiments.analysis.statistics import mean_interval
+from gradhomog.experiments.analysis import training_records
 from gradhomog.experiments.report.figures import style
 from gradhomog.experiments.results.events import Record, numbers
 from gradhomog.experiments.runs import PLAIN
@@ -26,95 +20,6 @@ if TYPE_CHECKING:
 
     from gradhomog.experiments.analysis.summary import Summary
     from gradhomog.experiments.results.artifacts import Trajectory
-
-
-# Norms of homogenized rows are computed from a float64 Gramian: a norm below the square root of its rounding error,
-# 1.5e-8 of the largest norm, cannot be distinguished from zero.
-_ZERO = 1e-7
-
-
-def mean_cosine(record: Record) -> float:
-    """Mean of the cosines of different tasks; NaN for a single task."""
-    cosines = _matrix(record)  # those of zero rows are missing
-    return finite_mean(cosines[~np.eye(len(cosines), dtype=bool)].tolist())
-
-
-def norm_ratio(record: Record) -> float:
-    """Largest norm of a row divided by the smallest nonzero norm; NaN for a single task."""
-    norms = [norm for norm in numbers(record["norms"]) if norm > 0 and math.isfinite(norm)]
-    norms = [norm for norm in norms if norm > _ZERO * max(norms)]
-    return max(norms) / min(norms) if len(norms) > 1 else math.nan
-
-
-def relative_distance(record: Record) -> float:
-    """Mean of d_ij = ‖g_i − g_j‖ over pairs of tasks, divided by the mean norm.
-
-    NaN for a single task, or if all rows are zero. d_ij² = n_i² + n_j² − 2 n_i n_j cos_ij. A common factor of all rows
-    does not change the result. It is 0 for equal rows, and √2 for orthogonal rows of equal norm. The distance of a row
-    to a zero row is its norm.
-    """
-    norms = np.array(numbers(record["norms"]))
-    if len(norms) < 2 or not np.isfinite(norms).all() or not norms.any():
-        return math.nan
-    norms = norms / norms.mean()
-    products = np.outer(norms, norms)
-    inner = np.where(products > 0, products * _matrix(record), 0)  # cosines of zero rows are missing
-    squares = norms[:, None] ** 2 + norms[None, :] ** 2 - 2 * inner
-    return float(np.sqrt(squares[np.triu_indices(len(norms), 1)].clip(0)).mean())
-
-
-def _matrix(record: Record) -> NDArray[np.float64]:
-    return np.array([numbers(row) for row in record["cosines"]])
-
-
-Runs = dict[tuple[str, str], list[list[Record]]]
-"""The records of each run in the order of steps, by (learner, label)."""
-
-
-def runs_of(records: Iterable[Record], event: str) -> Runs:
-    """Records of an event for the runs of the table; runs without a result are omitted."""
-    _, *logged = records
-    compared = [record for record in logged if record["role"] == "compare"]
-    finished = {record["run"] for record in compared if record["event"] == "result"}
-    groups: dict[tuple[str, str], dict[str, list[Record]]] = {}
-    for record in compared:
-        if record["event"] == event and record["run"] in finished:
-            runs = groups.setdefault((record["learner"], record["label"]), {})
-            runs.setdefault(record["run"], []).append(record)
-    return {method: list(runs.values()) for method, runs in groups.items()}
-
-
-def curve(run: Sequence[Record], value: Callable[[Record], float], smooth: bool = True) -> dict[int, float]:
-    """The value of each record by step; if `smooth`, the mean over a tenth of the records around it.
-
-    Non-finite values are omitted; NaN only if all values of a window are. Windows are truncated at the ends.
-    """
-    values = [value(record) for record in run]
-    half = round(len(values) / 10) // 2 if smooth else 0
-    return {
-        record["step"]: finite_mean(values[max(0, index - half) : index + half + 1]) for index, record in enumerate(run)
-    }
-
-
-def average(runs: Sequence[Mapping[int, float]], interval: bool = False) -> dict[int, tuple[float, float, float]]:
-    """The mean at each step over the runs `{step: value}` that have this step, with the ends of a band.
-
-    The band is the range over runs; with `interval`, it is the 95 % confidence interval, NaN if fewer than two runs
-    have a value.
-    """
-    curve = {}
-    for step in sorted({step for run in runs for step in run}):
-        values = [run[step] for run in runs if step in run and math.isfinite(run[step])] or [math.nan]
-        found = mean_interval(values)
-        low, high = (found.low, found.high) if interval else (min(values), max(values))
-        curve[step] = finite_mean(values), low, high
-    return curve
-
-
-def finite_mean(values: Sequence[float]) -> float:
-    """The mean of the finite values; NaN without any."""
-    finite = [value for value in values if math.isfinite(value)]
-    return math.fsum(finite) / len(finite) if finite else math.nan
 
 
 _FEW_POINTS = 12
@@ -156,7 +61,9 @@ class Measure:
         points have markers, and the band is the 95 % confidence interval. Wide lines are drawn below narrow lines, so
         that both lines are visible if they coincide.
         """
-        averaged = average([curve(run, self.value, smooth) for run in runs], interval=not smooth)
+        averaged = training_records.average(
+            [training_records.curve(run, self.value, smooth) for run in runs], interval=not smooth
+        )
         steps, scale = list(averaged), math.exp if self.logarithmic else float
         middle, low, high = ([scale(entry[place]) for entry in averaged.values()] for place in range(3))
         # A line of one point is invisible, and the points of a line of few points are not recognizable.
@@ -184,9 +91,11 @@ class Measure:
             panel.yaxis.set_minor_locator(NullLocator())
 
 
-COSINE = Measure(mean_cosine, "cosine", reference=0.0)
-RATIO = Measure(lambda record: math.log(norm_ratio(record)), "norm ratio", logarithmic=True)
-DISTANCE = Measure(relative_distance, "distance", reference=math.sqrt(2))  # that of orthogonal rows of equal norm
+COSINE = Measure(training_records.mean_cosine, "cosine", reference=0.0)
+RATIO = Measure(lambda record: math.log(training_records.norm_ratio(record)), "norm ratio", logarithmic=True)
+DISTANCE = Measure(
+    training_records.relative_distance, "distance", reference=math.sqrt(2)
+)  # that of orthogonal rows of equal norm
 AGREEMENT = (
     replace(COSINE, label="mean cosine\nbetween task gradients"),
     replace(RATIO, label="gradient norm,\nlargest / smallest task"),
@@ -228,7 +137,7 @@ def conflict(records: Iterable[Record]) -> Figure | None:
     The rows are those before homogenization. One line per method: the running mean over a tenth of training, averaged
     over seeds, with a band for the range over seeds. One pair of panels per learner.
     """
-    runs = runs_of(records, "step")
+    runs = training_records.runs_of(records, "step")
     if not any(len(record["norms"]) > 1 for group in runs.values() for run in group for record in run):
         return None
     learners = list(dict.fromkeys(learner for learner, _ in runs))
@@ -251,7 +160,7 @@ def weights(records: Iterable[Record]) -> Figure | None:
     A line is the mean over the tasks of a domain, as a running mean over a tenth of training, averaged over seeds; 1 is
     the plain mean. None if no method reweights, or for one domain, whose tasks are interchangeable.
     """
-    runs = {key: group for key, group in runs_of(records, "step").items() if _changes_weights(group)}
+    runs = {key: group for key, group in training_records.runs_of(records, "step").items() if _changes_weights(group)}
     domains = sorted({name for group in runs.values() for run in group for record in run for name in record["names"]})
     if len(domains) < 2:
         return None
@@ -270,7 +179,7 @@ def weights(records: Iterable[Record]) -> Figure | None:
 
 def validation(records: Iterable[Record], summary: Summary) -> Figure | None:
     """Validation score over training, averaged over seeds; bands are 95 % confidence intervals over seeds."""
-    runs = runs_of(records, "validation")
+    runs = training_records.runs_of(records, "validation")
     if not runs:
         return None
     factor, label = metric(summary.metric).factor, style.wrap_label(style.score_axis_label(summary, "validation"))
@@ -285,7 +194,7 @@ def validation(records: Iterable[Record], summary: Summary) -> Figure | None:
     return style.panel_figure(titles, draw, step_axis, label, 2.2, 2.2, legend=True, sharey=True)
 
 
-def _lines(runs: Runs, learner: str) -> Iterator[tuple[list[list[Record]], Look]]:
+def _lines(runs: training_records.Runs, learner: str) -> Iterator[tuple[list[list[Record]], Look]]:
     """The runs of each method of a learner, with the look of its line: a band over seeds, and the plain one wide."""
     colors = style.colors([label for _, label in runs])
     for (owner, label), group in runs.items():
@@ -302,7 +211,7 @@ def _changes_weights(group: Sequence[Sequence[Record]]) -> bool:
 def _mean_weight(domain: str, record: Record) -> float:
     """The mean weight of the tasks of a domain; NaN without such tasks."""
     pairs = zip(record["names"], numbers(record["weights"]), strict=False)
-    return finite_mean([weight for name, weight in pairs if name == domain])
+    return training_records.finite_mean([weight for name, weight in pairs if name == domain])
 
 
 def stages(records: Iterable[Record]) -> Figure | None:
@@ -343,7 +252,7 @@ def method_stages(records: Iterable[Record]) -> dict[tuple[str, str], tuple[dict
     is `name#2`. Probes have all stages for the same tasks and parameters; the others are those of training steps.
     """
     records = list(records)
-    probes, steps = runs_of(records, "probe"), runs_of(records, "step")
+    probes, steps = training_records.runs_of(records, "probe"), training_records.runs_of(records, "step")
     found = {}
     for method in {**steps, **probes}:
         group = probes.get(method) or [[_with_plain_stage(step) for step in run] for run in steps[method]]
