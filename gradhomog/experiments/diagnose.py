@@ -55,8 +55,8 @@ class RunDiagnosis:
     def render(self) -> str:
         """Return the diagnosis as text."""
         title = f"{self.learner} after {self.step} of {self.steps} steps, without homogenizers, seed {self.seed}"
-        parts = [title, self.result.table(self.run_file)]
-        return "\n".join([*parts, *([] if self.overhead is None else ["", self.overhead.render()])])
+        overhead = [] if self.overhead is None else ["", self.overhead.render()]
+        return "\n".join([title, self.result.table(self.run_file), *overhead])
 
     def record(self) -> dict[str, Any]:
         """Return the diagnosis for JSON."""

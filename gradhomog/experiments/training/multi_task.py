@@ -44,9 +44,9 @@ class MultiTask(Problem):
         )
         shape, chosen = tuple(data.train.inputs.shape[1:]), config.network
         torch.manual_seed(run.seed)
-        parts = [content.build_network(chosen.name, shape, outputs, chosen.width) for outputs in data.outputs]
-        self.encoders = nn.ModuleList(encoder for encoder, _ in (parts if self.is_single_task else parts[:1]))
-        self.heads = nn.ModuleList(head for _, head in parts)
+        networks = [content.build_network(chosen.name, shape, outputs, chosen.width) for outputs in data.outputs]
+        self.encoders = nn.ModuleList(encoder for encoder, _ in (networks if self.is_single_task else networks[:1]))
+        self.heads = nn.ModuleList(head for _, head in networks)
         self.network = nn.ModuleDict({"encoders": self.encoders, "heads": self.heads}).to(self.device)
 
     def losses(self, index: int) -> dict[str, Tensor]:
