@@ -94,15 +94,8 @@ def reproduce(
 
     failures: dict[str, str] = {}
     for index, one in enumerate(planned):
-        progress(
-            {
-                "event": "comparison",
-                "name": one.name,
-                "index": index,
-                "of": len(planned),
-                "titles": _candidate_titles(one),
-            }
-        )
+        titles = _candidate_titles(one)
+        progress({"event": "comparison", "name": one.name, "index": index, "of": len(planned), "titles": titles})
         folder = out / one.name
         if _is_finished(plans[one.name], folder):
             continue
