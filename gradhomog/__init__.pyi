@@ -60,7 +60,6 @@ from .registry import available as available
 from .registry.options import ValidatedConstructor as ValidatedConstructor
 from .registry.options import validated as validated
 from .registry.specs import DomainSpec as DomainSpec
-from .registry.specs import ExecutorSpec as ExecutorSpec
 from .registry.specs import HomogenizerSpec as HomogenizerSpec
 from .registry.specs import LearnerSpec as LearnerSpec
 from .registry.specs import ObserverSpec as ObserverSpec

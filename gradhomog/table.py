@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from gradhomog.terminal import escape_controls
 
@@ -18,8 +17,6 @@ NOTHING = "–"
 Value = float | str | None
 """The value of a cell in full precision, by which columns are sorted; None, for an unknown value, is last."""
 
-Row = TypeVar("Row")
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -27,15 +24,6 @@ class Cell:
 
     text: str
     value: Value = None
-
-
-@dataclass(frozen=True)
-class Column(Generic[Row]):
-    """A column of a table with one row per object: `text` and `value` return those of its cell for an object."""
-
-    title: str
-    text: Callable[[Row], str]
-    value: Callable[[Row], Value]
 
 
 @dataclass(frozen=True)
@@ -55,14 +43,6 @@ class Table:
     notes: Sequence[str] = ()
     sticky: int | None = None
     empty: str = "No run has finished, so there is no table."
-
-    @classmethod
-    def of(
-        cls, columns: Sequence[Column[Row]], rows: Iterable[Row], notes: Sequence[str] = (), sticky: int | None = None
-    ) -> Table:
-        """The table with one row per object."""
-        cells = [[Cell(column.text(row), column.value(row)) for column in columns] for row in rows]
-        return cls([column.title for column in columns], cells, notes, sticky)
 
     @property
     def cells(self) -> list[list[Cell]]:

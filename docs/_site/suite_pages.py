@@ -3,11 +3,11 @@
 import math
 from pathlib import Path
 
-from _site import plugin_tables
+from _site import plugin_tables, suite_figure
 from gradhomog.cli import list_
-from gradhomog.experiments.suite import figures, tables
+from gradhomog.experiments.suite import tables
 from gradhomog.experiments.suite.problems import problems
-from gradhomog.experiments.suite.results import stored_results
+from gradhomog.experiments.suite.row_files import stored_results
 from gradhomog.experiments.suite.scores import Score, Scores
 from gradhomog.table import NOTHING, Cell, Table
 
@@ -27,7 +27,7 @@ def pages(source: Path) -> dict[str, str]:
     found = scores.scores()
     folder = source / "results" / "suite"
     folder.mkdir(parents=True, exist_ok=True)
-    figures.draw(
+    suite_figure.draw(
         scores, [score.method for score in found if not math.isnan(score.misscaled)][:DRAWN], folder / "regret.svg"
     )
     leaderboard = [

@@ -63,7 +63,7 @@ class Progress:
 
     def __call__(self, record: Mapping[str, Any]) -> None:
         match record["event"]:
-            case "part":
+            case "comparison":
                 if self._bar is not None:
                     self._bar.close()
                 self._bar = None

@@ -55,7 +55,7 @@ def add_execution_options(command: argparse.ArgumentParser, default_out: str) ->
     command.add_argument("--resume", action="store_true", help="continue what was interrupted, with the same settings")
     command.add_argument(
         "--executor", default="local", metavar="NAME(options)",
-        help="executor of the runs, see `gradhomog list executors` (default: local), for example "
+        help="executor of the runs: local (default), dask, slurm or ranks; for example "
         "'slurm(slurm_partition=\"cpu\", timeout_min=60)'",
     )  # fmt: skip
     add_json(command)

@@ -12,7 +12,7 @@ add_arguments = add_json
 
 
 def run(args: argparse.Namespace) -> int:
-    from gradhomog.experiments.execution.environment import machine, versions
+    from gradhomog.experiments.environment import machine, versions
     from gradhomog.registry import KINDS, installed
 
     data: dict[str, Any] = {"versions": versions(), "machine": machine(), "interpreter": sys.executable}

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import json
 
-    from gradhomog.experiments.execution.environment import machine, versions
+    from gradhomog.experiments.environment import machine, versions
     from gradhomog.experiments.profiling.overhead import step_overheads
     from gradhomog.experiments.run_file.schema import load
 

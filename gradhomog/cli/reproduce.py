@@ -56,9 +56,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="row of the table; may be repeated (default: all)",
     )  # fmt: skip
     command.add_argument(
-        "--rotogbml", default="", metavar="PIPELINE", help="pipeline of the rows RotoGBML (default: the paper's)"
-    )
-    command.add_argument(
         "--without-others", action="store_true",
         help="omit the comparison methods of Tables 1 and 2, such as ProtoNet and RelationNet",
     )  # fmt: skip
@@ -109,5 +106,5 @@ def _settings(args: argparse.Namespace, paper: Any) -> Any:
         raise ConfigError(f"`{args.experiment}` needs no data; remove --data and --domain.")
     return Settings(
         domains=domains, scale=args.scale, learners=args.learners, targets=args.targets, shots=args.shots,
-        methods=args.methods, rotogbml=args.rotogbml, others=not args.without_others, overrides=args.overrides,
+        methods=args.methods, others=not args.without_others, overrides=args.overrides,
     )  # fmt: skip

@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     from gradhomog.experiments.execution.verification import verify
 
     results = list(verify(args.folder))
-    errors = [error for _, error in results if error is not None]
+    errors = [error for error in results if error is not None]
     if args.json:
         print_json({"files": len(results), "errors": errors})
     else:

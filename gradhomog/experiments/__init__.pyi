@@ -2,7 +2,4 @@
 
 from .execution.comparison import ComparisonResult as ComparisonResult
 from .execution.comparison import compare as compare
-from .execution.worker import Executor as Executor
-from .execution.worker import Job as Job
-from .execution.worker import Outcome as Outcome
 from .results.records import records as records

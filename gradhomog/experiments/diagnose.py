@@ -13,12 +13,12 @@ from gradhomog.diagnosis.estimates import MIN_BATCHES
 from gradhomog.diagnosis.learner_rows import FIRST_BATCH
 from gradhomog.diagnosis.result import DiagnosisResult
 from gradhomog.errors import ConfigError
-from gradhomog.experiments.execution.environment import threads
+from gradhomog.experiments.environment import threads
 from gradhomog.experiments.profiling.harness import TimingTable
 from gradhomog.experiments.profiling.overhead import step_overheads
 from gradhomog.experiments.results import atomic_files
-from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import Config
+from gradhomog.experiments.runs import Run
 from gradhomog.experiments.training.trainer import Trainable, make_optimizer, make_trainable
 from gradhomog.global_state import restore_generators
 
@@ -55,8 +55,8 @@ class RunDiagnosis:
     def render(self) -> str:
         """Return the diagnosis as text."""
         title = f"{self.learner} after {self.step} of {self.steps} steps, without homogenizers, seed {self.seed}"
-        parts = [title, self.result.table(self.run_file)]
-        return "\n".join([*parts, *([] if self.overhead is None else ["", self.overhead.render()])])
+        overhead = [] if self.overhead is None else ["", self.overhead.render()]
+        return "\n".join([title, self.result.table(self.run_file), *overhead])
 
     def record(self) -> dict[str, Any]:
         """Return the diagnosis for JSON."""

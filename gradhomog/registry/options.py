@@ -18,7 +18,7 @@ from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MaxLen, MinLen
 
 from gradhomog.errors import OptionError, did_you_mean, join_errors
 from gradhomog.registry.expression import render_value
-from gradhomog.registry.specs import ExecutorSpec, HomogenizerSpec, Spec
+from gradhomog.registry.specs import HomogenizerSpec, Spec
 
 _LISTS = (list, tuple, range)
 
@@ -289,7 +289,7 @@ def validate_options(spec: Spec, plugin: str, options: Mapping[str, Any]) -> dic
 
     An integer is a valid float. The message of a wrong value is that of `describe_mismatch`. The arguments of a
     constructor that is called in Python are validated by `ValidatedConstructor`, the keys of `[problem]` in a run file
-    by `gradhomog.experiments.content.problem_table`.
+    by `gradhomog.experiments.run_file.content.problem_table`.
 
     Raises:
         OptionError: a name is unknown (the message lists the options), a required option is missing, or a type is
@@ -298,8 +298,6 @@ def validate_options(spec: Spec, plugin: str, options: Mapping[str, Any]) -> dic
     parameters = option_parameters(spec)
     errors = []
     for name, value in options.items():
-        if name not in parameters and isinstance(spec, ExecutorSpec) and spec.other_options:
-            continue
         if name not in parameters:
             hint = did_you_mean(name, parameters)
             if "options" in parameters:  # a wrapper of another plugin

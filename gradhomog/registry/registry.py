@@ -374,7 +374,7 @@ def available(kind: Kind = "homogenizers") -> tuple[str, ...]:
     """Return the names of the installed plugins of a kind; imports none of them.
 
     Args:
-        kind: `"homogenizers"`, `"learners"`, `"domains"`, `"problems"`, `"observers"` or `"executors"`.
+        kind: `"homogenizers"`, `"learners"`, `"domains"`, `"problems"` or `"observers"`.
 
     >>> "pcgrad" in available()
     True

@@ -184,24 +184,7 @@ class ProblemSpec(Spec):
     supplied = ("run",)
 
 
-@dataclass(frozen=True)
-class ExecutorSpec(Spec):
-    """Returned by the hook `gradhomog_executor`.
-
-    Attributes:
-        factory: called as `factory(jobs=jobs, folder=folder, **options)` with the number of simultaneous runs (0: as
-            many as possible) and the folder of the comparison; returns a `gradhomog.experiments.Executor`.
-        summary, reference: as in `HomogenizerSpec`.
-        other_options: True if the factory accepts further options as `**options`, such as those of a scheduler; their
-            names and types are not checked.
-    """
-
-    other_options: bool = False
-
-    supplied = ("jobs", "folder")
-
-
-Kind = Literal["homogenizers", "learners", "domains", "problems", "observers", "executors"]
+Kind = Literal["homogenizers", "learners", "domains", "problems", "observers"]
 
 KINDS: dict[Kind, tuple[str, type[Any]]] = {
     "homogenizers": ("gradhomog_homogenizer", HomogenizerSpec),
@@ -209,7 +192,6 @@ KINDS: dict[Kind, tuple[str, type[Any]]] = {
     "domains": ("gradhomog_domain", DomainSpec),
     "problems": ("gradhomog_problem", ProblemSpec),
     "observers": ("gradhomog_observer", ObserverSpec),
-    "executors": ("gradhomog_executor", ExecutorSpec),
 }
 """The required hook of each kind, and the type that it returns."""
 
@@ -287,11 +269,6 @@ def gradhomog_problem(name: str) -> ProblemSpec:
 @hookspec(firstresult=True)
 def gradhomog_observer() -> ObserverSpec:
     """Describe this module's observer. Required in modules of the entry-point group `gradhomog.observers`."""
-
-
-@hookspec(firstresult=True)
-def gradhomog_executor(name: str) -> ExecutorSpec:
-    """Describe an executor. Required in modules of the entry-point group `gradhomog.executors`."""
 
 
 @hookspec(firstresult=True)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gradhomog import DataError, Task, TaskBatch
-from gradhomog.experiments import content
+from gradhomog.experiments.run_file import content
 from gradhomog_adapters.relationnet import RelationNet, make_feature_map_module
 from gradhomog_adapters.relationnet_ata import SIZES, RandomConvolution, RelationNetATA
 from gradhomog_adapters.relationnet_lrp import RelationNetLRP, class_scores, relevance_of_inputs

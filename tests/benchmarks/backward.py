@@ -14,8 +14,8 @@ from torch.nn import functional
 from torchjd import autojac
 
 import gradhomog
-from gradhomog.experiments import content
 from gradhomog.experiments.profiling.harness import CPU, Column, Comparison, Timings
+from gradhomog.experiments.run_file import content
 from tests.benchmarks import combine
 from tests.benchmarks.benchmark import Benchmark
 

@@ -14,7 +14,7 @@ from typing import Any
 from gradhomog.cli._output import count_bar, print_json
 from gradhomog.cli.profile import add_timing_options, clock
 from gradhomog.errors import GradhomogError, OptionError
-from gradhomog.experiments.execution.environment import machine, versions
+from gradhomog.experiments.environment import machine, versions
 from gradhomog.experiments.profiling.harness import Comparison, TimingTable, measure_all
 
 Shape = Sequence[int]

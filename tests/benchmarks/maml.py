@@ -15,8 +15,8 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 
 from gradhomog import OptionError
-from gradhomog.experiments import content
 from gradhomog.experiments.profiling.harness import Comparison, Workload
+from gradhomog.experiments.run_file import content
 from gradhomog.learners.learner import Learner
 from gradhomog.learners.scoring import default_loss
 from gradhomog.learners.tasks import Task, TaskBatch

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import gradhomog
-from gradhomog.experiments import content
 from gradhomog.experiments.profiling.harness import Comparison
+from gradhomog.experiments.run_file import content
 from tests.benchmarks.backward import BY_HAND, IMAGES, SUMMED, Setting, Step, by_hand, homogenized, summed
 from tests.benchmarks.benchmark import Benchmark
 

@@ -34,11 +34,6 @@ def parse_strict_json(text):
     return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
-def check_names(text):
-    """The names of the checks in a table."""
-    return [line.split()[1] for line in text.splitlines() if line.startswith("  ") and not line.startswith("   ")]
-
-
 @pytest.mark.parametrize(
     ("name", "subject"),
     [
@@ -55,19 +50,6 @@ def test_a_plugin_of_any_kind_is_found_by_its_name_and_the_table_printed(name, s
     assert lines[2:4] == ["  ✓ documented  passed", ""]
     assert lines[4].startswith("1 passed; ")
     assert printed.err == ""
-
-
-def test_several_plugins_give_tables_separated_by_a_blank_line(capsys):
-    assert main(["check", "static", "fomaml", "--only", "documented"]) == 0
-    out = capsys.readouterr().out
-    assert check_names(out) == ["documented"] * 2
-    assert "\n\nlearner fomaml of " in out
-    assert out.endswith("s\n")
-
-
-def test_only_may_be_repeated_and_fast_runs_the_same_checks(capsys):
-    assert main(["check", "static", "--only", "documented", "--only", "half_*", "--fast"]) == 0
-    assert check_names(capsys.readouterr().out) == ["documented", "half_precision"]
 
 
 def test_kind_selects_among_plugins_of_the_same_name(gradhomog_install, capsys):

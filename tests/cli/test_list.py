@@ -9,7 +9,7 @@ import pytest
 
 from gradhomog.cli import list_, main
 from gradhomog.experiments.suite.problems import problems
-from gradhomog.experiments.suite.results import stored_results
+from gradhomog.experiments.suite.row_files import stored_results
 from gradhomog.experiments.suite.scores import Scores
 from gradhomog.registry import expression, installed
 

@@ -41,7 +41,7 @@ def test_lines_have_the_learner_if_there_are_several(capsys, learners, starts):
 def test_rows_of_a_table_have_their_titles(capsys):
     titles = {("maml", "bad"): "M-ConFIG"}
     with Progress() as progress:
-        progress({"event": "part", "name": "weak", "index": 0, "of": 1, "titles": titles})
+        progress({"event": "comparison", "name": "weak", "index": 0, "of": 1, "titles": titles})
         progress({**PLAN, "learners": ["maml"]})
         progress(failed("no"))
     assert capsys.readouterr().err.splitlines()[-1].startswith("M-ConFIG   ")

@@ -19,7 +19,6 @@ import pytest
 
 import gradhomog
 from gradhomog import keyed
-from gradhomog.experiments.execution.worker import make_executor
 from gradhomog.experiments.results import events
 from gradhomog.learners.domains import Domain
 from gradhomog.learners.learner import Learner
@@ -220,11 +219,6 @@ def test_the_observer_writes_the_losses_of_every_other_step(gradhomog_install: A
     for step in (1, 5, 10):
         observer("step", {"event": "step", "run": "a", "step": step, "losses": [1.5, 2.0 * step]})
     assert (tmp_path / "losses.csv").read_text() == "1,1.5,2.0\n10,1.5,20.0\n"
-
-
-def test_the_executor_computes_the_last_run_first(gradhomog_install: Any, tmp_path: Path) -> None:
-    name = install("gradhomog_executor", gradhomog_install)
-    assert list(make_executor(name, 4, tmp_path)([lambda: "first", lambda: "last"])) == ["last", "first"]  # type: ignore[list-item]
 
 
 def test_the_wrapper_logs_what_is_made(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,7 @@ from gradhomog import cli, testing
 from gradhomog.cli import list_
 from gradhomog.experiments.run_file.schema import Config, load
 from gradhomog.experiments.suite.problems import problems
-from gradhomog.experiments.suite.results import stored_results
+from gradhomog.experiments.suite.row_files import stored_results
 from gradhomog.experiments.suite.scores import Scores
 from gradhomog.testing import pytest_plugin
 from gradhomog.testing.check_results import MARKS, Outcome

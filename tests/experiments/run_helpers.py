@@ -11,8 +11,8 @@ from unittest import mock
 from gradhomog.experiments.results.comparison_dir import Plan, RunDir, run_dir
 from gradhomog.experiments.results.events import VERSION, EventLog, json_compatible
 from gradhomog.experiments.results.records import records
-from gradhomog.experiments.results.runs import Method, Run
 from gradhomog.experiments.run_file.schema import Config
+from gradhomog.experiments.runs import Method, Run
 from gradhomog.experiments.training.trainer import Trainer
 
 Record = dict[str, Any]
@@ -77,7 +77,8 @@ def write_comparison(folder: Path, records: Sequence[Record]) -> None:
             label = "plain" if text == "none" else text
             methods.append(Method(learner, label, compared.get((learner, label), {}).get("tuned_from", [text])))
     folder.mkdir(parents=True, exist_ok=True)
-    Plan(start["config"], "", methods, list(range(start["seeds"])), {}).write(folder)
+    plan = Plan(start["config"], "", methods, list(range(start["seeds"])), {})
+    plan.write(folder)
     for name, result in results.items():
         run = Run(result["learner"], result["homogenizers"], result["seed"])
         run_folder = run_dir(folder, run)
@@ -88,4 +89,5 @@ def write_comparison(folder: Path, records: Sequence[Record]) -> None:
             if record["run"] == name and record["event"] != "result":
                 log.append({"seconds": 1.0, **record})
         written = {key: value for key, value in result.items() if key not in ("tuned_from", "chosen", "role", "label")}
-        run_folder.finish({**json_compatible(written), "run": run.id, "digest": "", "fingerprints": {}})
+        identity = {"run": run.id, "digest": plan.configuration.for_run(run).digest, "fingerprints": {}}
+        run_folder.finish({**json_compatible(written), **identity})

@@ -73,17 +73,6 @@ def probe(number: int, label: str) -> Record:
     return {"event": "probe", "step": number, "stages": list(map(stage, names, rows))}
 
 
-def measured(number: int, label: str) -> Record:
-    """Return the measurements of the paper's homogenizers."""
-    values: Record = {}
-    if "isi" in modules(label):
-        values["isi"] = {"drop_rate": 0.2 + 0.001 * number, "drop_rate.0": 0.1, "drop_rate.4": 0.3}
-    if "rotate" in modules(label):
-        angles = [0.01 * number * (1 + slot) for slot in range(4)]
-        values["rotate"] = {"angle": angles, "feature_cosine_before": 0.1, "feature_cosine_after": 0.01 * number}
-    return values
-
-
 def step(number: int, random: np.random.Generator, train: Sequence[str], label: str) -> Record:
     """Return a training step of four tasks."""
     tasks = 4
@@ -96,7 +85,7 @@ def step(number: int, random: np.random.Generator, train: Sequence[str], label: 
         "cosines": (rows @ rows.T / np.outer(norms, norms)).tolist(), "weights": factors.tolist(),
         "tasks": list(range(tasks)), "names": [str(name) for name in random.choice(train, tasks)],
         "stages": [stage(name, factors[:, None] * rows) for name in modules(label) if name not in ("isi", "rotate")],
-        "measured": measured(number, label),
+        "measured": {},
     }  # fmt: skip
 
 

@@ -1,15 +1,14 @@
 """Diagnosis of run files: rows of each kind of trainable, without side effects, and the written files."""
 
 import copy
-import json
 
 import pytest
 import torch
 
 from gradhomog.errors import ConfigError, OptionError
 from gradhomog.experiments.diagnose import diagnose, diagnose_trainable
-from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
+from gradhomog.experiments.runs import Run
 from gradhomog.experiments.training.trainer import make_optimizer, make_trainable
 from tests.experiments.conftest import SMALL
 
@@ -71,14 +70,6 @@ def test_the_overhead_has_a_row_for_every_pipeline_except_separate_networks():
     assert found.overhead is not None
     assert [row.label for row in found.overhead.rows] == ["plain", "plain again", "pcgrad", "static"]
     assert "one training step" in found.render()
-
-
-@pytest.mark.parametrize("settings", [SMALL, TABLE], ids=["learner", "table"])
-def test_the_folder_has_text_and_json(settings, tmp_path):
-    found = diagnose(load(None, settings), at=0, batches=3, seconds=0)
-    found.write(tmp_path)
-    assert json.loads((tmp_path / "diagnosis.json").read_text("utf-8")) == json.loads(json.dumps(found.record()))
-    assert "Recommendation" in (tmp_path / "diagnosis.txt").read_text("utf-8")
 
 
 def test_invalid_numbers_raise():

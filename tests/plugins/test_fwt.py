@@ -8,7 +8,7 @@ from torch import nn
 
 import gradhomog
 from gradhomog import OptionError, TaskBatch, TaskKey
-from gradhomog.experiments import content
+from gradhomog.experiments.run_file import content
 from gradhomog_plugins.fwt import FWT, select_layers
 
 KEY, OTHER = TaskKey(0), TaskKey(1)

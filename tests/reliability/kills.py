@@ -3,9 +3,8 @@
     python -m tests.reliability.kills --kills 500 --minutes 30
 
 The problem is small and writes an event and a checkpoint at every step: kills therefore hit training, checkpoints,
-events and results. Most kills are of a comparison in one process, forked from this one, which has imported all modules.
-Every tenth kill is of the command with two worker processes: of the parent, of a worker, or of both. Exits with code 1
-if a table differs, or if a worker outlives its parent by more than `--grace` seconds.
+events and results. Each comparison runs in a process that is forked from this one, which has imported all modules.
+Exits with code 1 if a table differs.
 """
 
 import argparse
@@ -16,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
@@ -24,22 +22,13 @@ from unittest import mock
 from gradhomog.experiments.execution.comparison import compare
 from gradhomog.experiments.execution.verification import verify
 from gradhomog.experiments.results.comparison_dir import MANIFEST, PLAN
-from gradhomog.experiments.results.records import records
 from gradhomog.experiments.run_file.schema import load
+from tests.experiments.run_helpers import results
 
 OVERRIDES = [
     "problem.name=landscape", "train.steps=24", "train.validate_every=4", "train.checkpoint_every=1",
     "train.log_every=1", 'homogenizers=["none", "pcgrad", "mgda", "static | static(weights=\\"random\\")"]', "seeds=1",
 ]  # fmt: skip
-
-
-def results(folder: Path) -> dict[tuple[str, str, int, str], list[float]]:
-    """Return the scores of every run, by method, pipeline, seed and role."""
-    return {
-        (r["label"], r["homogenizers"], r["seed"], r["role"]): r["scores"]
-        for r in records(folder)
-        if r["event"] == "result"
-    }
 
 
 def compute(folder: Path) -> None:
@@ -80,68 +69,33 @@ def is_alive(process: int) -> bool:
         return False
 
 
-def kill_command(folder: Path, delay: float, target: str, grace: float) -> bool:
-    """Start the command with two workers and kill it after a delay; return True if it finished before.
-
-    Raises:
-        SystemExit: a worker outlives its parent.
-    """
-    arguments = [argument for override in OVERRIDES for argument in ("--set", override)]
-    resume = ["--resume"] if (folder / PLAN).exists() else []
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gradhomog", "compare", "--jobs=2", "--out", str(folder), *resume, *arguments],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
-    time.sleep(delay)
-    workers = children(process.pid)
-    if target != "parent" and workers:
-        os.kill(random.choice(workers), signal.SIGKILL)
-    if target == "worker":
-        return process.wait() == 0  # the command replaces the worker and continues
-    done = process.poll() == 0
-    process.kill()
-    process.wait()
-    time.sleep(grace)
-    if surviving := [worker for worker in workers if is_alive(worker)]:
-        raise SystemExit(f"processes {surviving} outlive their parent, which was killed {grace} s ago")
-    return done
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--minutes", type=float, default=30.0, help="time limit")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--grace", type=float, default=1.0, help="seconds that a worker may outlive its parent")
-    parser.add_argument("--commands", type=int, default=10, help="kill the command at every n-th kill; 0: never")
     options = parser.parse_args(arguments)
     random.seed(options.seed)
-    end, kinds, tables = time.monotonic() + 60 * options.minutes, Counter[str](), 0
+    end, kills, tables = time.monotonic() + 60 * options.minutes, 0, 0
     with tempfile.TemporaryDirectory() as root:
         start = time.monotonic()
         compute(Path(root) / "undisturbed")
-        duration, expected, number = time.monotonic() - start, results(Path(root) / "undisturbed"), 0
+        duration, expected = time.monotonic() - start, results(Path(root) / "undisturbed")
         folder = Path(root) / "0"
-        while kinds.total() < options.kills and time.monotonic() < end:
-            if options.commands and kinds.total() % options.commands == options.commands - 1:
-                kind = random.choice(["parent", "worker", "both"])
-                done = kill_command(folder, random.uniform(2.0, 8.0), kind, options.grace)
-            else:
-                # Various delays: a folder is killed about five times before its comparison is complete.
-                kind, done = "one process", kill_fork(folder, duration * random.uniform(0.0, 0.5))
-            kinds[kind] += 1
-            if done or kinds.total() == options.kills:
+        while kills < options.kills and time.monotonic() < end:
+            # Various delays: a folder is killed about five times before its comparison is complete.
+            done = kill_fork(folder, duration * random.uniform(0.0, 0.5))
+            kills += 1
+            if done or kills == options.kills:
                 compute(folder)
                 tables += 1
                 # `compute` writes no report, and with it no manifest.
-                damaged = [error for _, error in verify(folder) if error and f"{MANIFEST} is missing" not in error]
+                damaged = [error for error in verify(folder) if error and f"{MANIFEST} is missing" not in error]
                 if results(folder) != expected or damaged:
                     print(f"the table of {folder.name} differs, or files are damaged: {damaged}")
                     return 1
-                number += 1
-                folder = Path(root) / str(number)
-    killed = ", ".join(f"{count} of {kind}" for kind, count in kinds.most_common())
-    print(f"{kinds.total()} kills ({killed}); {tables} tables, all those of the undisturbed comparison")
+                folder = Path(root) / str(tables)
+    print(f"{kills} kills; {tables} tables, all those of the undisturbed comparison")
     return 0
 
 

@@ -15,8 +15,9 @@ from gradhomog.errors import ConfigError
 from gradhomog.experiments.execution.comparison import compare
 from gradhomog.experiments.results import checksums
 from gradhomog.experiments.run_file.schema import load
+from tests.experiments.run_helpers import results
 from tests.reliability import kills
-from tests.reliability.kills import OVERRIDES, compute, results
+from tests.reliability.kills import OVERRIDES, compute
 
 
 def command(out: Path, *more: str) -> list[str]:
@@ -102,5 +103,5 @@ def test_a_folder_that_is_deleted_while_a_checkpoint_is_written_is_not_created_a
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the script forks")
 def test_kills_do_not_change_the_table(capsys):
-    assert kills.main(["--kills", "12", "--commands", "0", "--minutes", "3"]) == 0
+    assert kills.main(["--kills", "12", "--minutes", "3"]) == 0
     assert "all those of the undisturbed comparison" in capsys.readouterr().out

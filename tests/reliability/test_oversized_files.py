@@ -163,12 +163,6 @@ def test_more_names_than_images_are_rejected_before_they_are_read(tmp_path: Path
     assert_rejected(write(tmp_path / "odd.npz", class_split=names), "`class_split` has 9 entries for 4 images")
 
 
-def test_labels_of_every_integer_type_are_read(tmp_path: Path) -> None:
-    for dtype in ("u1", "i8", "u8", ">u4"):
-        path = write(tmp_path / "good.npz", labels=GOOD["labels"].astype(dtype))
-        assert images.images(str(path), size=8).class_names == ("a", "b")
-
-
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("dtype", ["<i4", ">i4", "<f8", "|b1", "<U3", "|S3", "<c16"])
 def test_arrays_read_as_numpy_reads_them(tmp_path: Path, dtype: str, order: Any) -> None:
@@ -290,9 +284,3 @@ def test_invalid_paths_are_rejected(tmp_path: Path) -> None:
     for variant in ("x" * 5000, "x" * 5000 + ".npz"):
         with pytest.raises(DataError, match=r"x: |npz: "):
             images.images(variant, size=8)
-
-
-def test_a_folder_named_like_a_file_list_is_read_as_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "set.json" / "a").mkdir(parents=True)
-    Image.new("RGB", (8, 8)).save(tmp_path / "set.json" / "a" / "0.png")
-    assert images.images(str(tmp_path / "set.json"), size=8).class_names == ("a",)

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.results.events import Record, numbers
+from gradhomog.experiments.score_metrics import metric
 from gradhomog.table import LEVEL
 
 
@@ -146,16 +146,16 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """Adjusted p values in input order: rejecting those ≤ α bounds the probability of any false rejection by α.
 
     With p₍₁₎ ≤ … ≤ p₍ₘ₎, the adjusted k-th smallest p value is the maximum of min(1, (m − j + 1) p₍ⱼ₎) over j ≤ k. The
-    tests may be dependent, as comparisons with one common baseline are.
+    tests may be dependent, as comparisons with one common baseline are. NaN, the p value of no test, is not counted.
 
     Source: Holm 1979, A simple sequentially rejective multiple test procedure, Scand. J. Statist. 6. SciPy does not
     implement it.
     """
     adjusted = [math.nan] * len(p_values)
+    tested = sorted((p_value, index) for index, p_value in enumerate(p_values) if not math.isnan(p_value))
     largest = 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
-        p = p_values[index]
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p))
+    for rank, (p_value, index) in enumerate(tested):
+        largest = max(largest, min(1.0, (len(tested) - rank) * p_value))
         adjusted[index] = largest
     return adjusted
 
@@ -226,12 +226,11 @@ def correct_for_multiple_tests(
     comparisons: Sequence[PairedComparison | None], higher_is_better: bool
 ) -> list[PairedComparison | None]:
     """The comparisons with verdicts, and with p values adjusted by Holm's procedure over all of them."""
-    tested = [(place, one, one.p_value) for place, one in enumerate(comparisons) if one and one.p_value is not None]
-    corrected = list(comparisons)
-    for (place, one, _), p_value in zip(tested, holm([p_value for _, _, p_value in tested]), strict=True):
-        verdict = _verdict(one.difference.mean, p_value, higher_is_better)
-        corrected[place] = dataclasses.replace(one, adjusted_p_value=p_value, verdict=verdict)
-    return corrected
+    p_values = [math.nan if one is None or one.p_value is None else one.p_value for one in comparisons]
+    return [
+        one if one is None or math.isnan(p_value) else _decided(one, p_value, higher_is_better)
+        for one, p_value in zip(comparisons, holm(p_values), strict=True)
+    ]
 
 
 def independent_values(scores: Sequence[Sequence[float]], sampled: bool) -> tuple[Sequence[float], Unit]:
@@ -251,7 +250,10 @@ def step_seconds(runs: Runs, seeds: Sequence[int]) -> float | None:
     return mean if math.isfinite(mean) else None
 
 
-def _verdict(difference: float, p_value: float, higher_is_better: bool) -> Verdict:
-    if p_value >= SIGNIFICANCE or difference == 0:
-        return "undecided"
-    return "better" if (difference > 0) == higher_is_better else "worse"
+def _decided(comparison: PairedComparison, p_value: float, higher_is_better: bool) -> PairedComparison:
+    """The comparison with an adjusted p value and the verdict that follows from it."""
+    mean = comparison.difference.mean
+    verdict: Verdict = "undecided"
+    if p_value < SIGNIFICANCE and mean != 0:
+        verdict = "better" if (mean > 0) == higher_is_better else "worse"
+    return dataclasses.replace(comparison, adjusted_p_value=p_value, verdict=verdict)

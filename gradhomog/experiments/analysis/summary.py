@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gradhomog.errors import ConfigError
-from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.statistics import (
     Interval,
     PairedComparison,
@@ -23,7 +22,8 @@ from gradhomog.experiments.analysis.statistics import (
     step_seconds,
 )
 from gradhomog.experiments.results.events import Record, json_compatible, numbers
-from gradhomog.experiments.results.runs import PLAIN, SINGLE
+from gradhomog.experiments.runs import PLAIN, SINGLE
+from gradhomog.experiments.score_metrics import metric
 
 
 def improvement(runs: Runs, base: Runs) -> Interval | None:
@@ -56,6 +56,15 @@ BASELINES = (PLAIN, TUNED_STATIC)
 
 Groups = Mapping[tuple[str, str], Runs]
 """Results by (learner, label), then by seed."""
+
+
+def runs_by_method(records: Iterable[Record]) -> dict[tuple[str, str], dict[int, Record]]:
+    """The results of the methods that are compared, in the order of the table."""
+    groups: dict[tuple[str, str], dict[int, Record]] = {}
+    for record in records:
+        if record["event"] == "result" and record["role"] == "compare":
+            groups.setdefault((record["learner"], record["label"]), {})[record["seed"]] = record
+    return groups
 
 
 @dataclass(frozen=True)
@@ -263,9 +272,7 @@ def summarize(records: Iterable[Record]) -> Summary:
                 f"({len(compared[0]['scores'])} and {len(record['scores'])} scores). Repeat the comparison in an empty "
                 "folder."
             )
-    groups: dict[tuple[str, str], dict[int, Record]] = {}
-    for record in compared:
-        groups.setdefault((record["learner"], record["label"]), {})[record["seed"]] = record
+    groups = runs_by_method(compared)
     problem = next((record["problem"] for record in compared if "problem" in record), None)
     base = next((label for label in (SINGLE, PLAIN) if (problem, label) in groups), None)
     base_runs = groups[str(problem), base] if base else None

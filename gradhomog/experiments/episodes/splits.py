@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,28 +85,15 @@ def streams(config: Config, seed: int) -> Streams:
         raise ConfigError(
             f"`problem` {config.problem['name']} has no episodes; remove `problem` from the configuration."
         )
-    size, shape = config.network.size, config.episodes
-    registry = installed()
+    size, shape, registry = config.network.size, config.episodes, installed()
     train, validation, test = _open_domains(config, size, registry)
-    texts = dict.fromkeys((*config.domains.train, *config.domains.validation, *config.domains.test))
-    trained = {domain_identity(text) for text in config.domains.train}
-    pairs = [(domain.name, domain_identity(text)) for text, domain in zip(config.domains.test, test, strict=True)]
-    both = [name for name, identity in pairs if identity in trained]
-    unseen = [name for name, identity in pairs if identity not in trained]
+    test_split = _test_split(config, test)
     everything = train + validation + test
     channels: Any = None  # validated by `EpisodeStream`
     if len(train[0].input_shape) == 3:
-        native = max(domain.input_shape[0] for domain in everything)
-        channels = int(config.network.channels) or native
+        channels = int(config.network.channels) or max(domain.input_shape[0] for domain in everything)
     outputs = _common_outputs(everything)
     normalize = all_have_variance(everything)
-    if both and unseen:
-        raise ConfigError(
-            "`domains.test` must hold only domains that are trained on (their test classes are used), or only domains "
-            f"that are not (all their classes are used); it mixes {', '.join(both)} with "
-            f"{', '.join(unseen)}."
-        )
-    test_split: Split = "test" if both else "all"
     test_queries = config.test.queries or shape.queries
     _check_episodes(
         shape, [(train, "train", shape.queries), (validation, "val", shape.queries), (test, test_split, test_queries)]
@@ -115,6 +102,7 @@ def streams(config: Config, seed: int) -> Streams:
         EpisodeStream, ways=shape.ways, shots=shape.shots, setting=config.domains.setting, channels=channels
     )
     augmentation = augment if config.train.augmentation == "standard" else None
+    texts = dict.fromkeys((*config.domains.train, *config.domains.validation, *config.domains.test))
     return Streams(
         stream(train, split="train", queries=shape.queries, tasks=shape.tasks, seed=seed, augmentation=augmentation),
         stream(validation, split="val", queries=shape.queries, tasks=1, seed=EVALUATION_SEED),
@@ -123,6 +111,21 @@ def streams(config: Config, seed: int) -> Streams:
         "accuracy" if outputs is None else "nmse" if normalize else "mse",
         {text: found for text in texts if (found := _domain(text, size, registry).fingerprint) is not None},
     )
+
+
+def _test_split(config: Config, test: Sequence[Domain]) -> Split:
+    """The split of test classes: "test" of domains that are trained on, "all" of others."""
+    trained = {domain_identity(text) for text in config.domains.train}
+    both: list[str] = []
+    unseen: list[str] = []
+    for text, each in zip(config.domains.test, test, strict=True):
+        (both if domain_identity(text) in trained else unseen).append(each.name)
+    if both and unseen:
+        raise ConfigError(
+            "`domains.test` must hold only domains that are trained on (their test classes are used), or only domains "
+            f"that are not (all their classes are used); it mixes {', '.join(both)} with {', '.join(unseen)}."
+        )
+    return "test" if both else "all"
 
 
 def _open_domains(config: Config, size: int, registry: Registry) -> tuple[list[Domain], list[Domain], list[Domain]]:
@@ -135,11 +138,8 @@ def _open_domains(config: Config, size: int, registry: Registry) -> tuple[list[D
         try:
             opened[text] = _domain(text, size, registry)
         except GradhomogError as error:
-            errors[text] = error
-    if len(errors) == 1:
-        raise next(iter(errors.values()))
-    if errors:
-        raise ConfigError(f"`domains`: {join_errors(f'{text}: {error}' for text, error in errors.items())}")
+            errors[f"{text}: {error}"] = error
+    _raise_all(errors)
     train, validation, test = (_with_different_names(texts, [opened[text] for text in texts]) for texts in uses)
     return train, validation, test
 
@@ -147,14 +147,18 @@ def _open_domains(config: Config, size: int, registry: Registry) -> tuple[list[D
 def _check_episodes(shape: Episodes, uses: list[tuple[list[Domain], Split, int]]) -> None:
     """Raise the error of a domain that cannot provide the episodes, or one error that names all such domains."""
     errors: list[GradhomogError] = []
-    for domains, split, queries in uses:
-        for each in domains:
-            try:
-                each.check(split, ways=shape.ways, shots=shape.shots, queries=queries)
-            except GradhomogError as error:
-                errors.append(error)
+    for each, split, queries in [(each, split, queries) for domains, split, queries in uses for each in domains]:
+        try:
+            each.check(split, ways=shape.ways, shots=shape.shots, queries=queries)
+        except GradhomogError as error:
+            errors.append(error)
+    _raise_all({str(error): error for error in errors})
+
+
+def _raise_all(errors: Mapping[str, GradhomogError]) -> None:
+    """Raise the only error, or one that lists their texts."""
     if len(errors) == 1:
-        raise errors[0]
+        raise next(iter(errors.values()))
     if errors:
         raise ConfigError(f"`domains`: {join_errors(errors)}")
 

@@ -12,16 +12,17 @@ from typing import Any
 from uuid import uuid4
 
 from gradhomog.errors import ConfigError, GradhomogError
+from gradhomog.experiments.environment import threads
 from gradhomog.experiments.execution import observers
-from gradhomog.experiments.execution.environment import threads
+from gradhomog.experiments.execution.executors import make_executor
 from gradhomog.experiments.execution.methods import make_methods
-from gradhomog.experiments.execution.worker import Executor, Job, make_executor
+from gradhomog.experiments.execution.worker import Executor, Job
 from gradhomog.experiments.report.page import write_report
 from gradhomog.experiments.results import comparison_dir, events
-from gradhomog.experiments.results.comparison_dir import Plan, read_result, run_dir
-from gradhomog.experiments.results.runs import Method, Run, decided_runs
+from gradhomog.experiments.results.comparison_dir import Plan, run_dir
 from gradhomog.experiments.run_file import pins
 from gradhomog.experiments.run_file.schema import Config
+from gradhomog.experiments.runs import Method, Run, decided_runs
 from gradhomog.experiments.training import trainer
 
 Progress = Callable[[Mapping[str, Any]], None]
@@ -176,7 +177,7 @@ class _Runner:
         return [run for run in decided if run.id not in done]
 
     def _load_result(self, run: Run) -> None:
-        if (result := read_result(self.path, run, self.plan, self.config)) is not None:
+        if (result := self.plan.read_result(self.path, run)) is not None:
             self.results[run.id] = result
 
     def _compute(self, executor: Executor, pending: list[Run], stop: Path) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from gradhomog.errors import ConfigError, GradhomogError, join_errors
-from gradhomog.experiments import content
-from gradhomog.experiments.results.runs import SINGLE, Method, Run
+from gradhomog.experiments.run_file import content
 from gradhomog.experiments.run_file.schema import Config
+from gradhomog.experiments.runs import PLAIN, SINGLE, Method, Run
 from gradhomog.experiments.training.meta_learning import MetaLearning
 from gradhomog.experiments.training.trainer import make_trainable
 from gradhomog.registry import expression
@@ -24,33 +24,38 @@ def make_methods(config: Config) -> list[Method]:
     Raises:
         ConfigError: names are unknown, options invalid, texts do not parse, or two rows are equal; lists all errors.
     """
-    rows: list[Method] = []
     errors: list[str] = []
-    for learner in config.learners:
-        for text in config.homogenizers:
-            if config.problem is not None and text.strip() == SINGLE:
-                if not content.find_problem(config.problem["name"]).single_task:
-                    errors.append(f"{SINGLE!r} does not apply to {learner}; remove it.")
-                rows.append(Method(learner, SINGLE, [SINGLE]))
-                continue
-            alternatives: list[list[expression.Member]] = []
-            try:
-                alternatives = expression.parse_alternatives(text)
-                candidates = [str(pipeline(expression.render(members))) for members in alternatives]
-            except GradhomogError as cause:
-                errors += _member_errors(alternatives) or [str(cause)]
-                continue
-            names = dict.fromkeys(" + ".join(name for name, _ in members) or "none" for members in alternatives)
-            label = f"{' | '.join(names)} (tuned)" if len(candidates) > 1 else candidates[0]
-            if len(set(candidates)) < len(candidates):
-                errors.append(f"{text!r} contains a candidate twice.")
-            rows.append(Method(learner, "plain" if label == "none" else label, candidates))
-    for (learner, label), count in Counter((method.learner, method.label) for method in rows).items():
-        if count > 1:
-            errors.append(f"{label!r} occurs twice for {learner}; labels of table rows must be unique.")
+    rows = [_method(config, learner, text, errors) for learner in config.learners for text in config.homogenizers]
+    counts = Counter((row.learner, row.label) for row in rows if row is not None)
+    errors += [
+        f"{label!r} occurs twice for {learner}; labels of table rows must be unique."
+        for (learner, label), count in counts.items()
+        if count > 1
+    ]
     if errors:
         raise ConfigError(f"`homogenizers`: {join_errors(errors)}")
-    return rows
+    return [row for row in rows if row is not None]
+
+
+def _method(config: Config, learner: str, text: str, errors: list[str]) -> Method | None:
+    """The row of a text of `homogenizers`; None, with its errors appended, if it has no label."""
+    if config.problem is not None and text.strip() == SINGLE:
+        if not content.find_problem(config.problem["name"]).single_task:
+            errors.append(f"{SINGLE!r} does not apply to {learner}; remove it.")
+        return Method(learner, SINGLE, [SINGLE])
+    alternatives: list[list[expression.Member]] = []
+    try:
+        alternatives = expression.parse_alternatives(text)
+        candidates = [str(pipeline(expression.render(members))) for members in alternatives]
+    except GradhomogError as cause:
+        errors += _member_errors(alternatives) or [str(cause)]
+        return None
+    if len(set(candidates)) < len(candidates):
+        errors.append(f"{text!r} contains a candidate twice.")
+    if len(candidates) == 1:
+        return Method(learner, PLAIN if candidates == ["none"] else candidates[0], candidates)
+    names = dict.fromkeys(" + ".join(name for name, _ in members) or "none" for members in alternatives)
+    return Method(learner, f"{' | '.join(names)} (tuned)", candidates)
 
 
 def _member_errors(alternatives: Sequence[Sequence[expression.Member]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Jobs, each of which computes one run until it finishes, fails or is stopped, and executors of jobs by name.
+"""Jobs, each of which computes one run until it finishes, fails or is stopped, and the base class of executors.
 
 An executor is called with jobs and yields one outcome per job, in any order. Results do not depend on the executor:
 a run is a function of its configuration and writes only its own folder.
@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from gradhomog.errors import GradhomogError, describe_error, raised_in_package
+from gradhomog.experiments.environment import threads
 from gradhomog.experiments.execution import observers
-from gradhomog.experiments.execution.environment import threads
 from gradhomog.experiments.results.comparison_dir import run_dir
-from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file import pins
 from gradhomog.experiments.run_file.schema import Config
+from gradhomog.experiments.runs import Run
 from gradhomog.experiments.training.trainer import Trainer
 from gradhomog.learners.domains import domain_plugin
 from gradhomog.ranks.communicator import Ranks
 from gradhomog.registry import expression, installed
+from gradhomog.registry.options import ValidatedConstructor
 from gradhomog.registry.specs import PluginInfo
 from gradhomog.terminal import escaped_output
 
@@ -125,7 +126,7 @@ class Job:
         return DelayedSubmission(self)
 
 
-class Executor(ABC):
+class Executor(ValidatedConstructor, ABC):
     """Compute jobs: called with a list of jobs, yields one outcome per job, in any order. Can be called repeatedly.
 
     A context manager: resources that are kept between calls, such as processes, are released at its end.
@@ -139,7 +140,7 @@ class Executor(ABC):
     @abstractmethod
     def __call__(self, jobs: Sequence[Job]) -> Iterable[Outcome]: ...
 
-    def close(self) -> None:  # noqa: B027  Slurm's executor has nothing to release
+    def close(self) -> None:
         """Release processes and connections."""
 
     def __enter__(self) -> Self:
@@ -147,22 +148,3 @@ class Executor(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def make_executor(text: str, jobs: int, folder: Path) -> Executor:
-    """Return an executor from its text, such as `"local"`, `'dask(address="tcp://head:8786")'` or
-    `'slurm(slurm_partition="cpu", timeout_min=60)'`.
-
-    Args:
-        text: the name of a plugin of the group `gradhomog.executors`, with its options.
-        jobs: number of runs at the same time; 0: one per core, or as many as the cluster accepts.
-        folder: folder of the comparison; all machines share it.
-
-    Raises:
-        UnknownPluginError, OptionError: the name or an option is unknown. ExpressionError: the text does not parse.
-        ConfigError: a package is missing.
-    """
-    name, options = expression.parse_one(text)
-    info, _, made = installed().make("executors", name, options, jobs=jobs, folder=folder)
-    executor: Executor = info.checked(made, Executor, home="gradhomog.experiments")
-    return executor

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gradhomog.errors import GradhomogError
-from gradhomog.experiments.execution.environment import threads
+from gradhomog.experiments.environment import threads
 from gradhomog.experiments.results.events import json_compatible
 from gradhomog.table import LEVEL, NOTHING, Table
 

@@ -7,8 +7,8 @@ import torch
 
 from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.profiling.harness import Clock, Comparison, Progress, TimingTable, measure_all
-from gradhomog.experiments.results.runs import PLAIN, SINGLE, Run
 from gradhomog.experiments.run_file.schema import Config
+from gradhomog.experiments.runs import PLAIN, SINGLE, Run
 from gradhomog.experiments.training.trainer import make_optimizer, make_trainable
 
 SECOND_PLAIN = "plain again"

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
-from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.statistics import PairedComparison, deviation_factors
 from gradhomog.experiments.analysis.summary import BASELINES, MethodRow, Summary
 from gradhomog.experiments.report.tables import detectable_words, interval_text, p_text, ratio_text
+from gradhomog.experiments.score_metrics import metric
 
 
 def scope(summary: Summary) -> str:
@@ -62,31 +62,29 @@ def _learner_finding(summary: Summary, learner: str) -> tuple[str, list[str]]:
     if label is None:
         baselines = " or ".join(BASELINES)
         return f"{prefix}No baseline ({baselines}) has a finished run with a score, so no method can be compared.", []
-    base = next(row for row in rows if row.label == label)
+    others = [row for row in rows if row.label != label]
+    by_verdict: dict[str | None, list[MethodRow]] = {"better": [], "worse": [], "undecided": [], None: []}
+    for row in others:
+        by_verdict[row.to_baseline.verdict if row.to_baseline else None].append(row)
+    better, worse, undecided, untested = by_verdict.values()
+    sentences = [_baseline_sentence(summary, next(row for row in rows if row.label == label))]
+    sentences += [_significance_sentence(summary, row, row.to_baseline) for row in (*better, *worse) if row.to_baseline]
+    if undecided:
+        sentences.append(f"No significant difference to {label} was found for {_join_labels(undecided)}.")
+    if untested:
+        sentences.append(f"There is no interval of the difference for {_join_labels(untested)}.")
+    if better:
+        verb = "are" if len(better) > 1 else "is"
+        return f"{prefix}{_join_labels(better)} {verb} significantly better than the best baseline, {label}.", sentences
+    found = "can be tested against" if len(untested) == len(others) else "is significantly better than"
+    return f"{prefix}No method {found} the best baseline, {label}.", sentences
+
+
+def _baseline_sentence(summary: Summary, base: MethodRow) -> str:
     score = interval_text(base.score, summary.metric, mean_only=base.unit == "one") + metric(summary.metric).unit
     where = f"On {summary.problem} the" if summary.problem else "The"
     mean = ", the mean over its tasks" if summary.problem else ""
-    sentences = [f"{where} best baseline is {label}, with a {summary.score_name('test')} of {score}{mean}."]
-    compared = [(row, row.to_baseline) for row in rows if row.to_baseline is not None]
-    better = [(row, comparison) for row, comparison in compared if comparison.verdict == "better"]
-    worse = [(row, comparison) for row, comparison in compared if comparison.verdict == "worse"]
-    undecided = [row.label for row, comparison in compared if comparison.verdict == "undecided"]
-    untested = [row.label for row, comparison in compared if comparison.verdict is None]
-    untested += [row.label for row in rows if row.to_baseline is None and row.label != label]
-    if better:
-        verb = "are" if len(better) > 1 else "is"
-        names = _join_names(row.label for row, _ in better)
-        headline = f"{names} {verb} significantly better than the best baseline, {label}."
-    elif not compared or len(untested) == len(rows) - 1:
-        headline = f"No method can be tested against the best baseline, {label}."
-    else:
-        headline = f"No method is significantly better than the best baseline, {label}."
-    sentences += [_significance_sentence(summary, row, comparison) for row, comparison in (*better, *worse)]
-    if undecided:
-        sentences.append(f"No significant difference to {label} was found for {_join_names(undecided)}.")
-    if untested:
-        sentences.append(f"There is no interval of the difference for {_join_names(untested)}.")
-    return prefix + headline, sentences
+    return f"{where} best baseline is {base.label}, with a {summary.score_name('test')} of {score}{mean}."
 
 
 def _significance_sentence(summary: Summary, row: MethodRow, comparison: PairedComparison) -> str:
@@ -113,6 +111,10 @@ def _seeds_note(summary: Summary, comparisons: Sequence[PairedComparison]) -> li
         f"interval of the true spread is {low:.2g} to {high:.2g} times the observed spread, and the number of seeds "
         "grows with the square of the spread."
     ]
+
+
+def _join_labels(rows: Iterable[MethodRow]) -> str:
+    return _join_names(row.label for row in rows)
 
 
 def _join_names(texts: Iterable[str]) -> str:

@@ -8,9 +8,8 @@ import tomli_w
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.summary import Summary, summarize
-from gradhomog.experiments.report.figures import saliency, scores, style, training
+from gradhomog.experiments.report.figures import curves, saliency, scores, style
 from gradhomog.experiments.report.findings import baseline_notes, findings, scope
 from gradhomog.experiments.report.tables import baseline_table, candidate_table, run_table, score_table, summary_csv
 from gradhomog.experiments.results.artifacts import SaliencyMaps, Trajectory, collect
@@ -19,6 +18,7 @@ from gradhomog.experiments.results.checksums import file_digest, write_json
 from gradhomog.experiments.results.comparison_dir import MANIFEST, PLAN, RUN_FILE
 from gradhomog.experiments.results.events import Record
 from gradhomog.experiments.results.records import records as read_records
+from gradhomog.experiments.score_metrics import metric
 
 TITLES = {
     "scores": "Scores and differences",
@@ -158,11 +158,11 @@ def _save_figures(folder: Path, records: Sequence[Record], summary: Summary) -> 
     return style.save_figures(
         lambda: {
             "scores": scores.scores(summary),
-            "validation": training.validation(records, summary),
-            "conflict": training.conflict(records),
-            "stages": training.stages(records),
-            "weights": training.weights(records),
-            "trajectories": training.trajectories(collect(folder, records, Trajectory)),
+            "validation": curves.validation(records, summary),
+            "conflict": curves.conflict(records),
+            "stages": curves.stages(records),
+            "weights": curves.weights(records),
+            "trajectories": curves.trajectories(collect(folder, records, Trajectory)),
             "saliency": saliency.saliency(collect(folder, records, SaliencyMaps)),
         },
         folder / "figures",

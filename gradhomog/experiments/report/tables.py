@@ -7,27 +7,39 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from gradhomog.errors import in_one_line
-from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.statistics import Interval, PairedComparison, mean_interval
 from gradhomog.experiments.analysis.summary import MethodRow, Summary, to_json
 from gradhomog.experiments.results.events import Record, numbers
-from gradhomog.experiments.results.runs import PLAIN
 from gradhomog.experiments.run_file.toml import flatten
+from gradhomog.experiments.runs import PLAIN
+from gradhomog.experiments.score_metrics import metric
 from gradhomog.table import NOTHING, Cell, Table
 
 
 def notes(summary: Summary) -> list[str]:
     """Lines that explain the intervals, marks and columns of the table, and list missing and failed runs."""
+    busy = " while other runs used the machine" if summary.parallel else ""
+    return [
+        *_interval_notes(summary),
+        *_improvement_note(summary),
+        *summary.notes,
+        *_difference_notes(summary),
+        *(_choice_note(row, summary) for row in summary.rows if row.chosen is not None),
+        f"step time: processor time{busy}; an indication, no benchmark.",
+        *_missing_notes(summary),
+    ]
+
+
+def _interval_notes(summary: Summary) -> list[str]:
     lines: list[str] = []
     units = {row.unit for row in summary.rows}
     if "seeds" in units:
         counts = sorted({len(row.seeds) for row in summary.rows if row.unit == "seeds"})
-        test_data = "test data" if summary.tasks == 1 else f"test data, mean over {summary.tasks} tasks"
         n = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        lines.append(
-            f"±: 95 % confidence interval over seeds (n = {n}, Student t); every run on the same "
-            + (f"{test_data}." if summary.problem else f"{summary.tasks} test tasks.")
-        )
+        tested = f"{summary.tasks} test tasks"
+        if summary.problem:
+            tested = "test data" if summary.tasks == 1 else f"test data, mean over {summary.tasks} tasks"
+        lines.append(f"±: 95 % confidence interval over seeds (n = {n}, Student t); every run on the same {tested}.")
     if "tasks" in units:
         mark = "† one seed: " if "seeds" in units else ""
         lines.append(
@@ -36,29 +48,33 @@ def notes(summary: Summary) -> list[str]:
         )
     if "one" in units:
         lines.append("A method with one run has no interval.")
-    if summary.improvement_baseline:
-        lines.append(
-            f"Δm: relative improvement on {summary.improvement_baseline} in percent, mean over tasks"
-            + (", of the errors 1 - R²" if summary.metric == "r2" else "")
-            + " (Maninis et al. 2019); paired by seed, higher is better."
-        )
-    lines += summary.notes
-    lines += _difference_notes(summary)
-    for row in summary.rows:
-        if row.chosen is not None:
-            score = "validation score" if summary.held_out else f"{metric(summary.metric).words} in this table"
-            count = len(row.tuned_from)
-            lines.append(f"{_row_name(row, summary)}: {row.chosen} was chosen from {count} candidates by {score}.")
-    busy = " while other runs used the machine" if summary.parallel else ""
-    lines.append(f"step time: processor time{busy}; an indication, no benchmark.")
-    not_finite = [_row_name(row, summary) for row in summary.rows if math.isnan(row.score.mean)]
-    if not_finite:
+    return lines
+
+
+def _improvement_note(summary: Summary) -> list[str]:
+    if not summary.improvement_baseline:
+        return []
+    errors = ", of the errors 1 - R²" if summary.metric == "r2" else ""
+    return [
+        f"Δm: relative improvement on {summary.improvement_baseline} in percent, mean over tasks{errors} "
+        "(Maninis et al. 2019); paired by seed, higher is better."
+    ]
+
+
+def _choice_note(row: MethodRow, summary: Summary) -> str:
+    score = "validation score" if summary.held_out else f"{metric(summary.metric).words} in this table"
+    count = len(row.tuned_from)
+    return f"{_row_name(row, summary)}: {row.chosen} was chosen from {count} candidates by {score}."
+
+
+def _missing_notes(summary: Summary) -> list[str]:
+    lines = []
+    if not_finite := [_row_name(row, summary) for row in summary.rows if math.isnan(row.score.mean)]:
         lines.append(f"nan: a score is not finite, so there is no mean ({', '.join(not_finite)}).")
     if summary.finished_runs < summary.expected_runs:
         uncounted = "; candidates of tuned methods are not counted" if summary.has_candidate_runs else ""
         lines.append(f"Partial: {summary.finished_runs} of {summary.expected_runs} runs finished{uncounted}.")
-    lines += [f"Failed: {run}: {in_one_line(message)}" for run, message in summary.failures.items()]
-    return lines
+    return lines + [f"Failed: {run}: {in_one_line(message)}" for run, message in summary.failures.items()]
 
 
 def _difference_notes(summary: Summary) -> list[str]:
@@ -79,8 +95,7 @@ def _difference_notes(summary: Summary) -> list[str]:
 
 
 def _row_name(row: MethodRow, summary: Summary) -> str:
-    several = len({other.learner for other in summary.rows}) > 1
-    return f"{row.learner}, {row.label}" if several else row.label
+    return ", ".join(_names(row, summary))
 
 
 MAX_SEEDS = 10_000

@@ -104,30 +104,34 @@ def choose_domains(
     Raises:
         ConfigError: too few benchmarks are present.
     """
-    tables: dict[str, Any]
-    every = frozenset(paper.benchmarks)
     match kind:
         case "none":
             return {}, frozenset()
         case "same":
+            used = frozenset({column})
             tables = {"train": [domains[column]], "test": [domains[column]], "setting": "weak"}
-            every = frozenset({column})
         case "leave_one_out":
-            others = [name for name in domains if name != column]
-            validation = [domains[name] for name in others if name not in paper.few_classes]
-            if not validation:
-                needed = [name for name in paper.benchmarks if name not in (*paper.few_classes, column)]
-                raise _missing(f"the strong problem with target {column} needs at least one of {', '.join(needed)} to "
-                               "train on", others)  # fmt: skip
-            train = [domains[name] + '(class_split="train")' * (name in paper.few_classes) for name in others]
-            tables = {"train": train, "validation": validation, "test": [domains[column]]}
+            used, tables = frozenset(paper.benchmarks), _leave_one_out(paper, column, domains)
         case "transfer":
-            others = [name for name in domains if name != paper.training_only and (not targets or name in targets)]
-            if paper.training_only not in domains or not others:
-                raise _missing(f"a transfer needs {paper.training_only} and another benchmark", list(domains))
-            test = [domains[name] for name in others]
-            tables = {"train": [domains[paper.training_only]], "test": test, "setting": "weak"}
-    return {"domains": {"setting": "strong"} | tables}, every
+            used, tables = frozenset(paper.benchmarks), _transfer(paper, domains, targets)
+    return {"domains": tables}, used
+
+
+def _leave_one_out(paper: Paper, column: str, domains: Mapping[str, str]) -> dict[str, Any]:
+    others = [name for name in domains if name != column]
+    validation = [domains[name] for name in others if name not in paper.few_classes]
+    if not validation:
+        needed = ", ".join(name for name in paper.benchmarks if name not in (*paper.few_classes, column))
+        raise _missing(f"the strong problem with target {column} needs at least one of {needed} to train on", others)
+    train = [domains[name] + '(class_split="train")' * (name in paper.few_classes) for name in others]
+    return {"setting": "strong", "train": train, "validation": validation, "test": [domains[column]]}
+
+
+def _transfer(paper: Paper, domains: Mapping[str, str], targets: Sequence[str]) -> dict[str, Any]:
+    others = [name for name in domains if name != paper.training_only and (not targets or name in targets)]
+    if paper.training_only not in domains or not others:
+        raise _missing(f"a transfer needs {paper.training_only} and another benchmark", list(domains))
+    return {"train": [domains[paper.training_only]], "test": [domains[name] for name in others], "setting": "weak"}
 
 
 def _missing(needed: str, found: Sequence[str]) -> ConfigError:
@@ -152,9 +156,6 @@ def _assigned(benchmarks: Sequence[str], data: Path | None, assigned: Sequence[s
     return found
 
 
-PIPELINE = "rotogbml"
-"""The variable that `Settings.rotogbml` replaces."""
-
 _SHARE = re.compile(r"STEPS\*([\d.]+)")
 
 
@@ -170,7 +171,6 @@ class Settings:
         targets: columns; empty: all of the table that are present.
         shots: numbers of shots; empty: those of the table.
         methods: titles of rows; empty: all.
-        rotogbml: the pipeline of the rows RotoGBML; empty: that of the scale and protocol.
         others: True to include comparison methods, the rows with a `learner`.
         overrides: `key.path=value` of the run files.
     """
@@ -181,7 +181,6 @@ class Settings:
     targets: Sequence[str] = ()
     shots: Sequence[int] = ()
     methods: Sequence[str] = ()
-    rotogbml: str = ""
     others: bool = True
     overrides: Sequence[str] = ()
 
@@ -202,7 +201,7 @@ class PlannedRow:
 
 
 @dataclass(frozen=True)
-class Part:
+class PlannedComparison:
     """One comparison.
 
     Attributes:
@@ -221,7 +220,7 @@ class Part:
     used: frozenset[str]
 
 
-def parts(name: str, settings: Settings) -> list[Part]:
+def planned_comparisons(name: str, settings: Settings) -> list[PlannedComparison]:
     """The comparisons of an experiment, for the benchmarks that are present.
 
     Raises:
@@ -244,7 +243,7 @@ def parts(name: str, settings: Settings) -> list[Part]:
     found = []
     for protocol, column in columns if settings.targets else _first(scale, columns):
         for shots in dict.fromkeys(settings.shots) or _first(scale, experiment.shots) or [0]:
-            found += _column_parts(paper, experiment, protocol, column, shots, settings, learners)
+            found += _column_comparisons(paper, experiment, protocol, column, shots, settings, learners)
     if not found and settings.methods:
         of = f" of {', '.join(settings.targets)}" if settings.targets else ""
         raise ConfigError(f"no column{of} has a row {', '.join(settings.methods)}.")
@@ -268,7 +267,7 @@ def image_size(name: str, scale: str, overrides: Sequence[str]) -> int:
     return load(None, overrides, {"network": {"size": max(sizes)}} if max(sizes) else {}).network.size
 
 
-def _column_parts(
+def _column_comparisons(
     paper: Paper,
     experiment: Experiment,
     name: str,
@@ -276,7 +275,7 @@ def _column_parts(
     shots: int,
     settings: Settings,
     learners: Mapping[str, str],
-) -> list[Part]:
+) -> list[PlannedComparison]:
     """The comparisons of one column with one number of shots (0: none), one for each learner and group of rows.
 
     Args:
@@ -291,7 +290,6 @@ def _column_parts(
     )  # fmt: skip
     texts = {"column": column, **paper.variables, **protocol.variables, **scale.variables, **experiment.variables}
     variables = {key: Template(text).safe_substitute(texts) for key, text in texts.items()}
-    variables |= {PIPELINE: settings.rotogbml} if settings.rotogbml else {}
     steps = _training_steps(keys, settings.overrides)
     groups: dict[tuple[str, str], dict[str, PlannedRow]] = {}  # by pipeline: equal rows are computed once
     for row, planned in _rows(experiment, name, settings, learners):
@@ -307,7 +305,7 @@ def _column_parts(
         if config.problem is None and config.episodes.ways != Episodes.ways:  # that of the papers
             rows = {text: replace(row, published=None) for text, row in rows.items()}
         folder = "-".join(filter(None, [*title.split(), learner and _folder_name(learner), group]))
-        found.append(Part(folder, title, name, config, tuple(rows.values()), used))
+        found.append(PlannedComparison(folder, title, name, config, tuple(rows.values()), used))
     return found
 
 
@@ -323,9 +321,8 @@ def _rows(
         title = published = Template(row.title).safe_substitute(learner=learner_title)
         if len(learners) > 1 and learner_title and "$learner" not in row.title:
             title = f"{learner_title}, {title}"
-        replaced = settings.rotogbml and row.homogenizers == f"${PIPELINE}"
         if protocol in (row.protocols or [protocol]) and (not chosen or title.lower() in chosen):
-            yield row, PlannedRow(title, learner, row.homogenizers, None if replaced else published)
+            yield row, PlannedRow(title, learner, row.homogenizers, published)
 
 
 def filled(value: Any, variables: Mapping[str, str], steps: int) -> Any:
@@ -385,33 +382,37 @@ def _check(name: str, paper: Paper, experiment: Experiment, settings: Settings) 
     without_effect = {
         "--learner": settings.learners and not experiment.learners,
         "--shots": settings.shots and not experiment.shots,
-        "--rotogbml": settings.rotogbml and f"${PIPELINE}" not in [row.homogenizers for row in experiment.rows],
         "--without-others": not settings.others and not experiment.learners,
         "--data or --domain": settings.domains and not paper.benchmarks,
     }
-    errors = [f"`{option}` has no effect in `{name}`; remove it." for option, found in without_effect.items() if found]
-    targets = target_names(paper, experiment)
-    for target in settings.targets:
-        if target not in targets:
-            errors.append(
-                f"`{name}` has no target {target!r}; it has {', '.join(targets)}.{did_you_mean(target, targets)}"
-            )
-        elif paper.benchmarks and target not in settings.domains:
-            errors.append(f"the benchmark {target} is not present; put it into the data folder or pass --domain.")
-    titles = list(dict.fromkeys(row.title for row in experiment.rows))
-    known = [title for title in titles if "$learner" not in title]
-    if len(known) == len(titles):  # else titles depend on the learners
-        errors += [
-            f"`{name}` has no method {method!r}; it has {', '.join(known)}.{did_you_mean(method, known)}"
-            for method in settings.methods
-            if method.lower() not in [title.lower() for title in known]
-        ]
-    reserved = paper.reserved | experiment.reserved
+    errors = [
+        *(f"`{option}` has no effect in `{name}`; remove it." for option, found in without_effect.items() if found),
+        *_unknown(f"`{name}` has no target", settings.targets, target_names(paper, experiment)),
+        *_absent(paper, experiment, settings),
+    ]
+    titles = {row.title.lower(): row.title for row in experiment.rows}
+    if not any("$learner" in title for title in titles):  # else titles depend on the learners
+        methods = [titles.get(method.lower(), method) for method in settings.methods]
+        errors += _unknown(f"`{name}` has no method", methods, list(titles.values()))
     for override in settings.overrides:
         key = override.partition("=")[0].strip()
-        for path, instead in reserved.items():
-            if f"{key}.".startswith(f"{path}.") or path.startswith(f"{key}."):
-                errors.append(f"--set {key}: the experiment sets this key; use {instead}.")
-                break
+        reserved = {**paper.reserved, **experiment.reserved}.items()
+        instead = [text for path, text in reserved if f"{key}.".startswith(f"{path}.") or path.startswith(f"{key}.")]
+        errors += [f"--set {key}: the experiment sets this key; use {text}." for text in instead[:1]]
     if errors:
         raise ConfigError(join_errors(errors))
+
+
+def _unknown(words: str, names: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Errors of the names that are not known."""
+    listed = ", ".join(known)
+    return [f"{words} {name!r}; it has {listed}.{did_you_mean(name, known)}" for name in names if name not in known]
+
+
+def _absent(paper: Paper, experiment: Experiment, settings: Settings) -> list[str]:
+    """Errors of the targets whose data are not present."""
+    return [
+        f"the benchmark {name} is not present; put it into the data folder or pass --domain."
+        for name in settings.targets
+        if paper.benchmarks and name in target_names(paper, experiment) and name not in settings.domains
+    ]

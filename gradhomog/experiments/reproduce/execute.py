@@ -8,12 +8,17 @@ import gradhomog
 from gradhomog.errors import ConfigError, GradhomogError
 from gradhomog.experiments.execution.comparison import Progress, compare, make_plan
 from gradhomog.experiments.execution.methods import make_methods
-from gradhomog.experiments.reproduce.comparisons import Part, Settings, find_differences, parts
+from gradhomog.experiments.reproduce.comparisons import (
+    PlannedComparison,
+    Settings,
+    find_differences,
+    planned_comparisons,
+)
 from gradhomog.experiments.reproduce.paper_schema import Paper, read_experiment
+from gradhomog.experiments.reproduce.paper_scores import PaperScores, collect
 from gradhomog.experiments.reproduce.report import REPORT, write_page
-from gradhomog.experiments.reproduce.results import Results, collect
 from gradhomog.experiments.results.comparison_dir import PLAN, Plan, check_writable, run_dir
-from gradhomog.experiments.results.runs import decided_runs
+from gradhomog.experiments.runs import decided_runs
 
 
 @dataclass
@@ -28,7 +33,7 @@ class Reproduction:
 
     folder: Path
     paper: Paper
-    results: Results
+    results: PaperScores
     description: dict[str, Any]
     failures: dict[str, str]
 
@@ -45,8 +50,8 @@ def reproduce(
 ) -> Reproduction:
     """Compute every comparison of an experiment that has no result, write the report, and return the results of all.
 
-    `out/PART` is the folder of a comparison, with its own report; see `compare`. `out/report.html` is written after
-    each comparison. If a comparison fails, the others are still computed. Results do not depend on `jobs` and
+    `out/NAME` is the folder of a comparison, with its own report; see `compare`. `out/report.html` is written after
+    each comparison. If a comparison fails, the others are still computed. PaperScores do not depend on `jobs` and
     `executor`.
 
     Args:
@@ -54,15 +59,15 @@ def reproduce(
         out: the output folder.
         resume: continue in an existing folder; its comparisons must have the same settings, and data of the same
             content.
-        progress: as for `compare`; also called with the record `part` before each comparison.
+        progress: as for `compare`; also called with the record `comparison` before each comparison.
 
     Raises:
         ConfigError: names, data or folder are invalid. KeyboardInterrupt: after all runs have written checkpoints.
     """
     paper, key = read_experiment(name)
-    planned = parts(name, settings)
-    # Before hours of training: learners, pipelines, networks and data of all parts.
-    plans = {part.name: make_plan(part.config) for part in planned}
+    planned = planned_comparisons(name, settings)
+    # Before hours of training: learners, pipelines, networks and data of all comparisons.
+    plans = {one.name: make_plan(one.config) for one in planned}
     description = {
         "experiment": name,
         "contents": paper.experiments[key].summary,
@@ -71,45 +76,44 @@ def reproduce(
         "data": {name: Path(text).name for name, text in settings.domains.items()},
         "differences": find_differences(settings.domains),
         "version": gradhomog.__version__,
-        "parts": {part.name: part.column for part in planned},
+        "comparisons": {one.name: one.column for one in planned},
     }
     check_writable(out)
     if not resume and out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out} is not empty. Continue with --resume, or choose another --out.")
     out.mkdir(parents=True, exist_ok=True)
-    for part_name, new in plans.items():
-        if (out / part_name / PLAN).exists():
-            new.read_same(out / part_name)
+    for folder_name, new in plans.items():
+        if (out / folder_name / PLAN).exists():
+            new.read_same(out / folder_name)
 
-    def report() -> Results:
+    def report() -> PaperScores:
         complete = description["data"].keys() - description["differences"].keys()
         results = collect(paper, key, planned, out, complete)
         write_page(paper, results, description, out)
         return results
 
     failures: dict[str, str] = {}
-    for index, part in enumerate(planned):
-        progress(
-            {"event": "part", "name": part.name, "index": index, "of": len(planned), "titles": _candidate_titles(part)}
-        )
-        folder = out / part.name
-        if _is_finished(plans[part.name], folder):
+    for index, one in enumerate(planned):
+        titles = _candidate_titles(one)
+        progress({"event": "comparison", "name": one.name, "index": index, "of": len(planned), "titles": titles})
+        folder = out / one.name
+        if _is_finished(plans[one.name], folder):
             continue
         exists = (folder / PLAN).exists()
         try:
-            outcome = compare(part.config, folder, exists, progress, jobs=jobs, executor=executor)
-            failures |= {f"{part.name}: {run}": error for run, error in outcome.failures.items()}
-        except GradhomogError as error:  # for example, a dry run fails: the other parts are still computed
-            failures[part.name] = str(error)
+            outcome = compare(one.config, folder, exists, progress, jobs=jobs, executor=executor)
+            failures |= {f"{one.name}: {run}": error for run, error in outcome.failures.items()}
+        except GradhomogError as error:  # for example, a dry run fails: the others are still computed
+            failures[one.name] = str(error)
         if index < len(planned) - 1:  # a page of the comparisons so far; that of all follows
             report()
     return Reproduction(out, paper, report(), description, failures)
 
 
-def _candidate_titles(part: Part) -> dict[tuple[str, str], str]:
+def _candidate_titles(one: PlannedComparison) -> dict[tuple[str, str], str]:
     """Titles of the rows by learner and pipeline; candidates of a tuned row are numbered."""
     found: dict[tuple[str, str], str] = {}
-    for method, row in zip(make_methods(part.config), part.rows, strict=True):
+    for method, row in zip(make_methods(one.config), one.rows, strict=True):
         for index, text in enumerate(method.candidates):
             found.setdefault((method.learner, text), f"{row.title} {index + 1}" if method.tuned else row.title)
     return found

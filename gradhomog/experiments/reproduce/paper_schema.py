@@ -1,5 +1,6 @@
 """Papers as TOML files: the experiments, settings and published numbers of one paper."""
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -196,21 +197,27 @@ def _make_paper(content: dict[str, Any]) -> Paper:
 
 def _check_names(paper: Paper) -> None:
     """Raise ConfigError for names that the file uses and does not define."""
-    used: list[tuple[str, str, Any]] = [("statistics", name, STATISTICS) for name in paper.statistics]
+    used: list[Used] = [("statistics", name, STATISTICS) for name in paper.statistics]
     used += [("published", name, paper.experiments) for name in paper.published]
     for name, scale in paper.scales.items():
         used += [(f"scales.{name}.protocols", protocol, paper.protocols) for protocol in scale.protocols]
     for name, experiment in paper.experiments.items():
-        where = f"experiments.{name}"
-        used += [(f"{where}.columns", protocol, paper.protocols) for protocol in experiment.columns]
-        used += [(f"{where}.learners", learner, paper.learners) for learner in experiment.learners]
-        for row in experiment.rows:
-            used += [(f"{where}.rows", protocol, experiment.columns) for protocol in row.protocols]
-            protocols = [
-                paper.protocols[each] for each in row.protocols or experiment.columns if each in paper.protocols
-            ]
-            used += [(f"{where}.rows", row.group, protocol.groups) for protocol in protocols if row.group]
+        used += _names_of(paper, experiment, f"experiments.{name}")
     errors = [f"`{where}`: unknown name {name!r}; known: {', '.join(sorted(known))}." for where, name, known in used
               if name not in known]  # fmt: skip
     if errors:
         raise ConfigError(join_errors(errors))
+
+
+Used = tuple[str, str, Collection[str]]
+"""Where a name is used, the name, and those that are defined."""
+
+
+def _names_of(paper: Paper, experiment: Experiment, where: str) -> Iterator[Used]:
+    """The names that an experiment uses."""
+    yield from ((f"{where}.columns", protocol, paper.protocols) for protocol in experiment.columns)
+    yield from ((f"{where}.learners", learner, paper.learners) for learner in experiment.learners)
+    for row in experiment.rows:
+        yield from ((f"{where}.rows", protocol, experiment.columns) for protocol in row.protocols)
+        protocols = {*(row.protocols or experiment.columns)} & {*paper.protocols} if row.group else ()
+        yield from ((f"{where}.rows", row.group, paper.protocols[name].groups) for name in sorted(protocols))

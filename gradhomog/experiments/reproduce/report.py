@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.report.figures import style
-from gradhomog.experiments.report.figures.scores import draw_rows
+from gradhomog.experiments.report.figures.scores import DrawnRow, draw_rows
 from gradhomog.experiments.report.page import environment, inline_svg
 from gradhomog.experiments.report.tables import interval_cell, number_cell, number_text, seeds_text
 from gradhomog.experiments.reproduce.paper_schema import Paper
-from gradhomog.experiments.reproduce.results import Result, Results
+from gradhomog.experiments.reproduce.paper_scores import PaperScore, PaperScores
 from gradhomog.experiments.results.atomic_files import write_bytes
+from gradhomog.experiments.score_metrics import metric
 from gradhomog.table import NOTHING, Cell, Table
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 REPORT, FIGURES = "report.html", "figures"
@@ -36,7 +37,7 @@ EXPLANATIONS = {
 """Notes by statistic."""
 
 
-def text_table(paper: Paper, results: Results, description: Mapping[str, Any]) -> Table:
+def text_table(paper: Paper, results: PaperScores, description: Mapping[str, Any]) -> Table:
     """The table of the results, with notes about its numbers."""
     compared = paper.scales[description["scale"]].compared
     rows: list[list[Cell | str]] = []
@@ -47,7 +48,7 @@ def text_table(paper: Paper, results: Results, description: Mapping[str, Any]) -
     return Table(header, rows, notes(paper, results, description), sticky=1)
 
 
-def statistics(result: Result, spread: str, compared: bool) -> dict[str, Cell]:
+def statistics(result: PaperScore, spread: str, compared: bool) -> dict[str, Cell]:
     """The cells of `paper_schema.STATISTICS`; the ratio to the paper's number is omitted if not `compared`."""
     kind = result.metric
     published = [f"{value:.2f}" if metric(kind).percent else f"{value:.4g}" for value in result.published or ()]
@@ -70,7 +71,7 @@ def statistics(result: Result, spread: str, compared: bool) -> dict[str, Cell]:
     }
 
 
-def notes(paper: Paper, results: Results, description: Mapping[str, Any]) -> list[str]:
+def notes(paper: Paper, results: PaperScores, description: Mapping[str, Any]) -> list[str]:
     """Sentences about scale, data, intervals, sources and tuned rows."""
     several = any(len(result.seed_scores) > 1 for result in results.rows)
     protocols = {result.column: paper.protocols[result.protocol] for result in results.rows}
@@ -104,18 +105,18 @@ def notes(paper: Paper, results: Results, description: Mapping[str, Any]) -> lis
     ]
 
 
-def write_page(paper: Paper, results: Results, description: Mapping[str, Any], folder: Path) -> Path:
+def write_page(paper: Paper, results: PaperScores, description: Mapping[str, Any], folder: Path) -> Path:
     """Write `report.html` and, if matplotlib is installed, `figures/table.svg` and `.png`; return the page's path."""
     shown: dict[str, Any] = {}  # by title
     if path := style.save_figures(lambda: {"table": draw(paper, results)}, folder / FIGURES).get("table"):
         shown["Scores"] = inline_svg(path, "table", "Scores")
     protocols = paper.experiments[results.experiment].columns
     has_pictures = any(paper.protocols[name].domains == "transfer" for name in protocols)
-    for name in description["parts"]:
+    for name in description["comparisons"]:
         path = folder / name / FIGURES / "saliency.svg"
         if has_pictures and path.exists():
             shown[f"Saliency, {name}"] = inline_svg(path, f"saliency-{name}", f"Saliency, {name}")
-    hidden = ("parts", "contents", "data", "differences", "domains")
+    hidden = ("comparisons", "contents", "data", "differences", "domains")
     data, differences = description["data"], description["differences"]
     page = environment().get_template("reproduction.html").render(
         title=f"gradhomog: reproduction of `{description['experiment']}`",
@@ -131,31 +132,33 @@ def write_page(paper: Paper, results: Results, description: Mapping[str, Any], f
     return folder / REPORT
 
 
-def draw(paper: Paper, results: Results) -> Figure | None:
+def draw(paper: Paper, results: PaperScores) -> Figure | None:
     """Our scores and the paper's by column, one panel each; the axis of errors is logarithmic."""
     if not results.rows:
         return None
-    columns: dict[str, list[Result]] = {}
+    columns: dict[str, list[PaperScore]] = {}
     for row in results.rows:
         columns.setdefault(row.column, []).append(row)
     heights = [len(rows) for rows in columns.values()]
     with style.figure_style():
-        figure, axes = style.make_panels(
-            len(heights), 1, 0.5 + 0.24 * sum(heights) + 0.45 * len(heights), height_ratios=heights,
-        )  # fmt: skip
+        height = 0.5 + 0.24 * sum(heights) + 0.45 * len(heights)
+        figure, axes = style.make_panels(len(heights), 1, height, height_ratios=heights)
         colors = style.colors([row.row for row in results.rows])
         for (name, rows), (panel,) in zip(columns.items(), axes, strict=True):
-            titles = [row.row for row in rows]
-            seeds = [list(row.seed_scores.values()) for row in rows]
-            draw_rows(panel, titles, [row.ours for row in rows], rows[0].metric, colors, seeds)
-            for y, row in enumerate(rows):
-                if row.published is not None:
-                    mean, *spread = row.published
-                    width = spread if paper.spread == "half_width" and spread else None
-                    panel.errorbar([mean], [y], xerr=width, fmt="x", markersize=8, linewidth=1, color=style.PLAIN_COLOR)
+            drawn = [DrawnRow(row.row, row.ours, list(row.seed_scores.values())) for row in rows]
+            draw_rows(panel, drawn, rows[0].metric, colors)
+            _draw_published(panel, rows, with_spread=paper.spread == "half_width")
             if not metric(rows[0].metric).higher_is_better:
                 panel.set_xscale("log")
                 panel.xaxis.set_major_formatter("{x:g}")  # by default, powers in TeX, which figures do not typeset
             panel.set_title(name)
             panel.set_xlabel(paper.protocols[rows[0].protocol].score or f"test {metric(rows[0].metric).title}")
     return figure
+
+
+def _draw_published(panel: Axes, rows: Sequence[PaperScore], with_spread: bool) -> None:
+    for y, row in enumerate(rows):
+        if row.published is not None:
+            mean, *spread = row.published
+            width = spread if with_spread and spread else None
+            panel.errorbar([mean], [y], xerr=width, fmt="x", markersize=8, linewidth=1, color=style.PLAIN_COLOR)

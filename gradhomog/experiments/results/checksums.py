@@ -143,8 +143,8 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def check_files(folder: Path, files: Mapping[str, str]) -> Iterator[tuple[Path, str | None]]:
-    """Yield each file of a folder, with its error if it is missing or does not match its SHA-256, else None.
+def check_files(folder: Path, files: Mapping[str, str]) -> Iterator[str | None]:
+    """Yield the error of each file of a folder that is missing or does not match its SHA-256, else None.
 
     Args:
         files: SHA-256 by path, relative to the folder.
@@ -152,10 +152,10 @@ def check_files(folder: Path, files: Mapping[str, str]) -> Iterator[tuple[Path, 
     for name, digest in files.items():
         path = folder / name
         if not path.is_file():
-            yield path, f"{path} is missing."
+            yield f"{path} is missing."
         else:
             damaged = file_digest(path) != digest
-            yield path, f"{path} is damaged: its content does not match its SHA-256." if damaged else None
+            yield f"{path} is damaged: its content does not match its SHA-256." if damaged else None
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ The process that trains a run writes its folder.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import os
 import re
@@ -21,10 +22,10 @@ from filelock import FileLock, Timeout
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.results import atomic_files, checksums, events
 from gradhomog.experiments.results.events import Record
-from gradhomog.experiments.results.runs import Method, Run
 from gradhomog.experiments.run_file.schema import Config, load
 from gradhomog.experiments.run_file.toml import flatten
 from gradhomog.experiments.run_file.validation import build
+from gradhomog.experiments.runs import Method, Run
 
 ROOT = Path("runs")
 RUN_FILE, PLAN, MANIFEST = "run.toml", "plan.json", "manifest.json"
@@ -60,20 +61,46 @@ class Plan:
     def fingerprints(self) -> dict[str, str]:
         return dict(self.metadata.get("fingerprints", {}))
 
-    def check_fingerprints(self, fingerprints: Mapping[str, str], where: str) -> None:
-        """Check that results `where` are of the data of this plan. Paths of the data may differ.
+    @functools.cached_property
+    def configuration(self) -> Config:
+        """The resolved configuration.
 
         Raises:
-            ConfigError: the data differ; names the first domain whose data do.
+            ConfigError: it is of another version.
         """
+        return build(Config, self.config)
+
+    def read_result(self, folder: Path, run: Run) -> Any:
+        """Return the result of a run in the folder of this comparison; None if the run is not finished.
+
+        Raises:
+            ConfigError: the file is damaged, or of another run, configuration or data than those of the plan.
+        """
+        run_folder = run_dir(folder, run)
+        if (result := run_folder.result()) is not None:
+            if result["digest"] != self.configuration.for_run(run).digest:
+                raise ConfigError(
+                    f"{folder} contains a result of another configuration: {run.id}. Choose another --out."
+                )
+            self.check_fingerprints(result["fingerprints"], str(run_folder.path))
+        return result
+
+    def check_fingerprints(self, fingerprints: Mapping[str, str], where: str) -> None:
+        """Raise ConfigError with the `difference_of` the data, if there is one."""
+        if (difference := self.difference_of(fingerprints, where)) is not None:
+            raise ConfigError(difference)
+
+    def difference_of(self, fingerprints: Mapping[str, str], where: str) -> str | None:
+        """Return the first difference of the data of results `where` from those of this plan; paths may differ."""
         pairs = itertools.zip_longest(self.fingerprints.items(), fingerprints.items(), fillvalue=("no data", ""))
         for (name, expected), (_, found) in pairs:
             if expected != found:
-                raise ConfigError(
+                return (
                     f"{where} has results of other data: the content of {name} differs (fingerprint "
                     f"{expected or 'none'} and {found or 'none'}). Results of different data cannot be combined in one "
                     "table. Restore the data, or choose another --out."
                 )
+        return None
 
     def write(self, folder: Path) -> None:
         """Write `plan.json`; an existing one is not changed.
@@ -119,7 +146,7 @@ class Plan:
             content = checksums.read_json(path, advice)
             content.pop("version", None)
             plan = build(cls, content)
-            build(Config, plan.config)
+            plan.configuration  # noqa: B018  an invalid one raises here, with the path
             return plan
         except OSError as cause:
             raise ConfigError(
@@ -233,20 +260,6 @@ class RunDir:
 def run_dir(folder: Path, run: Run) -> RunDir:
     """Return the folder of a run within the folder of its comparison."""
     return RunDir(folder / "runs" / run.id)
-
-
-def read_result(folder: Path, run: Run, plan: Plan, config: Config) -> Any:
-    """Return the result of a run of a comparison; None if the run is not finished.
-
-    Raises:
-        ConfigError: the file is damaged, or of another run, configuration or data than those of the plan.
-    """
-    run_folder = run_dir(folder, run)
-    if (result := run_folder.result()) is not None:
-        if result["digest"] != config.for_run(run).digest:
-            raise ConfigError(f"{folder} contains a result of another configuration: {run.id}. Choose another --out.")
-        plan.check_fingerprints(result["fingerprints"], str(run_folder.path))
-    return result
 
 
 def choose_folder(config: Config, out: Path | None, resume: bool, stem: str) -> Path:

@@ -16,8 +16,8 @@ from gradhomog.errors import ConfigError
 from gradhomog.experiments.results import checksums, events
 from gradhomog.experiments.results.comparison_dir import EVENTS, Plan, run_dir
 from gradhomog.experiments.results.events import Record
-from gradhomog.experiments.results.runs import PLAIN, Method, Run, chosen_candidate
 from gradhomog.experiments.run_file.pins import versions as pin_versions
+from gradhomog.experiments.runs import PLAIN, Method, Run, chosen_candidate
 
 
 def records(folder: Path) -> list[Record]:
@@ -31,10 +31,9 @@ def records(folder: Path) -> list[Record]:
     logs: dict[str, list[Any]] = {}
     for run in plan.runs:
         run_folder = run_dir(folder, run)
-        if (result := run_folder.result()) is not None:
-            plan.check_fingerprints(result["fingerprints"], str(run_folder.path))
+        if (result := plan.read_result(folder, run)) is not None:
             log = {EVENTS: result["files"].get(EVENTS, "")}
-            if (error := next(checksums.check_files(run_folder.path, log))[1]) is not None:
+            if (error := next(checksums.check_files(run_folder.path, log))) is not None:
                 raise ConfigError(f"{error} Restore it, or remove the folder to train this run again.")
             results[run.id] = result
         logs[run.id] = events.read(run_folder.events)

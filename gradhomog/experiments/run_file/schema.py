@@ -14,11 +14,11 @@ import tomli_w
 from annotated_types import Ge, Gt, Interval, Le, Lt
 
 from gradhomog.errors import ConfigError, ExpressionError, UnknownPluginError, join_errors
-from gradhomog.experiments.content import check_network, find_problem, problem_table, unused_keys
-from gradhomog.experiments.results.runs import SINGLE, Run
 from gradhomog.experiments.run_file import toml
+from gradhomog.experiments.run_file.content import check_network, find_problem, problem_table, unused_keys
 from gradhomog.experiments.run_file.toml import apply_override, flatten, merged
 from gradhomog.experiments.run_file.validation import build
+from gradhomog.experiments.runs import SINGLE, Run
 from gradhomog.registry import expression, installed
 from gradhomog.registry.specs import ProblemSpec
 

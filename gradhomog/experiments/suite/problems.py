@@ -15,12 +15,12 @@ import torch
 
 import gradhomog
 from gradhomog.errors import ConfigError, did_you_mean
-from gradhomog.experiments import content
 from gradhomog.experiments.execution.methods import FACTORS as WRONG
 from gradhomog.experiments.execution.methods import misscaled, takes_misscaled_losses
-from gradhomog.experiments.results.runs import PLAIN, SINGLE
+from gradhomog.experiments.run_file import content
 from gradhomog.experiments.run_file.schema import Config, load
 from gradhomog.experiments.run_file.validation import build
+from gradhomog.experiments.runs import PLAIN, SINGLE
 from gradhomog.registry import installed
 from gradhomog.step.pipelines import pipeline
 
@@ -145,7 +145,7 @@ def _problem_of_plugin(name: str) -> SuiteProblem | None:
     return build(SuiteProblem, {"name": name, "settings": settings, **entries}) if entries else None
 
 
-def chosen_problems(names: list[str], quick: bool) -> list[SuiteProblem]:
+def chosen_problems(names: Sequence[str], quick: bool) -> list[SuiteProblem]:
     """The problems of these names, or all built-in ones; only those of the quick suite with `quick`.
 
     Raises:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from gradhomog.experiments.analysis.statistics import SIGNIFICANCE, Interval, holm, mean_interval, paired_test
-from gradhomog.experiments.results.runs import PLAIN
+from gradhomog.experiments.runs import PLAIN
 from gradhomog.experiments.suite.problems import FACTORS, GIVEN, STATIC, SuiteProblem
-from gradhomog.experiments.suite.results import Results, by_factor
-from gradhomog.experiments.suite.training import SuiteRun
+from gradhomog.experiments.suite.protocol import SuiteRun
+from gradhomog.experiments.suite.row_files import Results, by_factor
 
 RESAMPLES = 1000
 """Bootstrap samples of the problems for the interval of a rank."""
@@ -53,8 +53,11 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """A method in one problem at the given losses: its error, and the difference to the plain mean with its p value."""
+class ProblemScore:
+    """A method in one problem at the given losses: its error, and the difference to the plain mean with its p value.
+
+    `regrets` has those at the factors of the loss with runs.
+    """
 
     method: str
     error: Interval
@@ -107,42 +110,39 @@ class Scores:
 
     def scores(self) -> list[Score]:
         """The score of each method: static weights first, then by the median regret with misscaled losses."""
-        methods = list(dict.fromkeys(method for _, method in self._runs))
-        ranks = self._ranks(methods)
-        verdicts = [self.comparisons(problem) for problem in self.problems]
-        found = []
-        for method in methods:
-            problems = [problem for problem in self.problems if (problem.name, method) in self._runs]
-            given = [self._mean_regret(problem, method, GIVEN) for problem in problems]
-            largest = [np.max([self._mean_regret(problem, method, f) for f in FACTORS]) for problem in problems]
-            rows = [row for rows in verdicts for row in rows if row.method == method]
-            signs = [np.sign(row.difference.mean) for row in rows if row.p_value < SIGNIFICANCE]
-            failed = [math.isinf(regret) for regret in given]
-            failures = [run.failure for problem in problems for f in FACTORS for run in self.runs(problem, method, f)]
-            found.append(
-                Score(
-                    method,
-                    len(problems),
-                    regret=float(np.median(given)),
-                    worst_regret=max(given),
-                    misscaled=float(np.median(largest)),
-                    worst_misscaled=float(np.max(largest)),
-                    better=signs.count(-1),
-                    worse=signs.count(1) + sum(failed),
-                    rank=ranks.get(method, (math.nan,) * 3),
-                    time=self.mean_time(method),
-                    memory=_summary(np.median, [self.memory(problem, method) for problem in problems]),
-                    at_plain_time=float(
-                        np.median([self._regret_at_plain_time(problem, method) for problem in problems])
-                    ),
-                    failures=sum(map(bool, failures)),
-                )
-            )
-        return sorted(found, key=_order)
+        rows: dict[str, list[tuple[SuiteProblem, ProblemScore]]] = {method: [] for _, method in self._runs}
+        for problem in self.problems:
+            for row in self.comparisons(problem):
+                rows[row.method].append((problem, row))
+        ranks = self._ranks(list(rows))
+        return sorted((self._score(method, rows[method], ranks.get(method)) for method in rows), key=_order)
 
-    def _mean_regret(self, problem: SuiteProblem, method: str, factor: float) -> float:
-        found = self.regret(problem, method, factor)
-        return math.nan if found is None else found.mean
+    def _score(
+        self, method: str, rows: Sequence[tuple[SuiteProblem, ProblemScore]], rank: tuple[float, float, float] | None
+    ) -> Score:
+        given = [row.regrets[GIVEN].mean for _, row in rows]
+        largest = [
+            max(regret.mean for regret in row.regrets.values()) if len(row.regrets) == len(FACTORS) else math.nan
+            for _, row in rows
+        ]
+        signs = [np.sign(row.difference.mean) for _, row in rows if row.p_value < SIGNIFICANCE]
+        return Score(
+            method,
+            len(rows),
+            regret=float(np.median(given)),
+            worst_regret=max(given),
+            misscaled=float(np.median(largest)),
+            worst_misscaled=float(np.max(largest)),
+            better=signs.count(-1),
+            worse=signs.count(1) + sum(map(math.isinf, given)),
+            rank=rank or (math.nan,) * 3,
+            time=self.mean_time(method),
+            memory=_summary(np.median, [row.memory for _, row in rows]),
+            at_plain_time=float(np.median([self._regret_at_plain_time(problem, method) for problem, _ in rows])),
+            failures=sum(
+                bool(run.failure) for problem, _ in rows for f in FACTORS for run in self.runs(problem, method, f)
+            ),
+        )
 
     def mean_time(self, method: str) -> float:
         """The geometric mean of its times relative to the plain mean, over the problems where a run was complete."""
@@ -163,29 +163,30 @@ class Scores:
         share = 1 / self.time(problem, method)
         return self._regret(problem, [run.error_after(share) for run in self.runs(problem, method)]).mean
 
-    def comparisons(self, problem: SuiteProblem) -> list[Comparison]:
+    def comparisons(self, problem: SuiteProblem) -> list[ProblemScore]:
         """All methods of a problem, those with the lowest error first.
 
         p values are Holm's; NaN with one seed, and 1 with a failed run, which is no difference by chance.
         """
-        rows = []
-        for method in self.methods(problem):
-            errors = [run.error for run in self.runs(problem, method)]
-            plain = [run.error for run in self.runs(problem, PLAIN)]
-            test = paired_test(errors, plain)
-            regrets = {factor: regret for factor in FACTORS if (regret := self.regret(problem, method, factor))}
-            error = _finite_interval(errors)
-            p_value = 1.0 if math.isinf(error.mean) and len(errors) > 1 else test.p_value
-            rows.append(
-                Comparison(
-                    method, error, test.difference, p_value, regrets, self.time(problem, method),
-                    self.memory(problem, method),
-                )
-            )  # fmt: skip
-        tested = [row for row in rows if row.method != PLAIN and not math.isnan(row.p_value)]
-        adjusted = dict(zip((row.method for row in tested), holm([row.p_value for row in tested]), strict=True))
-        rows = [dataclasses.replace(row, p_value=adjusted.get(row.method, math.nan)) for row in rows]
+        rows = [self._problem_score(problem, method) for method in self.methods(problem)]
+        adjusted = holm([row.p_value for row in rows])
+        rows = [dataclasses.replace(row, p_value=p_value) for row, p_value in zip(rows, adjusted, strict=True)]
         return sorted(rows, key=lambda row: row.error.mean)
+
+    def _problem_score(self, problem: SuiteProblem, method: str) -> ProblemScore:
+        """The score of a method in one problem, without correction for multiple comparisons."""
+        errors, plain = ([run.error for run in self.runs(problem, name)] for name in (method, PLAIN))
+        test, error = paired_test(errors, plain), _finite_interval(errors)
+        p_value = 1.0 if math.isinf(error.mean) and len(errors) > 1 else test.p_value
+        return ProblemScore(
+            method,
+            error,
+            test.difference,
+            math.nan if method == PLAIN else p_value,
+            {factor: regret for factor in FACTORS if (regret := self.regret(problem, method, factor))},
+            self.time(problem, method),
+            self.memory(problem, method),
+        )
 
     def _ranks(self, methods: Sequence[str]) -> dict[str, tuple[float, float, float]]:
         """The mean rank of the methods that all problems have, with a bootstrap interval over the problems."""

@@ -4,10 +4,11 @@ import math
 from collections.abc import Sequence
 
 from gradhomog.experiments.analysis.statistics import SIGNIFICANCE, Interval, mean_interval
+from gradhomog.experiments.report.tables import number_cell
 from gradhomog.experiments.suite.problems import FACTORS, GIVEN, SuiteProblem
-from gradhomog.experiments.suite.results import Results, by_factor
-from gradhomog.experiments.suite.scores import Comparison, Score, Scores
-from gradhomog.table import NOTHING, Column, Table
+from gradhomog.experiments.suite.row_files import Results, by_factor
+from gradhomog.experiments.suite.scores import ProblemScore, Score, Scores
+from gradhomog.table import NOTHING, Cell, Table
 
 NOTES = (
     "regret: error relative to that of the best of 13 weights of one task, in percent; 0 is as good. Median and worst",
@@ -20,44 +21,41 @@ NOTES = (
 
 def leaderboard(scores: Sequence[Score]) -> Table:
     """One row per method."""
-    return Table.of(
-        [
-            Column("method", lambda row: row.method, lambda row: row.method),
-            Column("regret %", lambda row: percent(row.regret), lambda row: row.regret),
-            Column("worst", lambda row: percent(row.worst_regret), lambda row: row.worst_regret),
-            Column("wrong weights %", lambda row: percent(row.misscaled), lambda row: row.misscaled),
-            Column("worst", lambda row: percent(row.worst_misscaled), lambda row: row.worst_misscaled),
-            Column("at plain's time", lambda row: percent(row.at_plain_time), lambda row: row.at_plain_time),
-            Column("+ −", lambda row: f"{row.better} {row.worse}", lambda row: row.better - row.worse),
-            Column("rank", _rank, lambda row: row.rank[0]),
-            Column("time", lambda row: _ratio(row.time), lambda row: row.time),
-            Column("memory", lambda row: _ratio(row.memory), lambda row: row.memory),
-            Column("problems", _count, lambda row: row.problems),
-        ],
-        scores,
-        NOTES,
-        sticky=0,
-    )
+    header = [
+        "method", "regret %", "worst", "wrong weights %", "worst", "at plain's time", "+ −", "rank", "time", "memory",
+        "problems",
+    ]  # fmt: skip
+    rows: list[list[Cell | str]] = []
+    for row in scores:
+        regrets = (row.regret, row.worst_regret, row.misscaled, row.worst_misscaled, row.at_plain_time)
+        mean, low, high = row.rank
+        failed = f", {row.failures} runs failed" if row.failures else ""
+        rows.append([
+            row.method,
+            *(number_cell(regret, percent) for regret in regrets),
+            Cell(f"{row.better} {row.worse}", row.better - row.worse),
+            number_cell(mean, f"{{:.1f}} ({low:.1f}–{high:.1f})".format),
+            number_cell(row.time, "{:.2f}".format),
+            number_cell(row.memory, "{:.2f}".format),
+            Cell(f"{row.problems}{failed}", row.problems),
+        ])  # fmt: skip
+    return Table(header, rows, NOTES, sticky=0)
 
 
 def problem_table(scores: Scores, problem: SuiteProblem) -> Table:
     """One row per method, those with the lowest error at the given losses first."""
-    columns: list[Column[Comparison]] = [
-        Column("method", lambda row: row.method, lambda row: row.method),
-        Column("error", lambda row: interval(row.error), lambda row: row.error.mean),
-        Column("difference to plain", _difference, lambda row: row.difference.mean),
-    ]
-    for factor in sorted(FACTORS):
-        columns.append(
-            Column(
-                "regret %" if factor == GIVEN else f"× {factor:g}",
-                lambda row, factor=factor: interval(row.regrets.get(factor), 100),  # type: ignore[misc]
-                lambda row, factor=factor: row.regrets[factor].mean if factor in row.regrets else None,  # type: ignore[misc]
-            )
-        )
-    columns += [
-        Column("time", lambda row: _ratio(row.time), lambda row: row.time),
-        Column("memory", lambda row: _ratio(row.memory), lambda row: row.memory),
+    factors = sorted(FACTORS)
+    regrets = ["regret %" if factor == GIVEN else f"× {factor:g}" for factor in factors]
+    rows: list[list[Cell | str]] = [
+        [
+            row.method,
+            interval_cell(row.error),
+            _difference_cell(row),
+            *(interval_cell(row.regrets.get(factor), 100) for factor in factors),
+            number_cell(row.time, "{:.2f}".format),
+            number_cell(row.memory, "{:.2f}".format),
+        ]
+        for row in scores.comparisons(problem)
     ]
     best = scores.best_static(problem)[0].factor
     seeds = "1 seed" if len(problem.seeds) == 1 else f"{len(problem.seeds)} seeds"
@@ -67,7 +65,7 @@ def problem_table(scores: Scores, problem: SuiteProblem) -> Table:
         f"Best static weight of `{problem.scaled_task}`: {best:.3g}, of 13 from 0.001 to 1000. "
         "*: differs from the plain mean (Holm, 0.05).",
     )
-    return Table.of(columns, scores.comparisons(problem), notes, sticky=0)
+    return Table(["method", "error", "difference to plain", *regrets, "time", "memory"], rows, notes, sticky=0)
 
 
 def agreement(stored: Results, computed: Results) -> Table:
@@ -103,30 +101,15 @@ def percent(value: float) -> str:
     return f"{100 * value:+.0f}" if math.isfinite(value) else "failed"
 
 
-def interval(value: Interval | None, factor: float = 1.0) -> str:
-    """A mean with its interval, to three digits."""
-    if value is None:
-        return NOTHING
-    if not math.isfinite(value.mean):
-        return "failed"
+def interval_cell(value: Interval | None, factor: float = 1.0) -> Cell:
+    """The cell of a mean with its interval, to three digits."""
+    if value is None or not math.isfinite(value.mean):
+        return Cell(NOTHING) if value is None else Cell("failed", value.mean)
     half = f" ± {factor * value.half_width:.2g}" if math.isfinite(value.half_width) else ""
-    return (f"{factor * value.mean:+.0f}" if factor != 1 else f"{value.mean:.3g}") + half
+    return Cell((f"{factor * value.mean:+.0f}" if factor != 1 else f"{value.mean:.3g}") + half, value.mean)
 
 
-def _ratio(value: float) -> str:
-    return NOTHING if math.isnan(value) else f"{value:.2f}"
-
-
-def _difference(row: Comparison) -> str:
-    if not math.isfinite(row.difference.mean):
-        return NOTHING
-    return f"{row.difference.mean:+.2g}" + (" *" if row.p_value < SIGNIFICANCE else "")
-
-
-def _rank(row: Score) -> str:
-    mean, low, high = row.rank
-    return NOTHING if math.isnan(mean) else f"{mean:.1f} ({low:.1f}–{high:.1f})"
-
-
-def _count(row: Score) -> str:
-    return f"{row.problems}" + (f", {row.failures} runs failed" if row.failures else "")
+def _difference_cell(row: ProblemScore) -> Cell:
+    mean = row.difference.mean
+    mark = " *" if row.p_value < SIGNIFICANCE else ""
+    return Cell(f"{mean:+.2g}{mark}" if math.isfinite(mean) else NOTHING, mean)

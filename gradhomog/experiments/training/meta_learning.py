@@ -9,12 +9,12 @@ import torch.distributed as dist
 
 from gradhomog.diagnosis.learner_rows import FIRST_BATCH, independent_numbers, plain_rows
 from gradhomog.errors import ConfigError
-from gradhomog.experiments import content
+from gradhomog.experiments.environment import device
 from gradhomog.experiments.episodes.sampler import EpisodeStream
 from gradhomog.experiments.episodes.splits import Streams, normalize_scores, streams
-from gradhomog.experiments.execution.environment import device
-from gradhomog.experiments.results.runs import Run
+from gradhomog.experiments.run_file import content
 from gradhomog.experiments.run_file.schema import Config
+from gradhomog.experiments.runs import Run
 from gradhomog.experiments.training.saliency import write_saliency_maps
 from gradhomog.learners.ensemble import Ensemble
 from gradhomog.learners.learner import Learner

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 import gradhomog
 from gradhomog.diagnosis.diagnosis import loss_rows
 from gradhomog.diagnosis.learner_rows import FIRST_BATCH
-from gradhomog.experiments import content
+from gradhomog.experiments.environment import device
 from gradhomog.experiments.episodes.sampler import generator
-from gradhomog.experiments.execution.environment import device
-from gradhomog.experiments.results.runs import SINGLE, Run
+from gradhomog.experiments.run_file import content
 from gradhomog.experiments.run_file.schema import Config
+from gradhomog.experiments.runs import SINGLE, Run
 from gradhomog.learners.results import Evaluation
 from gradhomog.learners.scoring import accuracy, default_loss
 from gradhomog.learners.training_mode import training_mode, unchanged_buffers
@@ -44,9 +44,9 @@ class MultiTask(Problem):
         )
         shape, chosen = tuple(data.train.inputs.shape[1:]), config.network
         torch.manual_seed(run.seed)
-        parts = [content.build_network(chosen.name, shape, outputs, chosen.width) for outputs in data.outputs]
-        self.encoders = nn.ModuleList(encoder for encoder, _ in (parts if self.is_single_task else parts[:1]))
-        self.heads = nn.ModuleList(head for _, head in parts)
+        networks = [content.build_network(chosen.name, shape, outputs, chosen.width) for outputs in data.outputs]
+        self.encoders = nn.ModuleList(encoder for encoder, _ in (networks if self.is_single_task else networks[:1]))
+        self.heads = nn.ModuleList(head for _, head in networks)
         self.network = nn.ModuleDict({"encoders": self.encoders, "heads": self.heads}).to(self.device)
 
     def losses(self, index: int) -> dict[str, Tensor]:

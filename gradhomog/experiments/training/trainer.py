@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from gradhomog.errors import ConfigError
-from gradhomog.experiments.analysis.metrics import metric
-from gradhomog.experiments.execution.environment import device, machine, versions
+from gradhomog.experiments.environment import device, machine, versions
 from gradhomog.experiments.results import checksums
 from gradhomog.experiments.results.comparison_dir import BEST, RunDir
 from gradhomog.experiments.results.events import VERSION, Count, EventLog, Seconds, json_compatible
-from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file import pins
 from gradhomog.experiments.run_file.schema import Config, Train
+from gradhomog.experiments.runs import Run
+from gradhomog.experiments.score_metrics import metric
 from gradhomog.experiments.training.meta_learning import MetaLearning
 from gradhomog.experiments.training.multi_task import MultiTask
 from gradhomog.problems import MultiTaskData, Problem, ProblemRun

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 import gradhomog_data.networks
 from gradhomog import ConfigError
-from gradhomog.experiments import content
+from gradhomog.experiments.run_file import content
 from gradhomog.experiments.run_file.schema import load
 
 IMAGES = ("conv4", "conv6", "resnet10", "resnet12", "resnet18")

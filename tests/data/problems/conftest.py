@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from gradhomog import MultiTaskData, ProblemRun
-from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import Config, load
+from gradhomog.experiments.runs import Run
 from gradhomog.experiments.training.trainer import make_trainable
 
 GLYPHS = [

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from gradhomog.errors import OptionError
 from gradhomog.experiments.results.artifacts import Trajectory
-from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
+from gradhomog.experiments.runs import Run
 from gradhomog.experiments.training.trainer import make_optimizer, make_trainable
 from gradhomog_data.problems import landscape
 from tests.experiments.run_helpers import trainer

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from gradhomog.experiments import content
-from gradhomog.experiments.results.runs import Run
+from gradhomog.experiments.run_file import content
 from gradhomog.experiments.run_file.schema import load
+from gradhomog.experiments.runs import Run
 from gradhomog.experiments.training.multi_task import batch_indices
 from gradhomog.experiments.training.trainer import make_trainable
 from tests.data.problems.conftest import data_of

@@ -11,8 +11,8 @@ from gradhomog.errors import ConfigError
 from gradhomog.experiments.execution.comparison import compare
 from gradhomog.experiments.report.tables import score_table
 from gradhomog.experiments.results import comparison_dir as folders
-from gradhomog.experiments.results.runs import SINGLE
 from gradhomog.experiments.run_file.schema import load
+from gradhomog.experiments.runs import SINGLE
 from tests.data.problems.conftest import GLYPHS
 from tests.experiments.run_helpers import results
 

@@ -6,8 +6,8 @@ from gradhomog import ConfigError, UnknownPluginError, available
 from gradhomog.experiments.episodes.splits import streams
 from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.results import comparison_dir
-from gradhomog.experiments.results.runs import SINGLE, Run
 from gradhomog.experiments.run_file.schema import load
+from gradhomog.experiments.runs import SINGLE, Run
 from gradhomog.experiments.training.trainer import make_trainable
 
 

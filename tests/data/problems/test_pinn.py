@@ -13,8 +13,8 @@ from scipy.integrate import quad
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.execution.comparison import dry_run
 from gradhomog.experiments.execution.methods import make_methods
-from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
+from gradhomog.experiments.runs import Run
 from gradhomog.experiments.training.trainer import learning_rate, make_optimizer, make_trainable
 from gradhomog_data.problems._tanh_network import TanhNetwork, value_and_derivatives
 from gradhomog_data.problems.pinn import (

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from gradhomog import ConfigError, DataError
-from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
+from gradhomog.experiments.runs import Run
 from gradhomog.experiments.training.trainer import make_trainable
 from gradhomog_data.problems import regression
 from tests.data.problems.conftest import problem_run

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from gradhomog import ConfigError
-from gradhomog.experiments.analysis.metrics import metric
-from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
+from gradhomog.experiments.runs import Run
+from gradhomog.experiments.score_metrics import metric
 from gradhomog.experiments.training.multi_task import MultiTask
 from gradhomog.experiments.training.trainer import make_optimizer, make_trainable
 from gradhomog_data.problems import generated, small_digits

@@ -64,16 +64,6 @@ def test_the_whole_crop_is_the_image_and_a_flip_mirrors_it() -> None:
     torch.testing.assert_close(mirrored, images.flip(3), atol=1e-6, rtol=0)
 
 
-def test_a_crop_agrees_with_the_bilinear_resize_of_that_part() -> None:
-    images = pictures(2, size=24).double()
-    crop = torch.tensor([[0.25, 0.5, 0.5, 0.5]]).expand(2, 4)  # pixels 6..18 and 12..24
-    found = augmentation.resample(images, crop, torch.zeros(2, dtype=torch.bool))
-    part = images[:, :, 12:24, 6:18]
-    expected = torch.nn.functional.interpolate(part, (24, 24), mode="bilinear", align_corners=False)
-    inside = (slice(None), slice(None), slice(1, 23), slice(1, 23))  # at the border, neighbors outside the crop count
-    torch.testing.assert_close(found[inside], expected[inside], atol=1e-6, rtol=0)
-
-
 @pytest.mark.parametrize("factors", [(0.7, 1.0, 1.0), (1.0, 1.35, 1.0), (1.0, 1.0, 0.6), (1.3, 0.65, 1.4)])
 def test_jitter_agrees_with_pillow(factors: tuple[float, float, float]) -> None:
     image_module = pytest.importorskip("PIL.Image")
@@ -87,18 +77,6 @@ def test_jitter_agrees_with_pillow(factors: tuple[float, float, float]) -> None:
     found = augmentation.jitter(images, *(torch.full((1, 1, 1, 1), factor) for factor in factors))
     difference = ((found[0].permute(1, 2, 0).numpy() + 1) * 127.5) - expected
     assert np.abs(difference).max() <= 3  # Pillow rounds to bytes after each of the three steps, and its mean
-
-
-def test_only_training_images_of_a_stream_change_and_tasks_are_functions_of_their_index() -> None:
-    source = domain("glyphs:greek", size=28)
-    shape = {"split": "train", "ways": 3, "shots": 1, "queries": 2, "tasks": 2, "setting": "weak", "seed": 1}
-    plain = EpisodeStream([source], **shape)
-    augmented = EpisodeStream([source], **shape, augmentation=augmentation.augment)
-    assert torch.equal(augmented.task(5).query_x, augmented.task(5).query_x)
-    assert torch.equal(augmented.task(5).query_y, plain.task(5).query_y)
-    assert torch.equal(augmented.task(5).classes, plain.task(5).classes)
-    assert not torch.equal(augmented.task(5).query_x, plain.task(5).query_x)
-    assert torch.equal(augmented.batch(2).support_x[1], augmented.batch(2)[1].support_x)
 
 
 def test_augmentation_of_inputs_that_are_not_images_raises() -> None:

@@ -2,43 +2,16 @@
 
 import math
 
-import numpy as np
 import pytest
-import torch
-from torch import nn
 
 from gradhomog import DataError
 from gradhomog.experiments.episodes import splits
-from gradhomog.experiments.episodes.splits import all_have_variance, normalize_scores
-from gradhomog.experiments.results.runs import Run
+from gradhomog.experiments.episodes.splits import all_have_variance
 from gradhomog.experiments.run_file.schema import load
+from gradhomog.experiments.runs import Run
 from gradhomog.experiments.training.meta_learning import MetaLearning
-from gradhomog.learners.results import Evaluation
-from gradhomog_adapters.maml import MAML
 from gradhomog_data.domains.functions import functions
 from tests.experiments.conftest import SMALL
-
-
-def test_each_error_is_divided_by_the_variance_of_its_domain_and_losses_are_unchanged():
-    errors = Evaluation(
-        [28.0, 4 / 3, 14.0], [1.0, 2.0, 3.0], ["functions:line", "functions:step", "functions:line"], "mse"
-    )
-    result = normalize_scores(errors, [functions("line"), functions("step")])
-    assert result.scores == pytest.approx([1.0, 1.0, 0.5])
-    assert (result.losses, result.domains, result.metric) == (errors.losses, errors.domains, "nmse")
-
-
-def test_a_learner_that_predicts_the_mean_of_a_domain_scores_one():
-    """Closed form: E (y − 0)² / σ² = 1 for targets with mean 0, such as those of lines."""
-    head = nn.Linear(1, 1)
-    nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
-    learner = MAML(nn.Flatten(), head, inner_steps=0)
-    line, random = functions("line"), np.random.default_rng(0)
-    tasks = [line.sample("all", random, ways=1, shots=1, queries=10) for _ in range(2000)]
-    result = normalize_scores(learner.evaluate(tasks), [line])
-    assert abs(result.mean - 1) < result.half_width * 2
-    assert result.half_width < 0.06
 
 
 def test_a_comparison_validates_and_tests_with_normalized_errors():
@@ -53,15 +26,6 @@ def test_a_comparison_validates_and_tests_with_normalized_errors():
         assert result.metric == "nmse"
         assert result.scores == [s / variances[name] for s, name in zip(raw.scores, raw.domains, strict=True)]
         assert result.losses == raw.losses
-
-
-def test_training_losses_are_mean_squared_errors():
-    trainee = MetaLearning(load(None, SMALL), Run("maml", "none", 0))
-    batch = trainee.source.train.batch(0)
-    rows = trainee.learner.rows(batch)
-    outputs = [trainee.learner.predict(t.support_x, t.support_y, t.query_x) for t in batch]
-    errors = [(y - t.query_y).square().mean() for y, t in zip(outputs, batch, strict=True)]
-    torch.testing.assert_close(rows.losses, torch.stack(errors).double())
 
 
 def test_with_one_domain_without_variance_scores_are_mean_squared_errors(monkeypatch):

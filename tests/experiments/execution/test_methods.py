@@ -4,8 +4,8 @@ import pytest
 
 from gradhomog import ConfigError
 from gradhomog.experiments.execution.methods import make_methods, with_misscaled_losses
-from gradhomog.experiments.results.runs import Method, Run, chosen_candidate, decided_runs
 from gradhomog.experiments.run_file.schema import load
+from gradhomog.experiments.runs import Method, Run, chosen_candidate, decided_runs
 
 TUNED = 'homogenizers=["none", "pcgrad", "static | static(weights=[1, 2])"]'
 
@@ -53,12 +53,6 @@ def test_a_failed_candidate_is_excluded_from_the_choice():
     assert chosen_candidate(method, 0, {}, {one.id}) is None
     assert chosen_candidate(method, 0, finished(two, 9.0), {one.id}) == "pcgrad"
     assert chosen_candidate(method, 0, {}, {one.id, two.id}) is None
-
-
-def test_the_label_of_a_tuned_row_names_its_candidates():
-    config = load(None, ['homogenizers=["none | pcgrad", "static | pcgrad", "static | static(weights=[1, 2])"]'])
-    labels = [row.label for row in make_methods(config)]
-    assert labels == ["none | pcgrad (tuned)", "static | pcgrad (tuned)", "static (tuned)"]
 
 
 def test_different_runs_have_different_folders_and_methods_share_equal_runs():

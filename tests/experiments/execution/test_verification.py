@@ -11,8 +11,8 @@ from gradhomog.cli import main
 from gradhomog.experiments.episodes.splits import close_domains
 from gradhomog.experiments.execution.comparison import compare
 from gradhomog.experiments.results.records import records
-from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
+from gradhomog.experiments.runs import Run
 from gradhomog_data.domains._picture_set import CACHED_FROM
 from tests.experiments.run_helpers import interrupted_after
 

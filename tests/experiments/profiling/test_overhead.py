@@ -40,34 +40,3 @@ def test_a_problem_has_a_table_without_separate_networks_per_task():
     assert found.title == "one training step of shared_unit"
     assert found.rows[-1].label == "moco"
     assert found.rows[-1].state_bytes
-
-
-@pytest.mark.slow
-def test_a_step_table_has_every_method_with_rounds_and_memory(small):
-    ticks = iter(range(10**6))
-    (found,) = overhead.step_overheads(small, small.learners, rounds=4, seconds=1e9, clock=lambda: float(next(ticks)))
-    assert [row.label for row in found.rows] == ["plain", "plain again", "pcgrad", "static"]
-    for row in found.rows:
-        assert row.seconds.n == row.ratio.n == 4
-        assert row.ratio.median == 1.0  # the clock ticks once per reading
-        assert row.peak_bytes
-    assert found.added_bytes(found.rows[1]) == 0
-    assert "maml" in found.title
-    assert found.failures == {}
-
-
-def test_every_learner_has_a_table(small):
-    both = load(None, [*SMALL, 'learner=["maml", "fomaml"]', 'homogenizers=["none"]'])
-    found = overhead.step_overheads(both, both.learners, rounds=3, seconds=1e-9)
-    assert [one.title for one in found] == ["one training step of maml", "one training step of fomaml"]
-    assert all(row.seconds.n == 3 for one in found for row in one.rows)
-
-
-def test_a_homogenizer_that_fails_in_a_step_is_reported(gradhomog_install):
-    from tests.experiments.execution.test_comparison import FAULTY
-
-    gradhomog_install("faulty-dist", FAULTY, plugin="faulty")
-    faulty = load(None, [*SMALL, 'homogenizers=["faulty"]'])
-    (found,) = overhead.step_overheads(faulty, ["maml"], rounds=6, seconds=1e9)
-    assert "out of ideas" in found.failures["faulty"]
-    assert [row.label for row in found.rows] == ["plain", "plain again"]

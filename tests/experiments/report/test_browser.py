@@ -115,11 +115,6 @@ def test_at_400_px_nothing_overflows_and_text_is_legible(narrow):
     assert all(scale == pytest.approx(4 / 3, rel=0.01) for scale in narrow["figures"])
 
 
-def test_at_1200_px_nothing_overflows(page):
-    found = run_probe(page, 1200)
-    assert found["scrollWidth"] <= found["width"] == 1200
-
-
 def test_the_column_of_methods_stays_visible_while_a_table_is_scrolled(narrow):
     assert narrow["scrolled"] > 0
     assert narrow["method"] == pytest.approx(0, abs=1)

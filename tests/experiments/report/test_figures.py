@@ -8,19 +8,13 @@ import pytest
 from scipy import stats
 
 from gradhomog.experiments.analysis.summary import summarize
-from gradhomog.experiments.report.figures import saliency, scores, style, training
-from gradhomog.experiments.report.figures.saliency import MAX_METHODS, brightness, overlay, scaled_magnitude
-from gradhomog.experiments.report.figures.training import (
-    average,
-    mean_cosine,
-    method_stages,
-    norm_ratio,
-    relative_distance,
-    running_mean,
-)
+from gradhomog.experiments.analysis.training_records import average, mean_cosine, norm_ratio, relative_distance
+from gradhomog.experiments.report.figures import curves, saliency, scores, style
+from gradhomog.experiments.report.figures.curves import method_stages
+from gradhomog.experiments.report.figures.saliency import MAX_METHODS, scaled_magnitude
 from gradhomog.experiments.report.page import write_report
 from gradhomog.experiments.results.comparison_dir import run_dir
-from gradhomog.experiments.results.runs import Run
+from gradhomog.experiments.runs import Run
 from tests.experiments.report.test_page import report
 from tests.experiments.results.test_artifacts import example_maps
 from tests.experiments.run_helpers import write_comparison
@@ -31,36 +25,11 @@ def draw(records):
     summary = summarize(records)
     return {
         "scores": scores.scores(summary),
-        "conflict": training.conflict(records),
-        "stages": training.stages(records),
-        "weights": training.weights(records),
-        "validation": training.validation(records, summary),
+        "conflict": curves.conflict(records),
+        "stages": curves.stages(records),
+        "weights": curves.weights(records),
+        "validation": curves.validation(records, summary),
     }
-
-
-@pytest.mark.slow
-def test_every_figure_is_written_as_svg_and_png_with_the_same_bytes_twice(tmp_path):
-    records = comparison(["plain", METHODS[-1]], seeds=2, steps=4)
-    redrawn = draw(records)
-    for name, figure in draw(records).items():
-        first = [path.read_bytes() for path in style.save(figure, tmp_path / name)]
-        again = [path.read_bytes() for path in style.save(redrawn[name], tmp_path / "again" / name)]
-        assert first == again
-        assert first[0].startswith(b"<?xml")
-        assert b"<dc:date>" not in first[0]
-        assert first[1].startswith(b"\x89PNG")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_two_learners_with_one_training_domain_can_be_drawn(seeds):
-    records = comparison(
-        ["plain", METHODS[-1]], seeds, ["maml", "fomaml"], train=["glyphs:latin"], test=list("abcde"), steps=4
-    )
-    drawn = draw(records)
-    assert drawn.pop("weights") is None  # the tasks of one domain are interchangeable
-    for figure in drawn.values():
-        figure.draw_without_rendering()  # a warning that something does not fit is an error
 
 
 def test_without_results_there_are_no_figures():
@@ -73,17 +42,11 @@ def test_figures_without_enough_data_are_omitted():
 
 
 def test_a_method_that_keeps_the_plain_mean_has_no_panel_of_weights():
-    figure = training.weights(comparison(METHODS[:3], seeds=1, steps=3))
+    figure = curves.weights(comparison(METHODS[:3], seeds=1, steps=3))
     assert [axes.get_title(loc="left") for axes in figure.axes if axes.get_visible()] == ["static (tuned)", "pcgrad"]
-    assert training.weights(comparison(["plain"], seeds=1, steps=3)) is None
-
-
-@pytest.mark.slow
-def test_methods_that_replace_rows_have_no_weights_and_are_drawn_elsewhere(tmp_path):
-    records = [{**r, "weights": None} if r["event"] == "step" else r for r in comparison(METHODS[:2], seeds=1, steps=3)]
-    found = draw(records)
-    assert found["weights"] is None
-    assert found["conflict"] is not None
+    assert curves.weights(comparison(["plain"], seeds=1, steps=3)) is None
+    one_domain = comparison(METHODS[:3], seeds=1, train=["glyphs:latin"], steps=3)
+    assert curves.weights(one_domain) is None  # its tasks are interchangeable
 
 
 def test_points_are_at_the_means_of_the_table():
@@ -100,14 +63,6 @@ def test_a_score_that_is_not_finite_is_named_in_the_figure(tmp_path):
     figure = scores.scores(summarize(records))
     assert [text.get_text() for axes in figure.axes for text in axes.texts] == ["not finite", "not finite"]
     style.save(figure, tmp_path / "scores")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("label", ["<script>", "a & b", "$x$ and $\\frac$", "Ünïcode 漢", "a" * 90])
-@pytest.mark.filterwarnings("ignore:Glyph .* missing from font")
-def test_any_label_can_be_drawn(tmp_path, label):
-    records = with_start([result("plain", 0, [0.5, 0.7]), result(label, 0, [0.6, 0.7])])
-    style.save(scores.scores(summarize(records)), tmp_path / "scores")
 
 
 @pytest.mark.slow
@@ -175,7 +130,7 @@ def test_a_run_of_one_or_two_steps_has_markers(steps):
 
 def test_a_method_that_coincides_with_plain_is_drawn_over_it():
     records = comparison(["plain", "static"], seeds=1)
-    lines = {line.get_label(): line for line in training.conflict(records).axes[0].lines}
+    lines = {line.get_label(): line for line in curves.conflict(records).axes[0].lines}
     assert lines["static"].get_zorder() > lines["plain"].get_zorder()
     assert lines["static"].get_linewidth() < lines["plain"].get_linewidth()
 
@@ -194,19 +149,6 @@ def test_labels_are_wrapped_between_words(label, lines):
     assert style.wrap_label(label, 16 if label != "glyphs:geometric" else 15).split("\n") == lines
 
 
-def test_a_running_mean_preserves_straight_lines_and_skips_missing_values():
-    assert running_mean([1.0, 2.0, 3.0, 4.0], 3) == [1.5, 2.0, 3.0, 3.5]
-    assert running_mean([1.0, math.nan, 3.0], 3) == [1.0, 2.0, 3.0]
-    assert running_mean([1.0, 5.0], 1) == [1.0, 5.0]
-
-
-def test_runs_are_averaged_where_they_have_values():
-    curve = average([{1: 1.0, 2: 2.0}, {2: 4.0, 3: math.nan}])
-    assert list(curve) == [1, 2, 3]
-    assert (curve[1][0], curve[2]) == (1.0, (3.0, 2.0, 4.0))
-    assert math.isnan(curve[3][0])
-
-
 def test_the_band_of_a_mean_is_its_confidence_interval():
     curve = average([{1: 1.0, 2: 2.0}, {1: 3.0, 2: math.nan}], interval=True)
     low, high = stats.t.interval(0.95, 1, 2.0, 1.0)
@@ -221,7 +163,7 @@ def test_a_legend_of_many_methods_or_learners_fits_into_the_figure():
     many = comparison(labels, 1, ["maml"], steps=2)
     several = comparison(["plain", "pcgrad"], 1, [f"learner{index}(inner_lr=0.1)" for index in range(13)], steps=2)
     for records in (many, several):
-        for figure in (training.validation(records, summarize(records)), training.conflict(records)):
+        for figure in (curves.validation(records, summarize(records)), curves.conflict(records)):
             figure.draw_without_rendering()
             for legend in figure.legends:
                 assert legend.get_window_extent().y0 >= -1
@@ -255,21 +197,21 @@ def test_a_single_task_or_rows_of_zeros_or_not_finite_have_no_distance():
 
 def test_stages_are_those_of_probes_if_a_method_has_probes_else_of_steps():
     chains = method_stages(comparison(["plain", "pcgrad", PIPELINE], seeds=2))
-    assert [(chain.label, chain.names, chain.probed) for chain in chains] == [
-        ("pcgrad", ("plain", "pcgrad"), False),
-        (PIPELINE, ("plain", "isi", "rotate", "reweight"), True),
+    assert [(label, [*by_stage], probed) for (_, label), (by_stage, probed) in chains.items()] == [
+        ("pcgrad", ["plain", "pcgrad"], False),
+        (PIPELINE, ["plain", "isi", "rotate", "reweight"], True),
     ]
-    assert [len(chain.runs) for chain in chains] == [2, 2]
+    assert {len(runs) for by_stage, _ in chains.values() for runs in by_stage.values()} == {2}
 
 
 def test_a_homogenizer_that_occurs_twice_has_a_numbered_name():
-    [chain] = method_stages(comparison(["pcgrad + static + pcgrad"], seeds=1, steps=2))
-    assert chain.names == ("plain", "pcgrad", "static", "pcgrad#2")
+    [(by_stage, _)] = method_stages(comparison(["pcgrad + static + pcgrad"], seeds=1, steps=2)).values()
+    assert [*by_stage] == ["plain", "pcgrad", "static", "pcgrad#2"]
 
 
 def test_the_panels_have_the_numbers_of_the_records():
     records = comparison(["plain", "mgda"], seeds=1, steps=3)
-    left, middle, right = training.stages(records).axes
+    left, middle, right = curves.stages(records).axes
     steps = [record for record in records if record["event"] == "step" and "mgda" in record["run"]]
     assert lines(left, "before").get_xdata().tolist() == [1, 5, 10]
     for record, ratio, distance in zip(
@@ -279,13 +221,6 @@ def test_the_panels_have_the_numbers_of_the_records():
         assert distance == pytest.approx(relative_distance(record["stages"][0]))
     # Weights change lengths, not directions.
     assert lines(left, "after mgda").get_ydata() == pytest.approx(lines(left, "before").get_ydata())
-
-
-@pytest.mark.slow
-def test_there_is_one_row_of_panels_for_each_of_ten_methods():
-    methods = ["plain", *METHODS[2:], *(f"m{number} + static" for number in range(6))]
-    figure = training.stages(comparison(methods, seeds=1, steps=2))
-    assert len(figure.axes) == 3 * 10
 
 
 def labels(figure):
@@ -342,23 +277,6 @@ def test_scaled_magnitude_is_the_largest_magnitude_of_the_channels_over_its_99th
     one = np.zeros((1, 20, 20))
     one[0, 3, 3] = 5.0  # less than a hundredth of the pixels
     assert scaled_magnitude(one)[3, 3] == 1
-
-
-def test_each_cell_of_a_coarse_map_covers_its_block_of_pixels():
-    heat = np.array([[0.0, 1.0], [0.5, 0.25]])
-    drawn = overlay(np.zeros((6, 6)), heat, 0.65)
-    assert drawn.shape == (6, 6, 3)
-    for row in range(2):
-        for column in range(2):
-            cell = drawn[3 * row : 3 * row + 3, 3 * column : 3 * column + 3].reshape(-1, 3)
-            assert (cell == cell[0]).all()
-    assert drawn[0, 5].sum() > drawn[5, 0].sum() > drawn[5, 5].sum() > drawn[0, 0].sum()
-
-
-def test_the_image_is_visible_below_the_largest_heat():
-    bright, dark = (overlay(np.full((1, 1), value), np.ones((1, 1)), 0.65) for value in (1.0, 0.0))
-    assert (bright - dark > 0.2).all()
-    assert brightness(np.full((3, 1, 1), -1.0))[0, 0] == 0
 
 
 @pytest.mark.slow

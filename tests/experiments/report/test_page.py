@@ -14,7 +14,7 @@ from gradhomog.errors import ConfigError
 from gradhomog.experiments.analysis.summary import summarize
 from gradhomog.experiments.report import page
 from gradhomog.experiments.report.page import render_page, write_report
-from gradhomog.experiments.report.tables import run_table, score_table
+from gradhomog.experiments.report.tables import run_table
 from gradhomog.experiments.results.records import records as read_records
 from tests.experiments.run_helpers import write_comparison
 from tests.experiments.synthetic_records import METHODS, comparison, result, start
@@ -221,13 +221,3 @@ def test_reporting_imports_neither_torch_nor_pyplot():
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_the_note_on_a_tuned_method_has_its_learner_if_there_are_several():
-    records = comparison(["plain", "static (tuned)"], 1, ["maml", "fomaml"], steps=2)
-    for record in records:
-        if record["event"] == "result" and record["label"] == "static (tuned)":
-            record.update(tuned_from=["static", "mgda"], chosen="static")
-    text = score_table(summarize(records)).text()
-    for learner in ("maml", "fomaml"):
-        assert f"{learner}, static (tuned): static was chosen from 2 candidates by validation score." in text

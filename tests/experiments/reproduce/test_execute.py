@@ -17,10 +17,10 @@ from gradhomog.errors import ConfigError, PluginRunError, UnknownPluginError
 from gradhomog.experiments.analysis.statistics import mean_interval
 from gradhomog.experiments.execution.comparison import ComparisonResult
 from gradhomog.experiments.reproduce import execute
-from gradhomog.experiments.reproduce.comparisons import Part, PlannedRow, Settings, parts
+from gradhomog.experiments.reproduce.comparisons import PlannedComparison, PlannedRow, Settings, planned_comparisons
 from gradhomog.experiments.reproduce.execute import Reproduction, reproduce
+from gradhomog.experiments.reproduce.paper_scores import PaperScore, _averages, collect
 from gradhomog.experiments.reproduce.report import text_table, write_page
-from gradhomog.experiments.reproduce.results import Result, _averages, collect
 from gradhomog.experiments.run_file.schema import Config, load
 from gradhomog_data.benchmarks import BENCHMARKS
 from tests.experiments.reproduce.conftest import NAMES, TINY
@@ -99,7 +99,7 @@ def test_the_table_has_every_row_and_column_and_the_notes_state_scale_and_data(f
 def test_numbers_are_compared_with_the_papers_only_if_all_data_of_the_column_are_complete(
     finished: Reproduction, settings: Settings
 ) -> None:
-    planned = parts("strong", settings)
+    planned = planned_comparisons("strong", settings)
     for complete in (set(NAMES), set(NAMES) - {"isic"}, {"cub", "cars"}):
         results = collect(finished.paper, "strong", planned, finished.folder, complete)
         compared = {cell.row for cell in results.rows if cell.excess is not None}
@@ -209,7 +209,7 @@ def test_failing_runs_and_comparisons_are_missing_in_the_table_and_the_others_ar
     overrides = [word for override in TINY for word in ("--set", override)]
     command = [
         "reproduce", "weak", "--data", str(nine_benchmarks), "--learner", "fomaml", "--target", "cub", "--target",
-        "miniimagenet", "--without-others", "--jobs", "1", "--rotogbml", "reweight(beta=0.1)", "--json", "--out",
+        "miniimagenet", "--without-others", "--jobs", "1", "--json", "--out",
         str(tmp_path / "out"), *overrides,
     ]  # fmt: skip
     assert main(command) == 1
@@ -219,7 +219,6 @@ def test_failing_runs_and_comparisons_are_missing_in_the_table_and_the_others_ar
     content = json.loads(printed.out, parse_constant=lambda name: pytest.fail(f"JSON contains {name}"))
     assert {cell["column"] for cell in content["cells"]} == {"miniimagenet 1-shot"}
     assert "cub 1-shot, fomaml" in content["missing"]
-    assert content["cells"][1]["published"] is None  # another pipeline than the paper's
     page = (tmp_path / "out" / "report.html").read_text()
     assert "paired by test episode" in page
     assert "cub 1-shot, fomaml; cub 1-shot, fomaml-RotoGBML" in page
@@ -249,8 +248,8 @@ def test_invalid_arguments_have_exit_code_2(
     assert re.search(message, capsys.readouterr().err)
 
 
-def of_column(column: str, row: str, *scores: float) -> Result:
-    return Result(column, row, "strong", "accuracy", mean_interval(scores), dict(enumerate(scores)))
+def of_column(column: str, row: str, *scores: float) -> PaperScore:
+    return PaperScore(column, row, "strong", "accuracy", mean_interval(scores), dict(enumerate(scores)))
 
 
 BLOCK = ("cub", "cars", "places", "plantae")
@@ -260,7 +259,7 @@ def test_averages_are_over_columns_with_exactly_this_number_of_shots() -> None:
     results = [of_column(f"{name} 5-shot", "MAML", 0.5, 0.6) for name in BLOCK]
     results += [of_column(f"{name} 15-shot", "MAML", 0.9, 0.9) for name in BLOCK]
     published = {"MAML": {"average natural 5-shot": [49.82]}}
-    rows = _part("MAML")
+    rows = _planned("MAML")
     found = {each.column: each for each in _averages({"natural": BLOCK, "": ()}, published, results, rows)}
     assert found["average natural 5-shot"].ours.mean == 0.55
     assert found["average natural 5-shot"].published == [49.82]
@@ -272,12 +271,12 @@ def test_averages_are_over_columns_with_exactly_this_number_of_shots() -> None:
 def test_rows_that_lack_a_column_or_a_seed_are_averaged_over_common_ones_or_omitted() -> None:
     results = [of_column(f"{name} 1-shot", "MAML", 0.5, 0.6) for name in BLOCK[:3]]
     results += [of_column(f"{BLOCK[3]} 1-shot", "MAML", 0.7), of_column("cub 1-shot", "ANIL", 0.4)]
-    found = _averages({"natural": BLOCK}, {}, results, _part("MAML", "ANIL"))
+    found = _averages({"natural": BLOCK}, {}, results, _planned("MAML", "ANIL"))
     assert [(each.column, each.row, each.seed_scores) for each in found] == [
         ("average natural 1-shot", "MAML", {0: (3 * 0.5 + 0.7) / 4})
     ]
 
 
-def _part(*titles: str) -> list[Part]:
+def _planned(*titles: str) -> list[PlannedComparison]:
     rows = tuple(PlannedRow(title, "maml", "none", title) for title in titles)
-    return [Part("part", "cub 1-shot", "strong", load(), rows, frozenset())]
+    return [PlannedComparison("one", "cub 1-shot", "strong", load(), rows, frozenset())]

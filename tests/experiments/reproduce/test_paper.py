@@ -7,7 +7,7 @@ import pytest
 
 from gradhomog.cli import main
 from gradhomog.errors import ConfigError
-from gradhomog.experiments.reproduce.comparisons import Settings, parts
+from gradhomog.experiments.reproduce.comparisons import Settings, planned_comparisons
 from gradhomog.experiments.reproduce.paper_schema import parse_paper, read_experiment
 from tests.docs import pages
 
@@ -108,4 +108,4 @@ def test_errors_in_a_file_have_the_path_of_the_key(old: str, new: str, message: 
 def test_an_unknown_variable_raises(third_party: Path) -> None:
     third_party.write_text(MINIMAL.replace("pcgrad", "$static"))
     with pytest.raises(ConfigError, match=r"'\$static': unknown variable 'static'; known: column"):
-        parts(f"{third_party}:table1", Settings({}))
+        planned_comparisons(f"{third_party}:table1", Settings({}))

@@ -10,11 +10,9 @@ import pytest
 from gradhomog.errors import ConfigError, DataError
 from gradhomog.experiments.episodes.splits import streams
 from gradhomog.experiments.execution.methods import make_methods
-from gradhomog.experiments.reproduce.comparisons import Settings, find_domains, image_size, parts
+from gradhomog.experiments.reproduce.comparisons import Settings, find_domains, image_size, planned_comparisons
 from gradhomog.experiments.reproduce.paper_schema import installed_experiments, read_experiment
-from gradhomog.experiments.results.runs import Run
-from gradhomog.experiments.training.trainer import learning_rate, make_trainable
-from gradhomog_data.benchmarks import BENCHMARKS
+from gradhomog.experiments.training.trainer import learning_rate
 from tests.docs import pages
 from tests.experiments.reproduce.conftest import NAMES, TINY
 
@@ -32,7 +30,7 @@ def settings_of(name: str, domains: dict[str, str], scale: str = "smoke", **choi
 def test_every_row_of_every_experiment_is_a_method_of_its_configuration(
     name: str, scale: str, domains: dict[str, str]
 ) -> None:
-    found = parts(name, settings_of(name, domains, scale))
+    found = planned_comparisons(name, settings_of(name, domains, scale))
     assert len({part.name for part in found}) == len(found)
     for part in found:
         methods = make_methods(part.config)
@@ -51,17 +49,19 @@ def test_every_row_of_every_experiment_is_a_method_of_its_configuration(
 def test_an_experiment_has_the_columns_and_rows_of_the_paper(
     name: str, columns: int, comparisons: int, rows: int, domains: dict[str, str]
 ) -> None:
-    found = parts(name, settings_of(name, domains, "paper"))
+    found = planned_comparisons(name, settings_of(name, domains, "paper"))
     assert len({part.column for part in found}) == columns
     assert (len(found), sum(len(part.rows) for part in found)) == (comparisons, rows)
 
 
 def test_smoke_has_the_first_column_shots_and_learner_unless_others_are_chosen(domains: dict[str, str]) -> None:
     present = {name: text for name, text in domains.items() if name != "miniimagenet"}
-    found = parts("strong", Settings(domains))
-    assert {part.column for part in [*found, *parts("ablation", Settings(present))]} == {"cub 1-shot"}
+    found = planned_comparisons("strong", Settings(domains))
+    assert {part.column for part in [*found, *planned_comparisons("ablation", Settings(present))]} == {"cub 1-shot"}
     assert [part.config.learner for part in found] == ["relationnet", "relationnet_lrp", "relationnet_ata", "anil"]
-    found = parts("strong", Settings(domains, learners=["MAML"], targets=["isic", "cars"], shots=[5], others=False))
+    found = planned_comparisons(
+        "strong", Settings(domains, learners=["MAML"], targets=["isic", "cars"], shots=[5], others=False)
+    )
     assert [part.name for part in found] == ["cars-5-shot-maml", "isic-5-shot-maml"]
 
 
@@ -70,7 +70,7 @@ def test_the_strong_problem_leaves_the_target_out_and_trains_on_all_classes_of_s
 ) -> None:
     specialized = ("chestx", "cropdiseases", "eurosat", "isic")
     settings = Settings(domains, "small", learners=["maml"], shots=[1], others=False, overrides=TINY)
-    for part in parts("strong", settings):
+    for part in planned_comparisons("strong", settings):
         target = part.column.split()[0]
         chosen = part.config.domains
         assert (chosen.test, chosen.setting, len(chosen.train)) == ([domains[target]], "strong", 8)
@@ -86,48 +86,15 @@ def test_the_strong_problem_leaves_the_target_out_and_trains_on_all_classes_of_s
 
 def test_the_weak_problem_tests_other_classes_of_the_same_data(domains: dict[str, str]) -> None:
     settings = Settings(domains, "small", learners=["maml"], shots=[1], others=False, overrides=TINY)
-    for part in parts("weak", settings):
+    for part in planned_comparisons("weak", settings):
         assert part.config.domains.train == part.config.domains.test
         assert part.config.domains.setting == "weak"
         assert streams(part.config, 0).test.split == "test"
 
 
-def test_the_settings_of_rotogbml(domains: dict[str, str]) -> None:
-    (weak,) = parts("weak", Settings(domains, "paper", ["iMAML"], ["cub"], [5], others=False))
-    (strong,) = parts("strong", Settings(domains, "paper", ["iMAML"], ["cub"], [5], others=False))
-    for part in (weak, strong):
-        train, episodes, test = part.config.train, part.config.episodes, part.config.test
-        assert (train.inner_lr, train.outer_lr, train.steps, train.augmentation) == (0.01, 0.001, 60_000, "standard")
-        assert (episodes.ways, episodes.shots, episodes.tasks) == (5, 5, 4)
-        assert (test.episodes, test.queries) == (600, 15)
-    assert (weak.config.network.name, weak.config.network.width, weak.config.network.size) == ("conv4", 64, 84)
-    assert (strong.config.network.name, strong.config.network.size) == ("resnet10", 224)
-    assert [row.homogenizers for row in weak.rows[:2]] == [
-        "none", 'rotogbml(key="slot", reweight={"beta": 0.1, "solver": "gradient"})',
-    ]  # fmt: skip
-    assert strong.rows[1].homogenizers == 'rotogbml(key="domain", reweight={"beta": 1.5, "solver": "gradient"})'
-
-
-def test_the_settings_of_the_papers_of_physics_informed_networks() -> None:
-    by_name = {part.name: part.config for part in parts("pinn", Settings({}, "paper"))}
-    interior = {"helmholtz": 1280, "burgers": 1280, "klein_gordon": 128}
-    for name, points in interior.items():
-        config = by_name[name]
-        assert (config.train.steps, config.seeds, config.network.width, config.problem["depth"]) == (50_000, 10, 50, 3)
-        rates = [learning_rate(config.train, index) for index in (0, 999, 1000, 49_999)]
-        assert rates == pytest.approx([1e-3, 1e-3, 9e-4, 1e-3 * 0.9**49])
-        assert (config.problem["conditions"], config.problem["interior"]) == ("merged", points)
-        assert by_name[f"{name}-tracked"].train.beta1 == 0
-    config = by_name["burgers_config"]
-    assert (config.train.steps, config.train.outer_lr, config.train.lr_decay) == (5000, 1e-4, 1)
-    network = make_trainable(config, Run("burgers", "none", 0))
-    assert network.tasks == ("pde", "initial", "boundary")
-    assert sum(parameter.numel() for parameter in network.parameters()) == 10_401
-
-
 def test_choices_select_rows_and_columns(domains: dict[str, str]) -> None:
     settings = Settings(domains, learners=["MAML", "fomaml"], targets=["cub", "isic"], shots=[1], others=False)
-    found = parts("strong", settings)
+    found = planned_comparisons("strong", settings)
     assert [part.name for part in found] == [
         "cub-1-shot-maml", "cub-1-shot-fomaml", "isic-1-shot-maml", "isic-1-shot-fomaml",
     ]  # fmt: skip
@@ -135,18 +102,18 @@ def test_choices_select_rows_and_columns(domains: dict[str, str]) -> None:
         "fomaml", "fomaml-RotoGBML", "fomaml, static (tuned)", "fomaml, pcgrad",
     ]  # fmt: skip
     chosen = replace(settings, targets=["cub"], methods=["maml-rotogbml"])
-    assert [row.title for part in parts("strong", chosen) for row in part.rows] == ["MAML-RotoGBML"]
-    found = parts("ablation", Settings(domains, learners=["MAML", "fomaml"], targets=["cub"]))
+    assert [row.title for part in planned_comparisons("strong", chosen) for row in part.rows] == ["MAML-RotoGBML"]
+    found = planned_comparisons("ablation", Settings(domains, learners=["MAML", "fomaml"], targets=["cub"]))
     assert [part.rows[0].title for part in found] == ["MAML, plain", "fomaml, plain"]
 
 
 def test_two_expressions_of_one_learner_have_folders_of_their_names(domains: dict[str, str]) -> None:
     settings = Settings(domains, learners=["maml", "maml(first_order=true)"], targets=["cub"], shots=[1], others=False)
-    names = [part.name for part in parts("weak", settings)]
+    names = [part.name for part in planned_comparisons("weak", settings)]
     assert names[0] == "cub-1-shot-maml"
     assert names[1].startswith("cub-1-shot-maml-first_order-true-")
     long = [f"maml(inner_lr={value}, adapt={['head.*'] * 40})" for value in (1, -1)]
-    names = [part.name for part in parts("weak", replace(settings, learners=long))]
+    names = [part.name for part in planned_comparisons("weak", replace(settings, learners=long))]
     assert len(set(names)) == 2
     assert max(map(len, names)) < 80
 
@@ -156,22 +123,22 @@ def test_shares_of_the_training_steps_follow_the_scale_and_the_overrides(domains
         (Settings(domains, "small"), 400),
         (Settings(domains, learners=["MAML++"], overrides=["train.steps=50"]), 50),
     ):
-        learners = {row.title: row.learner for part in parts("weak", settings) for row in part.rows}
+        learners = {row.title: row.learner for part in planned_comparisons("weak", settings) for row in part.rows}
         assert learners["MTL"] == f"meta_transfer(pretrain_steps={steps // 2})"
         assert learners["MAML++"] == f"mamlpp(multi_step_steps={round(steps * 0.15)})"
     # With the period of 20 steps, the last rate of 5,000 would be 2e-232.
-    for part in parts("pinn", Settings({}, overrides=["train.steps=5000"])):
+    for part in planned_comparisons("pinn", Settings({}, overrides=["train.steps=5000"])):
         train = part.config.train
         assert (train.steps, train.validate_every, train.log_every, train.checkpoint_every) == (5000, 50, 50, 250)
         decay = 1 if part.column == "burgers_config" else 0.9**49
         assert learning_rate(train, 4999) == pytest.approx(train.outer_lr * decay)
-    kept = parts("pinn", Settings({}, overrides=["train.steps=5000", "train.lr_decay_every=7"]))
+    kept = planned_comparisons("pinn", Settings({}, overrides=["train.steps=5000", "train.lr_decay_every=7"]))
     assert {part.config.train.lr_decay_every for part in kept} == {7}
 
 
 def test_absent_benchmarks_are_omitted(domains: dict[str, str]) -> None:
     present = {name: domains[name] for name in ("miniimagenet", "cub", "eurosat")}
-    found = parts("strong", Settings(present, "small", learners=["maml"], shots=[1], others=False))
+    found = planned_comparisons("strong", Settings(present, "small", learners=["maml"], shots=[1], others=False))
     assert [part.column for part in found] == ["cub 1-shot", "eurosat 1-shot"]
     assert len(found[0].config.domains.train) == 2
 
@@ -186,7 +153,6 @@ def test_absent_benchmarks_are_omitted(domains: dict[str, str]) -> None:
         ("strong", {"overrides": ["learner=maml"]}, "--set learner: the experiment sets this key; use --learner"),
         ("strong", {"overrides": ["episodes.shots = 5"]}, r"--set episodes\.shots: .* use --shots"),
         ("strong", {"overrides": ["problem.name=landscape"]}, r"--set problem\.name"),
-        ("ablation", {"rotogbml": "pcgrad"}, "`--rotogbml` has no effect in `ablation`"),
         ("backbone", {"overrides": ["network.name=conv4"]}, r"--set network\.name"),
         ("pinn", {"learners": ["maml"], "shots": [1]}, "(?s)`--learner` has no effect in `pinn`.*`--shots`"),
         ("pinn", {"targets": ["helmholz"]}, r"`pinn` has no target 'helmholz'.*Did you mean 'helmholtz'"),
@@ -200,23 +166,23 @@ def test_absent_benchmarks_are_omitted(domains: dict[str, str]) -> None:
 )
 def test_errors_name_the_choice(name: str, choices: dict[str, Any], message: str, domains: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=message):
-        parts(name, settings_of(name, domains, **choices))
+        planned_comparisons(name, settings_of(name, domains, **choices))
 
 
 def test_equal_rows_are_computed_once_and_other_settings_have_no_published_numbers(domains: dict[str, str]) -> None:
     choices: dict[str, Any] = {"learners": ["MAML"], "targets": ["cub"], "others": False}
-    (part,) = parts("strong", Settings(domains, learners=["relationnet"], targets=["cub"]))[:1]
+    (part,) = planned_comparisons("strong", Settings(domains, learners=["relationnet"], targets=["cub"]))[:1]
     assert [row.title for row in part.rows][:2] == ["RelationNet", "RelationNet-FT"]
     assert len({row.homogenizers for row in part.rows}) == len(part.rows)
-    (part,) = parts("strong", Settings(domains, shots=[1, 1], rotogbml="pcgrad", **choices))
+    (part,) = planned_comparisons("strong", Settings(domains, shots=[1, 1], **choices))
     published = read_experiment("strong")[0].published["strong"]
-    assert [row.published in published for row in part.rows] == [True, False, False]
-    (part,) = parts("strong", Settings(domains, overrides=["episodes.ways=3"], **choices))
+    assert [row.published in published for row in part.rows] == [True, True, False, False]
+    (part,) = planned_comparisons("strong", Settings(domains, overrides=["episodes.ways=3"], **choices))
     assert {row.published for row in part.rows} == {None}
 
 
 def test_targets_of_saliency_are_benchmarks(domains: dict[str, str]) -> None:
-    (part,) = parts("saliency", Settings(domains, targets=["cub", "isic"]))
+    (part,) = planned_comparisons("saliency", Settings(domains, targets=["cub", "isic"]))
     assert part.config.domains.test == [domains["cub"], domains["isic"]]
     assert part.config.domains.train == [domains["miniimagenet"]]
 
@@ -232,9 +198,9 @@ def test_data_are_searched_at_the_size_of_the_network(arguments: tuple[str, str,
 
 def test_errors_without_data_list_the_benchmarks_and_the_options(domains: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"`weak` needs at least one of the benchmarks miniimagenet, cub; .* --data"):
-        parts("weak", Settings({}))
+        planned_comparisons("weak", Settings({}))
     with pytest.raises(ConfigError, match="target cub needs at least one of miniimagenet, cars"):
-        parts("strong", Settings({"cub": "cub.npz", "isic": "isic.npz"}, targets=["cub"]))
+        planned_comparisons("strong", Settings({"cub": "cub.npz", "isic": "isic.npz"}, targets=["cub"]))
 
 
 def test_files_can_be_assigned_to_benchmarks(nine_benchmarks: Path, tmp_path: Path) -> None:
@@ -243,7 +209,7 @@ def test_files_can_be_assigned_to_benchmarks(nine_benchmarks: Path, tmp_path: Pa
     found = find_domains(NAMES, nine_benchmarks, [f"plantae={flowers}"], 16)
     assert tuple(found) == NAMES
     assert found["plantae"] == str(flowers)
-    source = streams(parts("strong", Settings(found, targets=["cub"], overrides=TINY))[0].config, 0)
+    source = streams(planned_comparisons("strong", Settings(found, targets=["cub"], overrides=TINY))[0].config, 0)
     assert "flowers" in {domain.name for domain in source.train.domains}
     (tmp_path / "data (1)").mkdir()
     shutil.copy(flowers, tmp_path / "data (1)" / "cub.npz")
@@ -268,10 +234,6 @@ def test_benchmarks_are_found_in_lists_and_published_folders_need_lists_first(tm
         find_domains(NAMES, tmp_path, [], 16)
     (tmp_path / "cub.npz").touch()
     assert set(find_domains(NAMES, tmp_path, [], 16)) == {"cub", "cropdiseases"}
-
-
-def test_the_benchmarks_are_those_of_the_catalogue() -> None:
-    assert set(NAMES) == set(BENCHMARKS)
 
 
 def test_the_guide_lists_experiments_and_scales() -> None:

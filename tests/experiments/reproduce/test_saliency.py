@@ -17,7 +17,7 @@ def test_the_report_of_saliency_shows_maps_of_each_benchmark(domains: dict[str, 
     tiny = [*TINY, "network.width=2"]
     outcome = reproduce("saliency", Settings(domains, learners=["fomaml"], overrides=tiny), tmp_path / "out")
     page = (outcome.folder / "report.html").read_text()
-    (part,) = outcome.description["parts"]
+    (part,) = outcome.description["comparisons"]
     maps = np.load(next((outcome.folder / part / "runs").glob("*/saliency_maps.npz")))
     assert {len(value) for name, value in maps.items() if name in ("images", "domains")} == {8}
     assert page.count("<figure>") == 2

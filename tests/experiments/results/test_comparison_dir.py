@@ -8,8 +8,8 @@ import pytest
 from gradhomog import ConfigError
 from gradhomog.experiments.results import checksums
 from gradhomog.experiments.results.comparison_dir import Plan, choose_folder, create_folder
-from gradhomog.experiments.results.runs import Method
 from gradhomog.experiments.run_file.schema import load
+from gradhomog.experiments.runs import Method
 
 
 def start(config, out=None, resume=False, stem="compare"):

@@ -4,11 +4,10 @@ import pytest
 import torch
 
 import gradhomog
-from gradhomog.diagnosis.recommend import EQUAL_NORMS
 from gradhomog.experiments.episodes.splits import streams
 from gradhomog.experiments.execution.methods import make_methods
-from gradhomog.experiments.results.runs import SINGLE, Run
-from gradhomog.experiments.run_file.schema import FEW_SHOT, MULTI_TASK, TUNED_STATIC, load
+from gradhomog.experiments.run_file.schema import FEW_SHOT, MULTI_TASK, load
+from gradhomog.experiments.runs import SINGLE, Run
 from gradhomog.experiments.training.meta_learning import MetaLearning
 from gradhomog.registry import expression
 
@@ -26,12 +25,6 @@ def test_a_problem_whose_plugin_lists_no_methods_has_those_of_multi_task_problem
     assert config.homogenizers == list(MULTI_TASK)
     assert len(make_methods(config)) == len(MULTI_TASK)
     assert load(None, ["problem.name=landscape"]).homogenizers[0] == "none"
-
-
-def test_the_first_methods_are_plain_and_tuned_static_weights():
-    labels = [row.label for row in make_methods(load())]
-    assert labels[:2] == ["plain", "static (tuned)"]
-    assert {TUNED_STATIC, EQUAL_NORMS} < set(load().homogenizers)
 
 
 def test_changing_a_configuration_does_not_change_the_defaults():

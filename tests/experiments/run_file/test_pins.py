@@ -76,13 +76,6 @@ def test_resume_ignores_a_plugin_of_the_same_name_of_another_distribution(
     assert scores(interrupted_folder) == scores(undisturbed)
 
 
-def test_a_run_file_with_pins_ignores_a_plugin_of_the_same_name_of_another_distribution(
-    interrupted_folder, gradhomog_install, tmp_path
-):
-    gradhomog_install("theirs-dist", THEIRS, plugin="even")
-    assert compare(load(interrupted_folder / "run.toml"), tmp_path / "new").failures == {}
-
-
 def test_resume_with_another_version_of_a_plugin_is_an_error(interrupted_folder, gradhomog_install):
     gradhomog_install("ours-dist", OURS, plugin="even", version="2.0")
     with pytest.raises(ConfigError, match=r"ours-dist:even==1\.0 is pinned, and ours-dist 2\.0 is installed\. Install"):

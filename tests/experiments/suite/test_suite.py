@@ -10,14 +10,14 @@ from scipy.stats import ttest_rel
 
 from gradhomog import DataError
 from gradhomog.cli import main
-from gradhomog.experiments.results.runs import Run
+from gradhomog.experiments.runs import Run
+from gradhomog.experiments.suite import execute, row_files
 from gradhomog.experiments.suite import problems as suite_problems
-from gradhomog.experiments.suite import results as stored
 from gradhomog.experiments.suite.problems import CHECKPOINTS, FACTORS, GRID, STATIC, SuiteProblem, problems
-from gradhomog.experiments.suite.results import FILE, append_row, by_row, read_results
+from gradhomog.experiments.suite.protocol import SuiteRun, compute_row, train
+from gradhomog.experiments.suite.row_files import FILE, append_row, by_row, read_results
 from gradhomog.experiments.suite.scores import Scores
 from gradhomog.experiments.suite.tables import agreement
-from gradhomog.experiments.suite.training import SuiteRun, compute_row, train
 from gradhomog.experiments.training.trainer import make_trainable
 
 SMALL = SuiteProblem(
@@ -152,7 +152,7 @@ def test_the_scaled_task_of_a_problem_exists(problem):
 
 def test_stored_rows_have_every_seed_and_factor():
     known = problems()
-    for (name, method), runs in stored.stored_results().items():
+    for (name, method), runs in row_files.stored_results().items():
         cells = {(factor, seed) for factor in known[name].factors(method) for seed in known[name].seeds}
         assert sorted((one.factor, one.seed) for one in runs) == sorted(cells), (name, method)
 
@@ -161,7 +161,7 @@ def test_stored_rows_have_every_seed_and_factor():
 def small_suite(monkeypatch):
     """The suite with one problem and no stored results."""
     monkeypatch.setattr(suite_problems, "problems", lambda: {"small": SMALL})
-    monkeypatch.setattr(stored, "stored_results", dict)
+    monkeypatch.setattr(execute, "stored_results", dict)
 
 
 def test_the_command_prints_a_row_among_the_baselines_and_keeps_it(small_suite, gradhomog_install, tmp_path, capsys):

@@ -1,15 +1,13 @@
 """Dry run: all invalid combinations are rejected in one error before any run starts, and no file is written."""
 
-from contextlib import suppress
-
 import pytest
 
 from gradhomog import ConfigError
 from gradhomog.experiments.execution.comparison import compare, dry_run
 from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.results import comparison_dir
-from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
+from gradhomog.experiments.runs import Run
 from tests.experiments.conftest import SMALL
 from tests.experiments.run_helpers import trainer
 
@@ -101,11 +99,3 @@ def test_a_dry_run_does_not_change_later_runs(small, tmp_path):
         records.append([{k: v for k, v in record.items() if not k.endswith(varying)} for record in events])
         dry_run(small, make_methods(small))
     assert records[0] == records[1]
-
-
-def test_progress_receives_a_record_for_every_dry_run(small):
-    records, rows = [], make_methods(small)
-    with suppress(ConfigError):
-        dry_run(small, rows, records.append)
-    assert [record["event"] for record in records] == ["dry_run"] * sum(len(row.candidates) for row in rows)
-    assert {record["of"] for record in records} == {len(records)}

@@ -9,8 +9,8 @@ from torch import nn
 from gradhomog import ConfigError, Domain
 from gradhomog.experiments.episodes.sampler import EpisodeStream
 from gradhomog.experiments.episodes.splits import streams
-from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
+from gradhomog.experiments.runs import Run
 from gradhomog.experiments.training.meta_learning import make_learner
 
 GLYPHS = [

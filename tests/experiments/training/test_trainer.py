@@ -9,10 +9,10 @@ from torch.utils._pytree import tree_leaves
 
 from gradhomog import ConfigError, DataError
 from gradhomog.experiments.episodes.splits import normalize_scores, streams
-from gradhomog.experiments.results import checksums, events
+from gradhomog.experiments.results import checksums
 from gradhomog.experiments.results.comparison_dir import RunDir
-from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load
+from gradhomog.experiments.runs import Run
 from gradhomog.experiments.training.meta_learning import make_learner
 from gradhomog.experiments.training.trainer import Checkpoint
 from tests.data.problems.conftest import GLYPHS
@@ -70,28 +70,6 @@ def test_an_interrupted_run_resumes_to_the_records_and_files_of_an_uninterrupted
     written = written_arrays(whole)
     assert written
     assert all(map(np.array_equal, written_arrays(parts), written))
-
-
-def test_a_run_killed_between_checkpoints_repeats_its_steps_with_the_same_result(small, tmp_path):
-    class Killed(Exception):
-        pass
-
-    whole = train(small, tmp_path / "whole")
-    training = trainer(small, RUN, tmp_path / "killed")
-
-    def raise_at_step_7():
-        if training.done == 7:  # checkpoints are written at 4 and 8
-            raise Killed
-        return False
-
-    with pytest.raises(Killed):
-        training.train_and_test(raise_at_step_7)
-    resumed = train(small, tmp_path / "killed")
-    assert next(r["step"] for r in resumed if r["event"] == "step") == 6
-    assert resumed[-1]["scores"] == whole[-1]["scores"]
-    logs = [events.read(tmp_path / name / "events.jsonl") for name in ("whole", "killed")]
-    one, two = (without_times(event for event in log if event["event"] != "start") for log in logs)
-    assert one == two  # events after the checkpoint are truncated and written again
 
 
 def test_the_state_with_the_best_validation_score_is_tested(small, tmp_path):

@@ -1,18 +1,17 @@
-"""Executors for clusters of Dask, Ray and Slurm. All machines share the folder of the comparison."""
+"""Executors for clusters of Dask and Slurm. All machines share the folder of the comparison."""
 
 import importlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from joblib import Parallel, cpu_count, delayed, parallel_config
+from joblib import cpu_count
 
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.execution.executors.local import as_they_end
 from gradhomog.experiments.execution.worker import Executor, Job, Outcome
-from gradhomog.registry.specs import ExecutorSpec, hookimpl
 
 
 class Dask(Executor):
@@ -58,32 +57,6 @@ class Dask(Executor):
         for resource in (self.client, self.cluster):
             if resource is not None:
                 resource.close()
-
-
-class Ray(Executor):
-    """Workers of a Ray cluster, by joblib's backend for Ray.
-
-    Args:
-        jobs: number of runs at the same time; 0: one per processor of the cluster.
-        folder: folder of the comparison.
-        address: address of the head node, or `"auto"`; None starts Ray on this machine.
-    """
-
-    def __init__(self, *, jobs: int, folder: Path, address: str | None = None) -> None:
-        self.jobs, self.address = jobs, address
-        self.ray = _import_package("ray", "ray")
-
-    def __call__(self, jobs: Sequence[Job]) -> Iterable[Outcome]:
-        from ray.util.joblib import register_ray
-
-        self.ray.init(address=self.address, ignore_reinit_error=True)
-        register_ray()
-        with parallel_config(backend="ray", n_jobs=self.jobs or -1):
-            yield from Parallel(batch_size=1, return_as="generator_unordered")(delayed(_run_job)(job) for job in jobs)
-
-    def close(self) -> None:
-        """Disconnect from the cluster."""
-        self.ray.shutdown()
 
 
 class Slurm(Executor):
@@ -136,13 +109,3 @@ def _import_package(module: str, extra: str) -> Any:
         raise ConfigError(
             f"--executor {extra} needs the package {module!r}. Install it with: pip install 'gradhomog[{extra}]'"
         ) from cause
-
-
-@hookimpl
-def gradhomog_executor(name: str) -> ExecutorSpec:
-    """Describe the executors `dask`, `ray` and `slurm`."""
-    return {
-        "dask": ExecutorSpec(Dask, "the workers of a Dask cluster"),
-        "ray": ExecutorSpec(Ray, "the workers of a Ray cluster"),
-        "slurm": ExecutorSpec(Slurm, "one job of Slurm per run, by submitit", other_options=True),
-    }[name]

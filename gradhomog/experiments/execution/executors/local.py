@@ -17,7 +17,6 @@ from joblib.externals.loky.process_executor import TerminatedWorkerError
 from gradhomog.experiments.execution.parent_watch import end_with_parent
 from gradhomog.experiments.execution.worker import Executor, Job, Outcome
 from gradhomog.experiments.results.comparison_dir import run_dir
-from gradhomog.registry.specs import ExecutorSpec, hookimpl
 
 Work = TypeVar("Work")
 Result = TypeVar("Result")
@@ -122,9 +121,3 @@ def _signals_blocked_in_children() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@hookimpl
-def gradhomog_executor() -> ExecutorSpec:
-    """Describe the executor."""
-    return ExecutorSpec(Local, "processes of this machine")

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from gradhomog.errors import ConfigError
-from gradhomog.experiments.execution.environment import threads
+from gradhomog.experiments.environment import threads
 from gradhomog.experiments.execution.worker import Executor, Job, Outcome
 from gradhomog.experiments.results import checksums
 from gradhomog.experiments.results.comparison_dir import run_dir
@@ -23,7 +23,6 @@ from gradhomog.experiments.training.trainer import (
     make_trainable,
     restore_checkpoint,
 )
-from gradhomog.registry.specs import ExecutorSpec, hookimpl
 
 
 class TorchrunRanks(Executor):
@@ -97,9 +96,3 @@ def _process_group(device: str) -> Any:
         yield
     finally:
         dist.destroy_process_group()
-
-
-@hookimpl
-def gradhomog_executor() -> ExecutorSpec:
-    """Describe the executor."""
-    return ExecutorSpec(TorchrunRanks, "the ranks that torchrun has started, one run at a time on all of them")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.statistics import Interval
 from gradhomog.experiments.report.figures import style
-from gradhomog.experiments.results.runs import PLAIN
+from gradhomog.experiments.runs import PLAIN
+from gradhomog.experiments.score_metrics import metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,55 +38,54 @@ def scores(summary: Summary) -> Figure | None:
         colors = style.colors([row.label for row in summary.rows])
         for learner, panels in zip(summary.learners, axes, strict=True):
             rows = summary.rows_of(learner)
-            labels = [row.label for row in rows]
-            seeds = [row.seed_scores for row in rows]
-            draw_rows(panels[0], labels, [row.score for row in rows], summary.metric, colors, seeds)
+            draw_rows(
+                panels[0], [DrawnRow(row.label, row.score, row.seed_scores) for row in rows], summary.metric, colors
+            )
             if paired:
+                differences = [DrawnRow(row.label, row.to_plain.difference if row.to_plain else None) for row in rows]
                 panels[1].axvline(0, **style.GUIDE_LINE)
-                differences = [row.to_plain.difference if row.to_plain else None for row in rows]
-                draw_rows(panels[1], labels, differences, summary.metric, colors)
+                draw_rows(panels[1], differences, summary.metric, colors)
             if len(counts) > 1:
                 panels[0].set_title(learner)
-        axes[-1][0].set_xlabel(style.score_axis_label(summary, "test"))
-        if paired:
-            unit = " (percentage points)" if metric(summary.metric).percent else ""
-            axes[-1][1].set_xlabel(f"paired difference to plain{unit}")
+        unit = " (percentage points)" if metric(summary.metric).percent else ""
+        labels = [style.score_axis_label(summary, "test"), f"paired difference to plain{unit}"]
+        for panel, label in zip(axes[-1], labels, strict=False):
+            panel.set_xlabel(label)
     return figure
 
 
-def draw_rows(
-    panel: Axes,
-    labels: Sequence[str],
-    intervals: Sequence[Interval | None],
-    kind: str,
-    colors: Mapping[str, tuple[str, str]],
-    seed_scores: Sequence[Sequence[float]] = (),
-) -> None:
-    """Draw one interval per row, from top to bottom in the order of the table, and the scores of its seeds as dots."""
-    factor = metric(kind).factor  # the unit of axes is percent for accuracies
-    for height, scores_of_row in enumerate(seed_scores):
-        if len(scores_of_row) > 1:
-            dots = [factor * score for score in scores_of_row]
-            color = colors[labels[height]][0]
-            # Below the intervals, so that seeds near the mean are visible.
-            panel.plot(
-                dots, [height + 0.24] * len(dots), "o", color=color, markersize=3.2, alpha=0.6, markeredgewidth=0
-            )
-    for height, (label, interval) in enumerate(zip(labels, intervals, strict=True)):
-        if interval is None:
-            continue
-        mean, half = factor * interval.mean, factor * interval.half_width
-        if math.isnan(mean):
-            panel.annotate(
-                "not finite", (0.02, height), xycoords=("axes fraction", "data"), va="center", color=style.GUIDE_COLOR
-            )
-            continue
-        if label == PLAIN:
-            panel.axvline(mean, **style.GUIDE_LINE)
-        error = None if math.isnan(half) else [[half], [half]]
-        color = colors[label][0]
-        panel.errorbar([mean], [height], xerr=error, fmt="o", color=color, markersize=4.5, capsize=2.5, elinewidth=1.3)
-    panel.set_yticks(range(len(labels)), [style.wrap_label(label) for label in labels])
-    panel.set_ylim(len(labels) - 0.45, -0.55)
+@dataclass(frozen=True)
+class DrawnRow:
+    """An interval, and the scores of its seeds as dots; None if there is no interval."""
+
+    label: str
+    interval: Interval | None
+    seed_scores: Sequence[float] = ()
+
+
+def draw_rows(panel: Axes, rows: Sequence[DrawnRow], kind: str, colors: Mapping[str, tuple[str, str]]) -> None:
+    """Draw one interval per row, from top to bottom in the order of the table."""
+    for height, row in enumerate(rows):
+        if row.interval is not None:
+            _draw_row(panel, height, row, row.interval, metric(kind).factor, colors[row.label][0])
+    panel.set_yticks(range(len(rows)), [style.wrap_label(row.label) for row in rows])
+    panel.set_ylim(len(rows) - 0.45, -0.55)
     panel.grid(False, axis="y")
     panel.tick_params(axis="y", length=0)
+
+
+def _draw_row(panel: Axes, height: int, row: DrawnRow, interval: Interval, factor: float, color: str) -> None:
+    """Draw an interval; `factor` converts scores to the unit of the axis, percent for accuracies."""
+    if len(row.seed_scores) > 1:
+        dots = [factor * score for score in row.seed_scores]
+        # Below the intervals, so that seeds near the mean are visible.
+        panel.plot(dots, [height + 0.24] * len(dots), "o", color=color, markersize=3.2, alpha=0.6, markeredgewidth=0)
+    mean, half = factor * interval.mean, factor * interval.half_width
+    if math.isnan(mean):
+        place = ("axes fraction", "data")
+        panel.annotate("not finite", (0.02, height), xycoords=place, va="center", color=style.GUIDE_COLOR)
+        return
+    if row.label == PLAIN:
+        panel.axvline(mean, **style.GUIDE_LINE)
+    error = None if math.isnan(half) else [[half], [half]]
+    panel.errorbar([mean], [height], xerr=error, fmt="o", color=color, markersize=4.5, capsize=2.5, elinewidth=1.3)

@@ -9,12 +9,12 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from gradhomog.errors import GradhomogError
-from gradhomog.experiments.analysis import metrics
 from gradhomog.experiments.results.atomic_files import atomic_write
-from gradhomog.experiments.results.runs import PLAIN
+from gradhomog.experiments.runs import PLAIN
+from gradhomog.experiments.score_metrics import metric
 from gradhomog.terminal import escape_controls
 
 if TYPE_CHECKING:
@@ -63,22 +63,44 @@ def make_panels(
     return figure, [list(row) for row in axes]
 
 
-def make_panel_list(
-    count: int, max_columns: int, row_height: float, column_width: float, **options: object
-) -> tuple[Figure, list[Axes], list[Axes], list[Axes]]:
-    """A figure with panels in rows of at most `max_columns`; call it within `figure_style`.
+Key = TypeVar("Key")
 
-    Returns:
-        The figure; all panels; the lowest of each column, for labels of the horizontal axis; and the first of each row,
-        for labels of the vertical axis.
+
+def panel_figure(
+    titles: Mapping[Key, str],
+    draw: Callable[[Axes, Key], None],
+    x_axis: Callable[[Axes], None],
+    y_label: str,
+    row_height: float,
+    column_width: float,
+    legend: bool = False,
+    **options: object,
+) -> Figure:
+    """A figure with one panel per title, in rows of at most three.
+
+    Args:
+        draw: draws the content of a panel.
+        x_axis: formats the horizontal axis; called for the lowest panel of each column, or for all if they share none.
+        y_label: label of the first panel of each row.
+        options: `sharex` and `sharey` of matplotlib.
     """
-    columns = min(max_columns, count)
+    count, columns = len(titles), min(3, len(titles))
     rows = -(-count // columns)
-    figure, axes = make_panels(rows, columns, 0.4 + row_height * rows, 2.5 + column_width * columns, **options)
-    panels = [panel for row in axes for panel in row]
-    for panel in panels[count:]:
-        panel.set_visible(False)
-    return figure, panels[:count], panels[max(0, count - columns) : count], panels[:count:columns]
+    with figure_style():
+        figure, axes = make_panels(rows, columns, 0.4 + row_height * rows, 2.5 + column_width * columns, **options)
+        panels = [panel for row in axes for panel in row]
+        for panel in panels[count:]:
+            panel.set_visible(False)
+        for panel, (key, title) in zip(panels, titles.items(), strict=False):
+            draw(panel, key)
+            panel.set_title(wrap_label(title, 30) if title else "")
+        for panel in panels[max(0, count - columns) if options.get("sharex") else 0 : count]:
+            x_axis(panel)
+        for panel in panels[:count:columns]:
+            panel.set_ylabel(y_label)
+        if legend:
+            add_legend(figure, panels[:count])
+    return figure
 
 
 def colors(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -103,7 +125,7 @@ def wrap_label(label: str, width: int = 26) -> str:
 
 def score_axis_label(summary: Summary, split: Literal["test", "validation"]) -> str:
     """The label of an axis of scores, with its unit."""
-    return f"{summary.score_name(split)}{' (%)' if metrics.metric(summary.metric).percent else ''}"
+    return f"{summary.score_name(split)}{' (%)' if metric(summary.metric).percent else ''}"
 
 
 def add_legend(figure: Figure, axes: Sequence[Axes]) -> None:

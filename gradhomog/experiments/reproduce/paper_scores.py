@@ -2,12 +2,11 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.statistics import (
     Interval,
     Runs,
@@ -16,21 +15,22 @@ from gradhomog.experiments.analysis.statistics import (
     paired_test,
     seeds_needed,
 )
-from gradhomog.experiments.analysis.summary import summarize
+from gradhomog.experiments.analysis.summary import MethodRow, runs_by_method, summarize
 from gradhomog.experiments.execution.methods import make_methods
-from gradhomog.experiments.reproduce.comparisons import Part
+from gradhomog.experiments.reproduce.comparisons import PlannedComparison
 from gradhomog.experiments.reproduce.paper_schema import Paper
 from gradhomog.experiments.results.comparison_dir import PLAN
 from gradhomog.experiments.results.events import json_compatible, numbers
 from gradhomog.experiments.results.records import records as read_records
-from gradhomog.experiments.results.runs import PLAIN
+from gradhomog.experiments.runs import PLAIN
+from gradhomog.experiments.score_metrics import metric
 
 ONE_POINT = 0.01
 """The difference that `seeds_needed` of an average refers to."""
 
 
 @dataclass(frozen=True)
-class Result:
+class PaperScore:
     """One row in one column. Accuracies are fractions.
 
     Attributes:
@@ -104,7 +104,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Results:
+class PaperScores:
     """The results of an experiment, column by column, and the runs that are missing.
 
     Attributes:
@@ -115,7 +115,7 @@ class Results:
     """
 
     experiment: str
-    rows: tuple[Result, ...]
+    rows: tuple[PaperScore, ...]
     test_episodes: int | None
     missing: tuple[str, ...]
 
@@ -129,8 +129,10 @@ class Results:
         return compatible
 
 
-def collect(paper: Paper, key: str, parts: Sequence[Part], folder: Path, complete: Set[str] = frozenset()) -> Results:
-    """Read the results of all parts, finished or not.
+def collect(
+    paper: Paper, key: str, planned: Sequence[PlannedComparison], folder: Path, complete: Set[str] = frozenset()
+) -> PaperScores:
+    """Read the results of all comparisons, finished or not.
 
     Args:
         key: the experiment.
@@ -141,73 +143,102 @@ def collect(paper: Paper, key: str, parts: Sequence[Part], folder: Path, complet
         ConfigError: a file is damaged.
     """
     published = paper.published.get(key, {})
-    results: list[Result] = []
+    found: list[PaperScore] = []
     missing: list[str] = []
-    plain: dict[tuple[str, str], Runs] = {}  # of a part without a plain row, that of an earlier part of the column
+    plain: dict[tuple[str, str], Runs] = {}  # of a comparison without a plain row, that of an earlier one of the column
     episodes = None
-    for part in parts:
-        records = read_records(folder / part.name) if (folder / part.name / PLAN).exists() else []
-        ours = {row.label: row for row in summarize(records).rows} if records else {}
-        runs: dict[str, dict[int, Any]] = {}
-        for record in records:
-            if record["event"] == "result" and record["role"] == "compare":
-                runs.setdefault(record["label"], {})[record["seed"]] = record
-                episodes = len(record["scores"])
-        place = part.column, part.config.learners[0]
-        plain[place] = reference = runs.get(PLAIN) or plain.get(place, {})
-        for method, row in zip(make_methods(part.config), part.rows, strict=True):
-            label = method.label
-            if label not in ours:
-                missing.append(f"{part.column}, {row.title}")
+    for one in planned:
+        records = read_records(folder / one.name) if (folder / one.name / PLAN).exists() else []
+        runs = {label: by_seed for (_, label), by_seed in runs_by_method(records).items()}
+        summaries = {row.label: row for row in summarize(records).rows} if records else {}
+        place = one.column, one.config.learners[0]
+        plain[place] = runs.get(PLAIN) or plain.get(place, {})
+        for method, row in zip(make_methods(one.config), one.rows, strict=True):
+            if method.label not in runs:
+                missing.append(f"{one.column}, {row.title}")
                 continue
-            comparison = compare_runs(runs[label], {} if label == PLAIN else reference)
-            half_widths = [mean_interval(numbers(run["scores"])).half_width for run in runs[label].values()]
-            results.append(Result(
-                part.column, row.title, part.protocol, next(iter(runs[label].values()))["metric"], ours[label].score,
-                dict(zip(ours[label].seeds, ours[label].seed_scores, strict=True)), mean_interval(half_widths).mean,
-                comparison.difference if comparison else None, comparison.seeds_needed if comparison else None,
-                ours[label].step_seconds, ours[label].chosen, published.get(row.published or "", {}).get(part.column),
-                complete >= part.used,
-            ))  # fmt: skip
-    blocks = paper.experiments[key].averages
-    averages = _averages({**blocks, "": []}, published, results, parts) if blocks else []
-    return Results(key, (*results, *averages), episodes, tuple(missing))
+            printed = published.get(row.published or "", {}).get(one.column)
+            reference = {} if method.label == PLAIN else plain[place]
+            score = _score(one, row.title, summaries[method.label], runs[method.label], reference)
+            found.append(replace(score, published=printed, is_comparable=complete >= one.used))
+            episodes = len(next(iter(runs[method.label].values()))["scores"])
+    if blocks := paper.experiments[key].averages:
+        found += _averages({**blocks, "": []}, published, found, planned)
+    return PaperScores(key, tuple(found), episodes, tuple(missing))
+
+
+def _score(planned: PlannedComparison, title: str, summary: MethodRow, runs: Runs, reference: Runs) -> PaperScore:
+    """The score of a row from its runs, paired with those of the plain row."""
+    comparison = compare_runs(runs, reference)
+    half_widths = [mean_interval(numbers(run["scores"])).half_width for run in runs.values()]
+    return PaperScore(
+        planned.column, title, planned.protocol, next(iter(runs.values()))["metric"], summary.score,
+        dict(zip(summary.seeds, summary.seed_scores, strict=True)), mean_interval(half_widths).mean,
+        comparison.difference if comparison else None, comparison.seeds_needed if comparison else None,
+        summary.step_seconds,
+        summary.chosen,
+    )  # fmt: skip
 
 
 def _averages(
-    blocks: Mapping[str, Sequence[str]], published: Mapping[str, Any], results: Sequence[Result], parts: Sequence[Part]
-) -> list[Result]:
+    blocks: Mapping[str, Sequence[str]],
+    published: Mapping[str, Any],
+    scores: Sequence[PaperScore],
+    planned: Sequence[PlannedComparison],
+) -> list[PaperScore]:
     """Averages over the columns of each block, and over all; only of rows that are in all of them."""
-    rows = {row.title: row.published or "" for part in parts for row in part.rows}
-    plain = {row.title: first.title for part in parts for first in part.rows for row in part.rows
-             if first.homogenizers == "none" and row != first}  # fmt: skip
+    rows = {row.title: row.published or "" for one in planned for row in one.rows}
+    plain = _plain_rows(planned)
+    comparable = all(score.is_comparable for score in scores)  # of all benchmarks, or of none
     found = []
-    for name, block in blocks.items():
-        for shots in dict.fromkeys(result.column.split()[1] for result in results):
-            of_shots = dict.fromkeys(result.column for result in results if result.column.split()[1] == shots)
-            columns = [column for column in of_shots if not name or column.split()[0] in block]
-            if len(columns) < max(2, len(block)):
-                continue
-            title = f"average {name} {shots}" if name else f"average of {len(columns)}, {shots}"
-            cells = {row: [each for each in results if each.row == row and each.column in columns] for row in rows}
-            for row in rows:
-                scores = _mean_scores(cells[row], len(columns))
-                if not scores:
-                    continue
-                reference = _mean_scores(cells.get(plain.get(row, ""), []), len(columns))
-                common = [seed for seed in scores if seed in reference]
-                test = paired_test([scores[s] for s in common], [reference[s] for s in common]) if common else None
-                found.append(Result(
-                    title, row, cells[row][0].protocol, cells[row][0].metric, mean_interval(list(scores.values())),
-                    scores, to_plain=test.difference if test else None,
-                    seeds_needed=seeds_needed(ONE_POINT, test.deviation) if test and test.deviation > 0 else None,
-                    published=published.get(rows[row], {}).get(title),
-                    is_comparable=all(result.is_comparable for result in results),  # of all benchmarks, or of none
-                ))  # fmt: skip
+    for title, columns in _averaged_columns(blocks, dict.fromkeys(score.column for score in scores)).items():
+        cells = {row: [each for each in scores if each.row == row and each.column in columns] for row in rows}
+        means = {row: _mean_scores(cells[row], len(columns)) for row in rows}
+        found += [
+            replace(
+                _average(title, cells[row][0], means[row], means.get(plain.get(row, ""), {})),
+                published=published.get(rows[row], {}).get(title), is_comparable=comparable,
+            )
+            for row in rows if means[row]
+        ]  # fmt: skip
     return found
 
 
-def _mean_scores(cells: Sequence[Result], columns: int) -> dict[int, float]:
+def _plain_rows(planned: Sequence[PlannedComparison]) -> dict[str, str]:
+    """The title of the row without homogenizers, by that of each other row of its comparison."""
+    found: dict[str, str] = {}
+    for one in planned:
+        for plain in [row for row in one.rows if row.homogenizers == "none"]:
+            found |= {row.title: plain.title for row in one.rows if row != plain}
+    return found
+
+
+def _averaged_columns(blocks: Mapping[str, Sequence[str]], columns: Iterable[str]) -> dict[str, list[str]]:
+    """The columns of each average by its title, for each number of shots; those of a block must all be present."""
+    by_shots: dict[str, list[str]] = {}
+    for column in columns:
+        by_shots.setdefault(column.split()[1], []).append(column)
+    found = {}
+    for name, block in blocks.items():
+        for shots, of_shots in by_shots.items():
+            chosen = [column for column in of_shots if not name or column.split()[0] in block]
+            if len(chosen) >= max(2, len(block)):
+                found[f"average {name} {shots}" if name else f"average of {len(chosen)}, {shots}"] = chosen
+    return found
+
+
+def _average(title: str, first: PaperScore, scores: Mapping[int, float], plain: Mapping[int, float]) -> PaperScore:
+    """The average of a row with these means by seed, paired with those of the plain row."""
+    common = [seed for seed in scores if seed in plain]
+    test = paired_test([scores[seed] for seed in common], [plain[seed] for seed in common]) if common else None
+    return PaperScore(
+        title, first.row, first.protocol, first.metric, mean_interval(list(scores.values())), scores,
+        to_plain=test.difference if test else None,
+        seeds_needed=seeds_needed(ONE_POINT, test.deviation) if test and test.deviation > 0 else None,
+    )  # fmt: skip
+
+
+def _mean_scores(cells: Sequence[PaperScore], columns: int) -> dict[int, float]:
     """The mean over columns by seed, for the seeds that all of them have; empty if a column is missing."""
     if len(cells) < columns:
         return {}

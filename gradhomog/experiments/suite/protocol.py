@@ -17,10 +17,10 @@ import torch
 
 from gradhomog.diagnosis.recommend import EQUAL_NORMS
 from gradhomog.errors import GradhomogError
-from gradhomog.experiments.analysis.metrics import metric
-from gradhomog.experiments.execution.environment import machine, threads
+from gradhomog.experiments.environment import machine, threads
 from gradhomog.experiments.profiling.harness import peak_bytes
-from gradhomog.experiments.results.runs import PLAIN, SINGLE, Run
+from gradhomog.experiments.runs import PLAIN, SINGLE, Run
+from gradhomog.experiments.score_metrics import metric
 from gradhomog.experiments.suite.problems import CHECKPOINTS, GIVEN, STATIC, SuiteProblem
 from gradhomog.experiments.training.trainer import Trainable, make_optimizer, make_trainable
 from gradhomog.learners.results import Evaluation

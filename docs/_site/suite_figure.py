@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gradhomog.experiments.report.figures.style import GUIDE_LINE, colors, figure_style, make_panels, svg_text
-from gradhomog.experiments.results.runs import PLAIN
+from gradhomog.experiments.runs import PLAIN
 from gradhomog.experiments.suite.problems import CHECKPOINTS, FACTORS
 from gradhomog.experiments.suite.scores import Scores
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from annotated_types import MinLen
 
-from gradhomog.experiments.analysis.metrics import metric
+from gradhomog.experiments.score_metrics import metric
 
 PLAIN = "plain"
 """The label of the plain learner (without homogenizers), the baseline of the table."""

@@ -10,7 +10,7 @@ from filelock import FileLock
 
 from gradhomog.errors import DataError
 from gradhomog.experiments.suite.problems import find_problem
-from gradhomog.experiments.suite.training import SuiteRun
+from gradhomog.experiments.suite.protocol import SuiteRun
 
 FILE = "results.jsonl"
 """The file of a folder; packed by gzip, it is the file in the package."""
