@@ -19,9 +19,9 @@ from gradhomog.autograd.derivatives import (
 )
 from gradhomog.autograd.loss_graph import LossGraph
 from gradhomog.autograd.loss_step import LossStep, StepOptions, begin_step
-from gradhomog.autograd.metric import OptimizerMetric
+from gradhomog.autograd.optimizer_metric import OptimizerMetric
 from gradhomog.autograd.row_source import LeafGradients, RowSource
-from gradhomog.autograd.rows_over_ranks import BatchRows, FullyShardedRows, LocalRows, TaskRows
+from gradhomog.autograd.rows_over_ranks import BatchSource, FullyShardedSource, LocalSource, TasksSource
 from gradhomog.errors import NonfiniteError, OptionError
 from gradhomog.ranks.communicator import GroupCommunicator, Ranks, communicate
 from gradhomog.step.nonfinite import Nonfinite, drop_nonfinite, require_finite_inputs
@@ -370,8 +370,8 @@ def _source_over_ranks(step: LossStep) -> type[RowSource]:
             f"`examples` must be a number or one number for each of the {tasks} tasks; got {len(ranks.examples)}."
         )
     if step.graph.sharded:
-        return FullyShardedRows
-    return LocalRows if ranks.local else BatchRows if ranks.over == "batch" else TaskRows
+        return FullyShardedSource
+    return LocalSource if ranks.local else BatchSource if ranks.over == "batch" else TasksSource
 
 
 def homogenize_groups(options: StepOptions, step: Step, nonfinite: Nonfinite) -> tuple[StepReport, Callable[[], None]]:
@@ -393,7 +393,7 @@ def homogenize_groups(options: StepOptions, step: Step, nonfinite: Nonfinite) ->
         require_finite_inputs(step, ())
     steps = {
         name: compute(
-            pipe.part(name), replace(step, _jacobian=step.jacobian.select_parameters(members)), nonfinite="raise"
+            pipe.group(name), replace(step, _jacobian=step.jacobian.select_parameters(members)), nonfinite="raise"
         )
         for name, members in inputs.group_names(step.jacobian.names, options.per).items()
     }

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradhomog.autograd.loss_graph import LossGraph
-from gradhomog.autograd.metric import OptimizerMetric
+from gradhomog.autograd.optimizer_metric import OptimizerMetric
 from gradhomog.errors import OptionError
 from gradhomog.ranks.dtensors import check_not_gathered, local_part
 

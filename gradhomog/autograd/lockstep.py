@@ -26,7 +26,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gradhomog.autograd.derivatives import Gradients, backward_pass, copy_shared_gradients, plain_gradient
 from gradhomog.autograd.loss_graph import AccumulateGrad, Reachability
-from gradhomog.autograd.metric import OptimizerMetric
+from gradhomog.autograd.optimizer_metric import OptimizerMetric
 from gradhomog.errors import OptionError
 from gradhomog.rows import Jacobian, PerTaskRows
 

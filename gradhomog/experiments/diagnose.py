@@ -10,7 +10,7 @@ import torch
 
 from gradhomog.diagnosis.diagnosis import Diagnosis
 from gradhomog.diagnosis.estimates import MIN_BATCHES
-from gradhomog.diagnosis.learner_rows import FIRST_BATCH
+from gradhomog.learners.learner_rows import FIRST_BATCH
 from gradhomog.diagnosis.result import DiagnosisResult
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.execution.environment import threads

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from gradhomog.autograd.metric import OptimizerMetric
-from gradhomog.diagnosis import learner_rows
-from gradhomog.diagnosis.learner_rows import encoder_pattern, stage_rows
+from gradhomog.autograd.optimizer_metric import OptimizerMetric
+from gradhomog.learners import learner_rows
+from gradhomog.learners.learner_rows import encoder_pattern, stage_rows
 from gradhomog.diagnosis.result import DiagnosisResult
 from gradhomog.errors import ConfigError, MomentumWarning, OptionError
 from gradhomog.learners.results import Evaluation, TaskRow, TaskRows

@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import Tensor
 
-from gradhomog.autograd.metric import OptimizerMetric
+from gradhomog.autograd.optimizer_metric import OptimizerMetric
 from gradhomog.errors import OptionError
 from gradhomog.learners.results import TaskRows
 from gradhomog.learners.tasks import TaskBatch

@@ -35,7 +35,7 @@ from gradhomog.uncompiled import uncompiled
 
 PART_NUMBERS: Mapping[Part, int] = {"support": 1, "query": 2}
 
-PART = "part "
+GROUP = "group "
 """Prefix of the name of a group of parameters in a saved state."""
 
 Measurements = dict[str, Mapping[str, float | Sequence[float]]]
@@ -127,7 +127,7 @@ class Pipeline:
             homogenizer that chooses tasks, such as `tracked`).
         text: the text that the user wrote, if it differs from the names of the members.
         debug: see `pipeline`.
-        group: the name of a group of parameters, see `part`; its random numbers differ from those of other groups.
+        group: the name of a group of parameters, see `Pipeline.group`; its random numbers differ from those of other groups.
 
     Attributes:
         requirements: what the members require of a step, and the members that act at each stage.
@@ -145,7 +145,7 @@ class Pipeline:
         self.nonfinite: Nonfinite = nonfinite
         self.steps, self.resumed_at, self._text = 0, 0, text
         self.named: bool | None = None
-        self.parts: dict[str, Pipeline] = {}
+        self.groups: dict[str, Pipeline] = {}
         self.is_attached = False
         self.requirements = Requirements(self.members)
         if nonfinite not in ("raise", "drop"):
@@ -222,7 +222,7 @@ class Pipeline:
         >>> pipeline("tracked").choose(["equation", "boundary"])
         ('equation',)
         """
-        first = next(iter(self.parts.values()), self)  # groups of parameters receive rows of the same tasks
+        first = next(iter(self.groups.values()), self)  # groups of parameters receive rows of the same tasks
         keys, labels = _keys_of(tasks)
         first._check_named(keys)
         for member in first.requirements.choosing:
@@ -415,7 +415,7 @@ class Pipeline:
             )
         return named
 
-    def part(self, name: str) -> Pipeline:
+    def group(self, name: str) -> Pipeline:
         """Return the pipeline of one group of parameters, for groups that are homogenized separately.
 
         It has a separate state, starts as a copy of this pipeline, and is saved and loaded with it.
@@ -423,17 +423,17 @@ class Pipeline:
         Raises:
             OptionError: a homogenizer acts before the rows exist, therefore on all parameters together.
         """
-        if name not in self.parts:
+        if name not in self.groups:
             self.requirements.require_rows_only()
             copies = [replace(member, homogenizer=copy.deepcopy(member.homogenizer)) for member in self.members]
-            self.parts[name] = Pipeline(copies, self.nonfinite, self._text, debug=self.debug, group=name)
-        return self.parts[name]
+            self.groups[name] = Pipeline(copies, self.nonfinite, self._text, debug=self.debug, group=name)
+        return self.groups[name]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of steps and the state of every homogenizer and group, for `torch.save`."""
-        parts = {f"{PART}{name}": part.state_dict() for name, part in self.parts.items()}
+        groups = {f"{GROUP}{name}": group.state_dict() for name, group in self.groups.items()}
         states = {name: member.call("state_dict") for name, member in self._saved_members().items()}
-        return {"steps": self.steps, "named": self.named, **states, **parts}
+        return {"steps": self.steps, "named": self.named, **states, **groups}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the state by a saved state; the pipeline must have the same homogenizers in the same order.
@@ -443,21 +443,21 @@ class Pipeline:
         """
         members = self._saved_members()
         names = ["steps", "named", *members]
-        parts = [name for name in state if name.startswith(PART)]
+        groups = [name for name in state if name.startswith(GROUP)]
         typed = type(state.get("steps")) is int and isinstance(state.get("named"), bool | None)
-        if set(state) != {*names, *parts} or not typed:
+        if set(state) != {*names, *groups} or not typed:
             raise ConfigError(
                 f"the saved state must be of the same pipeline, with the keys {names}; got {list(state)}."
             )
-        before, parts_before = {name: member.call("state_dict") for name, member in members.items()}, self.parts
+        before, groups_before = {name: member.call("state_dict") for name, member in members.items()}, self.groups
         try:
-            self.parts = {}
+            self.groups = {}
             for name, member in members.items():
                 member.call("load_state_dict", state[name])
-            for name in parts:
-                self.part(name.removeprefix(PART)).load_state_dict(state[name])
+            for name in groups:
+                self.group(name.removeprefix(GROUP)).load_state_dict(state[name])
         except Exception:
-            self.parts = parts_before
+            self.groups = groups_before
             for name, member in members.items():
                 member.call("load_state_dict", before[name])  # all or nothing
             raise

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gradhomog
-from gradhomog.diagnosis.learner_rows import FIRST_BATCH
+from gradhomog.learners.learner_rows import FIRST_BATCH
 from gradhomog.errors import DataError, OptionError
 from gradhomog.experiments.results.runs import Run
 from gradhomog.experiments.run_file.schema import load

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradhomog.diagnosis.learner_rows import FIRST_BATCH, independent_numbers, plain_rows
+from gradhomog.learners.learner_rows import FIRST_BATCH, independent_numbers, plain_rows
 from gradhomog.errors import ConfigError
 from gradhomog.experiments import content
 from gradhomog.experiments.episodes.sampler import EpisodeStream

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import gradhomog
 from gradhomog.diagnosis.diagnosis import loss_rows
-from gradhomog.diagnosis.learner_rows import FIRST_BATCH
+from gradhomog.learners.learner_rows import FIRST_BATCH
 from gradhomog.experiments import content
 from gradhomog.experiments.episodes.sampler import generator
 from gradhomog.experiments.execution.environment import device
