@@ -1,6 +1,6 @@
 """`backward` and `loss`: homogenized gradients of several losses, added to `.grad` or returned through autograd."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from gradhomog.autograd.row_source import LeafGradients, RowSource
 from gradhomog.autograd.rows_over_ranks import BatchSource, FullyShardedSource, LocalSource, TasksSource
 from gradhomog.errors import NonfiniteError, OptionError
 from gradhomog.ranks.communicator import GroupCommunicator, Ranks, communicate
+from gradhomog.rows import Direction
 from gradhomog.step.nonfinite import Nonfinite, drop_nonfinite, require_finite_inputs
 from gradhomog.step.pipelines import Pipeline
 from gradhomog.step.reports import StepReport
@@ -328,12 +329,8 @@ def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
         # A homogenizer that chooses tasks returns the mean of the kept rows of all of them.
         rows = len(step.given.losses) if options.pipe.requirements.choosing else len(result.keys)
     factor = derivatives.factor * rows
-    gradients = [
-        (graph.shared[name], gradient if factor == 1 else factor * gradient)
-        for name, gradient in direction.items()
-        # A homogenizer that replaces rows may have kept some from earlier steps.
-        if name not in unused or (result.weights is None and bool(gradient.any()))
-    ]
+    gradients = used_gradients(direction, result, unused, graph.shared)
+    gradients = [(leaf, gradient if factor == 1 else factor * gradient) for leaf, gradient in gradients]
     if direction is not result.direction or source.exchanged != "nothing":
         result = replace(result, direction=direction, exchanged=source.exchanged)
     factors = {key.slot: 1.0 for key in result.keys}
@@ -341,6 +338,18 @@ def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
         assert result.weights is not None  # by `StepOptions`
         factors = dict(zip(factors, (result.weights * rows / len(factors)).tolist(), strict=True))
     return ComputedStep(result, [*gradients, *source.head_gradients(factors)], commit)
+
+
+def used_gradients(
+    direction: Direction, report: StepReport, unused: Collection[str], parameters: Mapping[str, Tensor]
+) -> LeafGradients:
+    """Return the parameters with their parts of the direction, without those that no loss depends on."""
+    return [
+        (parameters[name], gradient)
+        for name, gradient in direction.items()
+        # A homogenizer that replaces rows may have kept some from earlier steps.
+        if name not in unused or (report.weights is None and bool(gradient.any()))
+    ]
 
 
 def _source_over_ranks(step: LossStep) -> type[RowSource]:

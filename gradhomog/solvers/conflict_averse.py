@@ -130,6 +130,12 @@ def _at(columns: Any, level: Any) -> Any:
     return level * columns[:, :1] + columns[:, 1:]
 
 
+def _bisect(program: _Ball, level: float, solution: Array, low: float, high: float) -> tuple[float, float]:
+    """Return the bounds of τ after a solution for one τ: a y within the ball raises the lower one."""
+    square = ((level * program.right[:, :1] + program.right[:, 1:]) * solution).sum()
+    return level if square <= program.radius else low, level if square >= program.radius else high
+
+
 def _search(program: _Ball, mean: Array) -> tuple[Array, Flags, float, bool]:
     """Return y and the rows with y > 0 `[tasks, 1]`, τ, and a flag for convergence."""
     target, minus = program.right[:, :1], program.right[:, 1:]
@@ -150,9 +156,7 @@ def _search(program: _Ball, mean: Array) -> tuple[Array, Flags, float, bool]:
         if solved:
             break
         if right:
-            square = ((level * target + minus) * solution).sum()
-            low = level if square <= program.radius else low
-            high = level if square >= program.radius else high
+            low, high = _bisect(program, level, solution, low, high)
         free = right or step < pivoting.BLOCK_EXCHANGES
         fixed_steps = 0 if free else fixed_steps + 1
         support = support ^ wrong

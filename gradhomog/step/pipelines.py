@@ -127,7 +127,7 @@ class Pipeline:
             homogenizer that chooses tasks, such as `tracked`).
         text: the text that the user wrote, if it differs from the names of the members.
         debug: see `pipeline`.
-        group: the name of a group of parameters, see `Pipeline.group`; its random numbers differ from those of other groups.
+        group: the name of a group of parameters, see `group` below; its random numbers differ from those of others.
 
     Attributes:
         requirements: what the members require of a step, and the members that act at each stage.
@@ -320,17 +320,7 @@ class Pipeline:
             requirements.raise_unsupported(step.tasks, create_graph)
         named = self._check_named(step.keys) if requirements.updating else None
         with torch.set_grad_enabled(create_graph):
-            losses, jacobian = step._losses, step._jacobian
-            has_graph = jacobian.requires_grad or step._features or (losses is not None and losses.requires_grad)
-            if has_graph and not create_graph:
-                step = step.detach()
-            if step._losses is not None and not step._losses.is_cpu and "losses" in requirements.statistics:
-                # Otherwise they stay on their device, because the CPU would wait for it.
-                step = replace(step, _losses=step._losses.cpu())
-            if inspect or "gramian" in requirements.in_every_step:
-                _ = step._jacobian.total_gramian  # norms are then its diagonal
-            elif "norms" in requirements.in_every_step:
-                _ = step._jacobian.total_squared_norms  # before `mean`, which frees the graph of a lazy Jacobian
+            step = self._prepare(step, create_graph, inspect)
             if (nonfinite or self.nonfinite) == "drop":
                 step = drop_nonfinite(step, requirements.transforming)
             rows, outcomes = self._run(step)
@@ -344,6 +334,21 @@ class Pipeline:
                 warnings.warn(f"the solver of {outcome.member} did not converge", ConvergenceWarning, 4)
         return PendingStep(self, step, direction, rows, outcomes, measured, states, named, inspect)
 
+    def _prepare(self, step: Step, create_graph: bool, inspect: bool) -> Step:
+        """Return the step without its graph, unless it is required, and compute the statistics of every step."""
+        losses, jacobian, requirements = step._losses, step._jacobian, self.requirements
+        has_graph = jacobian.requires_grad or step._features or (losses is not None and losses.requires_grad)
+        if has_graph and not create_graph:
+            step = step.detach()
+        if step._losses is not None and not step._losses.is_cpu and "losses" in requirements.statistics:
+            # Otherwise they stay on their device, because the CPU would wait for it.
+            step = replace(step, _losses=step._losses.cpu())
+        if inspect or "gramian" in requirements.in_every_step:
+            _ = step._jacobian.total_gramian  # norms are then its diagonal
+        elif "norms" in requirements.in_every_step:
+            _ = step._jacobian.total_squared_norms  # before `mean`, which frees the graph of a lazy Jacobian
+        return step
+
     def _run(self, step: Step) -> tuple[Jacobian, list[StageOutcome]]:
         """Return the rows after all `mix` and `rows` stages, and a record of each of these stages."""
         rows, outcomes, transforming = step._jacobian, list[StageOutcome](), self.requirements.transforming
@@ -356,7 +361,7 @@ class Pipeline:
                 result = call_and_compare(member, member.stage or "", view) if self.debug else member.act(view)
             except GradhomogError as error:
                 require_finite_inputs(step, transforming, error)
-                raise (find_overflow(member, rows) or error) from error.__cause__
+                raise find_overflow(member, rows, error) from error.__cause__
             rows = rows.mix(result.value) if member.stage == "mix" else result.value
             outcomes.append(StageOutcome(member, view, result, rows))
             if member.homogenizer.weights_losses and member.stage == "mix" and result.value.dim() > 1:
@@ -392,7 +397,7 @@ class Pipeline:
                 if member in self.requirements.updating:
                     state = call_and_compare(member, "update", view) if self.debug else member.update(view)
                     if not numbers_finite(state):
-                        raise find_overflow(member, step._jacobian) or member.not_finite("update")
+                        raise find_overflow(member, step._jacobian, member.not_finite("update"))
                     states.append((member, state))
         return measured, states
 
