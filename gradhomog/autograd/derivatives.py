@@ -351,15 +351,15 @@ class DirectDerivatives(Derivatives):
         if weights.requires_grad:  # keep the graph of the weights
             shares = [weight.to(loss) for weight, loss in zip(weights, graph.tasks.losses, strict=True)]
         output_grads = [self.output_grad(task, shares[task]) for task in active]
-        leaves = [leaf for task in active if together[task] for leaf in graph.unshared_leaves[task]]
+        heads = [task for task in active if together[task]]
+        leaves = [leaf for task in heads for leaf in graph.unshared_leaves[task]]
         found = self.gradients(losses, [*shared, *leaves], output_grads, True)
         copy_shared_gradients(found)
         rest = iter(found[len(shared) :])
-        for task in active:
-            if together[task]:
-                weighted = [next(rest) for _ in graph.unshared_leaves[task]]
-                plain = factors[task] == 1 and not self.create_graph
-                self.unshared_gradients[task] = weighted if plain else _divide(weighted, shares[task])
+        for task in heads:
+            weighted = [next(rest) for _ in graph.unshared_leaves[task]]
+            plain = factors[task] == 1 and not self.create_graph
+            self.unshared_gradients[task] = weighted if plain else _divide(weighted, shares[task])
         return found[: len(shared)]
 
     def _differentiate_small_heads(self, factors: Sequence[float]) -> list[bool]:
