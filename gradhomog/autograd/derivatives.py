@@ -339,17 +339,14 @@ class DirectDerivatives(Derivatives):
     def differentiate_sum(self, weights: Tensor) -> Gradients | None:
         graph, shared = self.graph, list(self.graph.shared.values())
         factors: list[float] = weights.tolist()
-        together = [False] * len(factors)
-        if not self.unshared_gradients:
-            if not self.one_pass():
-                return None
-            together = self._differentiate_small_heads(factors)
+        if not self.unshared_gradients and not self.one_pass():
+            return None
+        together = self._differentiate_small_heads(factors)
         active = [task for task, factor in enumerate(factors) if factor or weights.requires_grad]
         if not active:
             return [torch.zeros_like(parameter, requires_grad=False) for parameter in shared]
-        losses, shares = [graph.tasks.losses[task] for task in active], list[Any](factors)
-        if weights.requires_grad:  # keep the graph of the weights
-            shares = [weight.to(loss) for weight, loss in zip(weights, graph.tasks.losses, strict=True)]
+        shares = self._shares(weights)
+        losses = [graph.tasks.losses[task] for task in active]
         output_grads = [self.output_grad(task, shares[task]) for task in active]
         heads = [task for task in active if together[task]]
         leaves = [leaf for task in heads for leaf in graph.unshared_leaves[task]]
@@ -357,17 +354,24 @@ class DirectDerivatives(Derivatives):
         copy_shared_gradients(found)
         rest = iter(found[len(shared) :])
         for task in heads:
-            weighted = [next(rest) for _ in graph.unshared_leaves[task]]
-            plain = factors[task] == 1 and not self.create_graph
-            self.unshared_gradients[task] = weighted if plain else _divide(weighted, shares[task])
+            divisor = None if factors[task] == 1 and not self.create_graph else shares[task]
+            self.unshared_gradients[task] = [_divide(next(rest), divisor) for _ in graph.unshared_leaves[task]]
         return found[: len(shared)]
 
+    def _shares(self, weights: Tensor) -> list[Any]:
+        """Return the weights as numbers, or, if they have a graph, as tensors of the losses' dtype."""
+        if not weights.requires_grad:
+            return list(weights.tolist())
+        return [weight.to(loss) for weight, loss in zip(weights, self.graph.tasks.losses, strict=True)]
+
     def _differentiate_small_heads(self, factors: Sequence[float]) -> list[bool]:
-        """Differentiate heads by separate passes where necessary; return for each task if its head needs none.
+        """Differentiate heads by separate passes where necessary; return for each task if its head is left to do.
 
         The pass of a weighted sum returns a head's gradient multiplied by its task's weight, which is then divided out.
         If the weight is so small beside the others that digits would be lost, a separate pass differentiates the head.
         """
+        if self.unshared_gradients:
+            return [False] * len(factors)
         smallest = SMALLEST_SHARE * max(map(abs, factors))
         together = [abs(factor) > smallest for factor in factors]
         self.unshared_gradients = [
@@ -377,8 +381,8 @@ class DirectDerivatives(Derivatives):
         return together
 
 
-def _divide(gradients: Gradients, divisor: float | Tensor) -> Gradients:
-    return [None if gradient is None else gradient / divisor for gradient in gradients]
+def _divide(gradient: Tensor | None, divisor: float | Tensor | None) -> Tensor | None:
+    return gradient if gradient is None or divisor is None else gradient / divisor
 
 
 @dataclass

@@ -111,7 +111,8 @@ class _Facts:
     def expected_ratio(self) -> str:
         """The norm ratio of expected gradients with the largest lower end; empty if their norms do not differ."""
         found, some = self.found, self.pairs & ~self.aligned
-        ordered = [(self.lowest_ratio(i, j), i, j) for i, j in _listed(some | some.mT)]
+        lowest_ratios = self.lowest_ratios()
+        ordered = [(float(lowest_ratios[i, j]), i, j) for i, j in _listed(some | some.mT)]
         lowest, larger, smaller = max(ordered, default=(0.0, 0, 0))
         if lowest < DIFFERENT_NORMS:
             return ""
@@ -192,16 +193,14 @@ class _Facts:
     def some(self, mask: Tensor) -> Values:
         return {"count": int(mask.sum()), "total": int(self.pairs.sum()), "pairs": self.names(mask)}
 
-    def lowest_ratio(self, larger: int, smaller: int) -> float:
-        """The lower end of a norm ratio after correction; 0 if the larger norm is unresolved."""
+    def lowest_ratios(self) -> Tensor:
+        """The lower ends of norm ratios after correction; 0 if the larger norm is unresolved."""
         ratios, squares, factor = self.found.norm_ratios, self.found.expected.inner_products, self.factor
-        value, low = float(ratios.value[larger, smaller]), float(ratios.low[larger, smaller])
-        if not math.isnan(value):
-            return value * math.pow(low / value, factor)  # the interval is that of the logarithm
         # The upper end of an unresolved norm is that of its square.
-        numerator = float((squares.value - factor * squares.half_width)[larger, larger])
-        denominator = float((squares.value + factor * squares.half_width)[smaller, smaller])
-        return math.sqrt(numerator / denominator) if numerator > 0 and denominator > 0 else 0.0
+        low = (squares.value - factor * squares.half_width).diagonal().clamp_min(0)
+        unresolved = (low[:, None] / (squares.value + factor * squares.half_width).diagonal()).sqrt()
+        resolved = ratios.value * (ratios.low / ratios.value) ** factor  # the interval is that of the logarithm
+        return torch.where(ratios.value.isnan(), unresolved, resolved).nan_to_num(nan=0.0, posinf=0.0)
 
     def batches_needed(self, pair: Pair) -> float:
         """A lower bound of the number of batches after which a pair is resolved: widths decrease as 1/B at most.

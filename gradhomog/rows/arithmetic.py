@@ -48,26 +48,18 @@ def products(blocks: Sequence[Vectors], product: Product) -> list[Tensor]:
             outside.append(index)
         elif len(nonzero) < len(squares):
             with_zeros[index] = len(nonzero)
-    if with_zeros or outside:
-        _multiply_again(found, blocks, product, outside, with_zeros)
+    outside += _underflowing(blocks, with_zeros) if with_zeros else []
+    if outside:
+        again = [_sum([product(chunk.double()) for chunk in matrices(blocks[index])]) for index in outside]
+        for index, value in zip(outside, to_cpu(again), strict=True):
+            found[index] = value
     return found
 
 
-def _multiply_again(
-    found: list[Tensor], blocks: Sequence[Vectors], product: Product, outside: list[int],
-    with_zeros: Mapping[int, int],
-) -> None:  # fmt: skip
-    """Replace the products of some blocks by those in float64.
-
-    `outside`: the blocks whose squares are outside the range of float32. `with_zeros`: for blocks with squares of zero
-    the number of the others; entries below 3e-23 have the square zero.
-    """
-    if with_zeros:
-        counts = to_cpu([torch.stack([row.any() for row in blocks[index]]).sum() for index in with_zeros])
-        outside += [index for index, count in zip(with_zeros, counts, strict=True) if count > with_zeros[index]]
-    again = [_sum([product(chunk.double()) for chunk in matrices(blocks[index])]) for index in outside]
-    for index, value in zip(outside, to_cpu(again), strict=True):
-        found[index] = value
+def _underflowing(blocks: Sequence[Vectors], nonzero: Mapping[int, int]) -> list[int]:
+    """Return the blocks with other rows than those of nonzero squares: entries below 3e-23 have the square zero."""
+    counts = to_cpu([torch.stack([row.any() for row in blocks[index]]).sum() for index in nonzero])
+    return [index for index, count in zip(nonzero, counts, strict=True) if count > nonzero[index]]
 
 
 def gramian(block: Vectors) -> Tensor:

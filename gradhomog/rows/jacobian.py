@@ -261,36 +261,32 @@ def as_jacobian(rows: Tensor | Mapping[str, Tensor] | Jacobian) -> Jacobian:
         )
     device, counts = None, dict[str, int]()
     for name, value in rows.items():
-        if not isinstance(value, Tensor) or not value.is_floating_point() or value.dtype.itemsize < 2:
-            raise _wrong_type(name, value)
-        device = device or value.device
-        if value.layout != torch.strided or value.is_meta or value.device != device:
-            raise _wrong_place(name, value, device)
+        device = device or getattr(value, "device", None)
+        if (
+            not isinstance(value, Tensor) or not value.is_floating_point() or value.dtype.itemsize < 2
+            or value.layout != torch.strided or value.is_meta or value.device != device
+        ):  # fmt: skip
+            raise _invalid_block(name, value, device)
         counts[name] = value.shape[0] if value.dim() else 0
     if len(set(counts.values())) != 1 or 0 in counts.values():
         raise DataError(f"every tensor of `jacobian` must have the same tasks as first dimension; got sizes {counts}.")
     return Jacobian(DenseRows(rows))
 
 
-def _wrong_type(name: str, value: object) -> DataError:
+def _invalid_block(name: str, value: object, device: torch.device | None) -> DataError:
     where = f" for `{name}`" if name else ""
     if not isinstance(value, Tensor):
-        return DataError(
-            f"`jacobian` must contain tensors; got {type(value).__name__}{where}. Use zeros for a parameter that a "
-            "loss does not depend on."
-        )
-    return DataError(  # PyTorch does not compute with float8
-        f"`jacobian` must have a real floating-point dtype of 16 bits or more; got {value.dtype}{where}. "
-        "Convert the rows, for example by .to(torch.bfloat16)."
-    )
-
-
-def _wrong_place(name: str, value: Tensor, device: torch.device) -> DataError:
-    where = f" for `{name}`" if name else ""
-    if value.layout != torch.strided or value.is_meta:
-        found = "a tensor on the device meta" if value.is_meta else f"layout {value.layout}"
-        return DataError(f"`jacobian` must be dense and in memory; got {found}{where}. Use to_dense() or real data.")
-    return DataError(f"all tensors of `jacobian` must be on one device; got {device} and {value.device}{where}.")
+        found, advice = f"contain tensors; got {type(value).__name__}", "Use zeros for a parameter that a "
+        advice += "loss does not depend on."
+    elif not value.is_floating_point() or value.dtype.itemsize < 2:  # PyTorch does not compute with float8
+        found = f"have a real floating-point dtype of 16 bits or more; got {value.dtype}"
+        advice = "Convert the rows, for example by .to(torch.bfloat16)."
+    elif value.layout != torch.strided or value.is_meta:
+        kind = "a tensor on the device meta" if value.is_meta else f"layout {value.layout}"
+        found, advice = f"be dense and in memory; got {kind}", "Use to_dense() or real data."
+    else:
+        return DataError(f"all tensors of `jacobian` must be on one device; got {device} and {value.device}{where}.")
+    return DataError(f"`jacobian` must {found}{where}. {advice}")
 
 
 def jacobian_of_rows(rows: Sequence[Mapping[str, Tensor]]) -> Jacobian:
