@@ -122,8 +122,9 @@ class Accumulation:
             self._tasks, self._labels = tasks.tasks, tasks.names
         if tasks.names is None or self._labels is None:
             if tasks.tasks != self._tasks or tasks.names != self._labels:
+                found = f"losses of {', '.join(tasks.names)}" if tasks.names else f"{tasks.tasks} losses"
                 raise OptionError(
-                    f"every batch must have one loss per task, None for an absent task; got {_describe(tasks)}, but "
+                    f"every batch must have one loss per task, None for an absent task; got {found}, but "
                     f"{self._tasks} in the first batch."
                 )
             return list(tasks.slots)
@@ -202,10 +203,6 @@ def accumulated(
         several = Accumulation(options, shared, scaler, domains)
         yield several
         several.finish()
-
-
-def _describe(tasks: inputs.TaskLosses) -> str:
-    return f"losses of {', '.join(tasks.names)}" if tasks.names else f"{tasks.tasks} losses"
 
 
 def _concatenate_features(sums: Sequence[_Sums]) -> tuple[list[Tensor], list[Tensor]]:

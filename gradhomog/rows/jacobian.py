@@ -91,7 +91,8 @@ class Jacobian:
             elif mixing.dim() == 2:
                 yield name, DenseRows({name: block}).weighted_sum(mixing)[name]
             else:  # row by row: NaN in one row does not spread to others
-                yield name, _scale_rows(block, mixing)
+                scaled = mixing.to(block.dtype if block.dtype.itemsize >= 4 else torch.float32)
+                yield name, (scaled.view(-1, *[1] * (block.dim() - 1)) * block).to(block.dtype)
 
     def materialize(self) -> dict[str, Tensor]:
         """Return the rows as tensors `[tasks, *shape]` by name; do not modify them in place."""
@@ -297,9 +298,3 @@ def jacobian_of_rows(rows: Sequence[Mapping[str, Tensor]]) -> Jacobian:
             [ 3.,  1.]], dtype=torch.float64)
     """
     return Jacobian(PerTaskRows({name: [row[name] for row in rows] for name in rows[0]}, rows[0]))
-
-
-def _scale_rows(block: Tensor, weights: Tensor) -> Tensor:
-    """Return the rows of a block `[tasks, *shape]` times weights `[tasks]`, in its dtype."""
-    scaled = weights.to(block.dtype if block.dtype.itemsize >= 4 else torch.float32)
-    return (scaled.view(-1, *[1] * (block.dim() - 1)) * block).to(block.dtype)

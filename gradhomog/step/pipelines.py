@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +32,6 @@ from gradhomog.step.reports import StageReport, StepReport
 from gradhomog.step.requirements import Requirements
 from gradhomog.step.step import Rows, Step, TaskKey, features_at_stages, make_step, seeded_generator, task_keys
 from gradhomog.uncompiled import uncompiled
-
-PART_NUMBERS: Mapping[Part, int] = {"support": 1, "query": 2}
 
 GROUP = "group "
 """Prefix of the name of a group of parameters in a saved state."""
@@ -199,7 +197,8 @@ class Pipeline:
         """Call `begin` of the homogenizers, before the encoder runs on the support or query inputs of a task."""
         for member in self.requirements.beginning:
             seed = member.homogenizer.seed + self._seed_offsets[member]
-            member.call("begin", key, part, seeded_generator(seed, self.steps, key.slot, PART_NUMBERS[part]))
+            number = 1 + get_args(Part).index(part)
+            member.call("begin", key, part, seeded_generator(seed, self.steps, key.slot, number))
 
     def transform(self, features: Tensor, keys: Sequence[TaskKey]) -> list[Tensor]:
         """Apply the `transform` stages to query features `[tasks, queries, features]`.

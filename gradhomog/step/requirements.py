@@ -45,8 +45,7 @@ class Requirements:
         self.max_tasks = min([member.max_tasks for member in members], default=math.inf)
         self.differentiable = all(member.claims("differentiable") for member in members)
         self.readers = {statistic: _selectors(members, statistic) for statistic in STATISTICS}
-        transforms = any("features" in member.needs for member in self.transforming)
-        self.reads_features = transforms or bool(self.readers["features"])
+        self.reads_features = bool(self.readers["features"]) or "features" in _needs(self.transforming)
         self.replacing_rows = [member.selector for member in members if member.stage == "rows"]
         self.keeping_rows = [
             member.selector for member in members if member.claims("stateful") and "jacobian" in member.needs
