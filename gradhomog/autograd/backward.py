@@ -31,9 +31,6 @@ from gradhomog.step.reports import StepReport
 from gradhomog.step.step import Step
 from gradhomog.uncompiled import uncompiled
 
-Report = Callable[[StepReport], None] | None
-"""Called with the result of a step."""
-
 
 @uncompiled
 def backward(
@@ -159,7 +156,7 @@ def loss(
     reduction: inputs.Reduction = "mean",
     metric: Optimizer | None = None,
     inspect: bool = False,
-    report: Report = None,
+    report: Callable[[StepReport], None] | None = None,
     group: Ranks | ProcessGroup | None = None,
 ) -> Tensor:
     """Return the mean of the losses, as a scalar whose `backward()` writes the gradients of `gradhomog.backward`.
@@ -307,16 +304,14 @@ def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
     options, graph = step.options, step.graph
     is_one = not isinstance(options.communicator, GroupCommunicator)
     source = (RowSource if is_one else _source_over_ranks(step))(step, derivatives)
-    metric = None
     if options.metric is not None:
-        metric = OptimizerMetric.of_step(options.metric, graph.shared, options.pipe, options.inspect)
-        derivatives.metric = metric
+        derivatives.metric = OptimizerMetric.of_step(options.metric, graph.shared, options.pipe, options.inspect)
     try:
         result, commit = homogenize_groups(
             options, source.make_step(), "raise" if derivatives.scaled else options.pipe.nonfinite
         )
         direction, unused = source.to_parameters(result.direction)
-        direction = direction if metric is None else metric.unscale(direction)
+        direction = direction if derivatives.metric is None else derivatives.metric.unscale(direction)
     except NonfiniteError as error:
         if not derivatives.scaled:
             if source.written_before:
@@ -441,7 +436,7 @@ class _HomogenizedLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, step: LossStep, report: Report, value: Tensor, *leaves: Tensor) -> Tensor:
+    def forward(ctx: Any, step: LossStep, report: Any, value: Tensor, *leaves: Tensor) -> Tensor:
         ctx.step, ctx.report, ctx.leaves = step, report, leaves
         return value.clone()
 

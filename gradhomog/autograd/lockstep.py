@@ -15,10 +15,10 @@ PyTorch's engine runs each segment, so that any module, custom function or check
 import functools
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, starmap
 from typing import Any
 
 import torch
@@ -133,8 +133,9 @@ class Lockstep:
         if not roots or not inputs:
             return
         arrived.update({edge: found.pop(edge) for edge in roots})
-        ends, grads = _gradient_edges(inputs), list(arrived.values())
-        _add(found, inputs, backward_pass(_gradient_edges(roots), ends, grads, retain_graph=True, compiled=compiled))
+        starts, ends = (list[Any](starmap(GradientEdge, edges)) for edges in (roots, inputs))
+        grads = list(arrived.values())
+        _add(found, inputs, backward_pass(starts, ends, grads, retain_graph=True, compiled=compiled))
         arrived.clear()
 
     @contextmanager
@@ -361,10 +362,6 @@ def _add(found: dict[Edge, Tensor], edges: Sequence[Edge], gradients: Sequence[T
 def _edge(tensor: Tensor) -> Edge:
     edge = get_gradient_edge(tensor)
     return edge.node, edge.output_nr
-
-
-def _gradient_edges(edges: Iterable[Edge]) -> list[Any]:
-    return [GradientEdge(node, number) for node, number in edges]
 
 
 def _bytes(tensor: Any) -> int:

@@ -56,14 +56,11 @@ class LossGraph:
 
     def select(self, indices: Sequence[int]) -> LossGraph:
         """Return the losses of some of the present tasks."""
-        tasks = self.tasks
+        tasks, heads = self.tasks, [self.unshared_leaves[index] for index in indices]
         losses, slots = [tasks.losses[index] for index in indices], tuple(tasks.slots[index] for index in indices)
-        return replace(
-            self,
-            tasks=replace(tasks, losses=losses, slots=slots),
-            unshared_leaves=[self.unshared_leaves[index] for index in indices],
-            stage_features=[self.stage_features[index] for index in indices] if self.stage_features else [],
-        )
+        stages = [self.stage_features[index] for index in indices] if self.stage_features else []
+        chosen = replace(tasks, losses=losses, slots=slots)
+        return replace(self, tasks=chosen, unshared_leaves=heads, stage_features=stages)
 
     def without_inputs(self) -> LossGraph:
         """Return the losses without leaves that are inputs of the model, if it has parameters.
@@ -74,12 +71,8 @@ class LossGraph:
         leaves = [leaf for leaves in (self.shared.values(), *self.unshared_leaves) for leaf in leaves]
         if not any(isinstance(leaf, nn.Parameter) for leaf in leaves):
             return self
-        return replace(
-            self,
-            unshared_leaves=[
-                [leaf for leaf in leaves if isinstance(leaf, nn.Parameter)] for leaves in self.unshared_leaves
-            ],
-        )
+        heads = [[leaf for leaf in leaves if isinstance(leaf, nn.Parameter)] for leaves in self.unshared_leaves]
+        return replace(self, unshared_leaves=heads)
 
 
 def find_graph(

@@ -180,9 +180,8 @@ def _literal(args: tuple[Any, ...]) -> Values:
 
 def _union(args: tuple[Any, ...]) -> Values:
     parts = [accepted_values(arg) for arg in args]
-    return Values(
-        " or ".join(part.description for part in parts), lambda value: any(part.contain(value) for part in parts)
-    )
+    description = " or ".join(part.description for part in parts)
+    return Values(description, lambda value: any(part.contain(value) for part in parts))
 
 
 def _typed_dict(annotation: Any) -> Values:

@@ -263,10 +263,8 @@ def as_jacobian(rows: Tensor | Mapping[str, Tensor] | Jacobian) -> Jacobian:
     device, counts = None, dict[str, int]()
     for name, value in rows.items():
         device = device or getattr(value, "device", None)
-        if (
-            not isinstance(value, Tensor) or not value.is_floating_point() or value.dtype.itemsize < 2
-            or value.layout != torch.strided or value.is_meta or value.device != device
-        ):  # fmt: skip
+        fits = isinstance(value, Tensor) and value.is_floating_point() and value.dtype.itemsize >= 2
+        if not fits or value.layout != torch.strided or value.is_meta or value.device != device:
             raise _invalid_block(name, value, device)
         counts[name] = value.shape[0] if value.dim() else 0
     if len(set(counts.values())) != 1 or 0 in counts.values():

@@ -113,8 +113,7 @@ def find_cause(step: Step, outcomes: Sequence[StageOutcome], transforming: Seque
         if not (all(outcome.rows.finite_tasks()) if mixing is None else all_finite([mixing])):
             return find_overflow(member, before, member.not_finite(member.stage or "", _values(mixing)))
         before = outcome.rows
-    mixed = ((outcome.mixing, outcome.member) for outcome in outcomes)
-    weights = [(float(mixing.abs().max()), member) for mixing, member in mixed if mixing is not None]
+    weights = [(float(m.abs().max()), one.member) for one in outcomes if (m := one.mixing) is not None]
     if not weights:
         return NonfiniteError("the mean of the rows overflows, although every row is finite. Nothing was changed.")
     largest, member = max(weights, key=lambda pair: pair[0])
