@@ -186,15 +186,18 @@ def safe_sqrt(squares: Tensor) -> Tensor:
     return torch.where(zero, 0.0, torch.where(zero, 1.0, squares).sqrt())
 
 
+# Devices whose driver reads the memory of a CPU tensor before `to` returns, also with `non_blocking` ("API
+# synchronization behavior" in NVIDIA's manual). MPS may read it later, when the tensor has changed.
+READ_BEFORE_RETURN = frozenset({"cuda"})
+
+
 def to_device(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """Copy a tensor to a device; from the CPU to a GPU without waiting for the operations that the GPU has to do.
 
     >>> to_device(torch.tensor([1.0, 2.0]), torch.device("cpu"), torch.float64)
     tensor([1., 2.], dtype=torch.float64)
     """
-    # CUDA reads the memory of a CPU tensor before `to` returns, also with `non_blocking` ("API synchronization
-    # behavior" in NVIDIA's manual). MPS may read it later, when the tensor has changed.
-    enqueue = tensor.device.type == "cpu" and device.type == "cuda"
+    enqueue = tensor.device.type == "cpu" and device.type in READ_BEFORE_RETURN
     return tensor.to(device, tensor.dtype if dtype is None else dtype, non_blocking=enqueue)
 
 
