@@ -8,12 +8,10 @@ from .autograd.backward import loss as loss
 from .autograd.derivatives import disable_donated_buffers as disable_donated_buffers
 from .autograd.inputs import TaskFeatures as TaskFeatures
 from .autograd.inputs import task_features as task_features
-from .autograd.metric import OptimizerMetric as OptimizerMetric
+from .autograd.optimizer_metric import OptimizerMetric as OptimizerMetric
 from .conflict import conflict_rate as conflict_rate
 from .conflict import cosines as cosines
-from .conflict import distance_bound as distance_bound
 from .conflict import distances as distances
-from .conflict import magnitude_similarity as magnitude_similarity
 from .diagnosis.diagnosis import Diagnosis as Diagnosis
 from .diagnosis.result import DiagnosisResult as DiagnosisResult
 from .errors import AmbiguousPluginError as AmbiguousPluginError

@@ -71,7 +71,6 @@ class Header:
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    fortran_order: bool
     offset: int
 
     @property
@@ -152,10 +151,10 @@ class NpzFile:
         try:
             version = npy.read_magic(file)
             read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
-            shape, fortran_order, dtype = read(file)
+            shape, _, dtype = read(file)
         except Exception as error:  # the parser evaluates a literal: SyntaxError, MemoryError, RecursionError, ...
             raise self._damaged(name, f"its header cannot be read: {_first_line(error)}") from error
-        header = Header(dtype, shape, fortran_order, file.tell())
+        header = Header(dtype, shape, file.tell())
         if dtype.hasobject:
             raise DataError(f"{self._path}: array {name!r} holds pickled objects, which are never loaded.")
         if dtype.kind not in "biufcSU" or not dtype.itemsize or min(shape, default=0) < 0:

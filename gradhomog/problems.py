@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from gradhomog.autograd.backward import backward
 from gradhomog.diagnosis.diagnosis import loss_rows
-from gradhomog.diagnosis.learner_rows import FIRST_BATCH
 from gradhomog.errors import ConfigError
+from gradhomog.learners.learner_rows import FIRST_BATCH
 from gradhomog.learners.results import Evaluation
 from gradhomog.step.nonfinite import Nonfinite
 from gradhomog.step.pipelines import Pipeline, pipeline

@@ -30,8 +30,9 @@ DIRECTION, GRAMIAN, LOSSES, ROWS = "direction", "Gramian", "losses", "rows"
 REASONS = {
     "rows/arithmetic.all_finite": DIRECTION,
     "rows/arithmetic.products": GRAMIAN,
+    "rows/arithmetic._underflowing": GRAMIAN,
     "gradhomog_plugins/_flat_rows._inner_products": GRAMIAN,
-    "step/pipelines.compute": LOSSES,
+    "step/pipelines._prepare": LOSSES,
     "rows/arithmetic.finite_rows": ROWS,
     "rows/storage.finite_tasks": ROWS,
     "autograd/backward.backward": "incoming gradient",

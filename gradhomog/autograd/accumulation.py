@@ -1,6 +1,6 @@
 """Gradient accumulation: add up the rows of several batches, and homogenize their sums once."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -34,6 +34,15 @@ class _Sums:
     loss: Tensor
     gradients: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     stages: list[list[Tensor]] = field(default_factory=list)
+
+    def add(self, loss: Tensor, gradients: Iterable[tuple[Tensor, Tensor | None]], stages: list[Tensor]) -> None:
+        """Add a batch: the loss, leaves with their gradients, and features with the gradients w.r.t. them."""
+        self.loss = self.loss + loss
+        for leaf, gradient in gradients:
+            if gradient is not None:
+                before = self.gradients.get(id(leaf))
+                self.gradients[id(leaf)] = (leaf, gradient if before is None else before[1] + gradient)
+        self.stages.append(stages)
 
 
 class Accumulation:
@@ -82,11 +91,7 @@ class Accumulation:
         graph = check_present(options, graph, bool(requirements.choosing) and self._chosen is None)
         slots = self._slots(graph.tasks)
         if requirements.choosing:
-            if self._chosen is None:
-                names = self._domains or self._labels
-                keys = task_keys(tuple(slots), tuple(names[slot] for slot in slots) if names else ())
-                self._chosen = frozenset(slots[index] for index in options.pipe.choose(keys))
-            chosen = [index for index, slot in enumerate(slots) if slot in self._chosen]
+            chosen = [index for index, slot in enumerate(slots) if slot in self._chosen_slots(slots)]
             graph, slots = graph.select(chosen), [slots[index] for index in chosen]
         self._use_shared |= graph.use_shared
         if not slots:
@@ -98,14 +103,18 @@ class Accumulation:
         features, grads = derivatives.at_stages()
         for index, (slot, row) in enumerate(zip(slots, list(derivatives.iterate_scaled()), strict=True)):
             loss = graph.tasks.losses[index].detach().double()
-            sums = self._sums.setdefault(slot, _Sums(torch.zeros_like(loss)))
-            sums.loss = sums.loss + loss
             leaves = (*self._shared.values(), *graph.unshared_leaves[index])
-            for leaf, gradient in zip(leaves, (*row, *derivatives.unshared_gradients[index]), strict=True):
-                if gradient is not None:
-                    before = sums.gradients.get(id(leaf))
-                    sums.gradients[id(leaf)] = (leaf, gradient if before is None else before[1] + gradient)
-            sums.stages.append([stage[index] for stage in (*features, *grads)])
+            gradients = zip(leaves, (*row, *derivatives.unshared_gradients[index]), strict=True)
+            sums = self._sums.setdefault(slot, _Sums(torch.zeros_like(loss)))
+            sums.add(loss, gradients, [stage[index] for stage in (*features, *grads)])
+
+    def _chosen_slots(self, slots: Sequence[int]) -> frozenset[int]:
+        """Return the slots of the tasks that homogenizers chose among those of the first batch."""
+        if self._chosen is None:
+            names = self._domains or self._labels
+            keys = task_keys(tuple(slots), tuple(names[slot] for slot in slots) if names else ())
+            self._chosen = frozenset(slots[index] for index in self._options.pipe.choose(keys))
+        return self._chosen
 
     def _slots(self, tasks: inputs.TaskLosses) -> list[int]:
         """Return the slots of a batch's tasks among all tasks; tasks with names are matched by name."""
@@ -113,8 +122,9 @@ class Accumulation:
             self._tasks, self._labels = tasks.tasks, tasks.names
         if tasks.names is None or self._labels is None:
             if tasks.tasks != self._tasks or tasks.names != self._labels:
+                found = f"losses of {', '.join(tasks.names)}" if tasks.names else f"{tasks.tasks} losses"
                 raise OptionError(
-                    f"every batch must have one loss per task, None for an absent task; got {_describe(tasks)}, but "
+                    f"every batch must have one loss per task, None for an absent task; got {found}, but "
                     f"{self._tasks} in the first batch."
                 )
             return list(tasks.slots)
@@ -193,10 +203,6 @@ def accumulated(
         several = Accumulation(options, shared, scaler, domains)
         yield several
         several.finish()
-
-
-def _describe(tasks: inputs.TaskLosses) -> str:
-    return f"losses of {', '.join(tasks.names)}" if tasks.names else f"{tasks.tasks} losses"
 
 
 def _concatenate_features(sums: Sequence[_Sums]) -> tuple[list[Tensor], list[Tensor]]:

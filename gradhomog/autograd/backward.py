@@ -1,6 +1,6 @@
 """`backward` and `loss`: homogenized gradients of several losses, added to `.grad` or returned through autograd."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,19 +19,17 @@ from gradhomog.autograd.derivatives import (
 )
 from gradhomog.autograd.loss_graph import LossGraph
 from gradhomog.autograd.loss_step import LossStep, StepOptions, begin_step
-from gradhomog.autograd.metric import OptimizerMetric
+from gradhomog.autograd.optimizer_metric import OptimizerMetric
 from gradhomog.autograd.row_source import LeafGradients, RowSource
-from gradhomog.autograd.rows_over_ranks import BatchRows, FullyShardedRows, LocalRows, TaskRows
+from gradhomog.autograd.rows_over_ranks import BatchSource, FullyShardedSource, LocalSource, TasksSource
 from gradhomog.errors import NonfiniteError, OptionError
 from gradhomog.ranks.communicator import GroupCommunicator, Ranks, communicate
+from gradhomog.rows import Direction
 from gradhomog.step.nonfinite import Nonfinite, drop_nonfinite, require_finite_inputs
 from gradhomog.step.pipelines import Pipeline
 from gradhomog.step.reports import StepReport
 from gradhomog.step.step import Step
 from gradhomog.uncompiled import uncompiled
-
-Report = Callable[[StepReport], None] | None
-"""Called with the result of a step."""
 
 
 @uncompiled
@@ -158,7 +156,7 @@ def loss(
     reduction: inputs.Reduction = "mean",
     metric: Optimizer | None = None,
     inspect: bool = False,
-    report: Report = None,
+    report: Callable[[StepReport], None] | None = None,
     group: Ranks | ProcessGroup | None = None,
 ) -> Tensor:
     """Return the mean of the losses, as a scalar whose `backward()` writes the gradients of `gradhomog.backward`.
@@ -306,16 +304,14 @@ def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
     options, graph = step.options, step.graph
     is_one = not isinstance(options.communicator, GroupCommunicator)
     source = (RowSource if is_one else _source_over_ranks(step))(step, derivatives)
-    metric = None
     if options.metric is not None:
-        metric = OptimizerMetric.of_step(options.metric, graph.shared, options.pipe, options.inspect)
-        derivatives.metric = metric
+        derivatives.metric = OptimizerMetric.of_step(options.metric, graph.shared, options.pipe, options.inspect)
     try:
         result, commit = homogenize_groups(
             options, source.make_step(), "raise" if derivatives.scaled else options.pipe.nonfinite
         )
         direction, unused = source.to_parameters(result.direction)
-        direction = direction if metric is None else metric.unscale(direction)
+        direction = direction if derivatives.metric is None else derivatives.metric.unscale(direction)
     except NonfiniteError as error:
         if not derivatives.scaled:
             if source.written_before:
@@ -328,12 +324,8 @@ def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
         # A homogenizer that chooses tasks returns the mean of the kept rows of all of them.
         rows = len(step.given.losses) if options.pipe.requirements.choosing else len(result.keys)
     factor = derivatives.factor * rows
-    gradients = [
-        (graph.shared[name], gradient if factor == 1 else factor * gradient)
-        for name, gradient in direction.items()
-        # A homogenizer that replaces rows may have kept some from earlier steps.
-        if name not in unused or (result.weights is None and bool(gradient.any()))
-    ]
+    gradients = used_gradients(direction, result, unused, graph.shared)
+    gradients = [(leaf, gradient if factor == 1 else factor * gradient) for leaf, gradient in gradients]
     if direction is not result.direction or source.exchanged != "nothing":
         result = replace(result, direction=direction, exchanged=source.exchanged)
     factors = {key.slot: 1.0 for key in result.keys}
@@ -341,6 +333,18 @@ def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
         assert result.weights is not None  # by `StepOptions`
         factors = dict(zip(factors, (result.weights * rows / len(factors)).tolist(), strict=True))
     return ComputedStep(result, [*gradients, *source.head_gradients(factors)], commit)
+
+
+def used_gradients(
+    direction: Direction, report: StepReport, unused: Collection[str], parameters: Mapping[str, Tensor]
+) -> LeafGradients:
+    """Return the parameters with their parts of the direction, without those that no loss depends on."""
+    return [
+        (parameters[name], gradient)
+        for name, gradient in direction.items()
+        # A homogenizer that replaces rows may have kept some from earlier steps.
+        if name not in unused or (report.weights is None and bool(gradient.any()))
+    ]
 
 
 def _source_over_ranks(step: LossStep) -> type[RowSource]:
@@ -370,8 +374,8 @@ def _source_over_ranks(step: LossStep) -> type[RowSource]:
             f"`examples` must be a number or one number for each of the {tasks} tasks; got {len(ranks.examples)}."
         )
     if step.graph.sharded:
-        return FullyShardedRows
-    return LocalRows if ranks.local else BatchRows if ranks.over == "batch" else TaskRows
+        return FullyShardedSource
+    return LocalSource if ranks.local else BatchSource if ranks.over == "batch" else TasksSource
 
 
 def homogenize_groups(options: StepOptions, step: Step, nonfinite: Nonfinite) -> tuple[StepReport, Callable[[], None]]:
@@ -393,7 +397,7 @@ def homogenize_groups(options: StepOptions, step: Step, nonfinite: Nonfinite) ->
         require_finite_inputs(step, ())
     steps = {
         name: compute(
-            pipe.part(name), replace(step, _jacobian=step.jacobian.select_parameters(members)), nonfinite="raise"
+            pipe.group(name), replace(step, _jacobian=step.jacobian.select_parameters(members)), nonfinite="raise"
         )
         for name, members in inputs.group_names(step.jacobian.names, options.per).items()
     }
@@ -432,7 +436,7 @@ class _HomogenizedLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, step: LossStep, report: Report, value: Tensor, *leaves: Tensor) -> Tensor:
+    def forward(ctx: Any, step: LossStep, report: Any, value: Tensor, *leaves: Tensor) -> Tensor:
         ctx.step, ctx.report, ctx.leaves = step, report, leaves
         return value.clone()
 

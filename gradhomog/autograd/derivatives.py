@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradhomog.autograd.loss_graph import LossGraph
-from gradhomog.autograd.metric import OptimizerMetric
+from gradhomog.autograd.optimizer_metric import OptimizerMetric
 from gradhomog.errors import OptionError
 from gradhomog.ranks.dtensors import check_not_gathered, local_part
 
@@ -291,14 +291,18 @@ class Derivatives(ABC):
             for leaf, part in zip(inputs, found, strict=True)
         ]
 
+    def output_grad(self, task: int, share: float | Tensor = 1.0) -> Tensor:
+        """Return the gradient w.r.t. a task's loss, at which a pass begins: its share of the factor and its weight."""
+        scale = self.factor * self.loss_weights[task] * share
+        return scale if isinstance(scale, Tensor) else torch.full_like(self.graph.tasks.losses[task], scale)
+
     def task_gradients(self, task: int, inputs: Sequence[Tensor], last: bool) -> tuple[Gradients, Gradients]:
         """Return the gradients of one task's loss w.r.t. some inputs and its leaves that are not shared.
 
         The last call frees the graph.
         """
         loss, leaves = self.graph.tasks.losses[task], [*inputs, *self.graph.unshared_leaves[task]]
-        start = torch.full_like(loss, self.factor * self.loss_weights[task])
-        found = self.gradients([loss], leaves, [start], last)
+        found = self.gradients([loss], leaves, [self.output_grad(task)], last)
         if not self.counts[task]:
             found = [None] * len(found)
         heads = found[len(inputs) :]
@@ -325,8 +329,7 @@ class DirectDerivatives(Derivatives):
             yield row
 
     def starts(self) -> list[Start]:
-        pairs = zip(self.graph.tasks.losses, self.loss_weights, strict=True)
-        return [([loss], [torch.full_like(loss, self.factor * weight)]) for loss, weight in pairs]
+        return [([loss], [self.output_grad(task)]) for task, loss in enumerate(self.graph.tasks.losses)]
 
     def one_pass(self) -> bool:
         """False if two losses depend on one leaf that is not shared: its summed gradient cannot be split by task."""
@@ -335,43 +338,51 @@ class DirectDerivatives(Derivatives):
 
     def differentiate_sum(self, weights: Tensor) -> Gradients | None:
         graph, shared = self.graph, list(self.graph.shared.values())
-        known = bool(self.unshared_gradients)
-        if not known and not self.one_pass():
-            return None
         factors: list[float] = weights.tolist()
-        # The same pass returns a head's gradient multiplied by its task's weight, which is then divided out. If the
-        # weight is so small beside the others that digits would be lost, a separate pass differentiates the head.
-        smallest = SMALLEST_SHARE * max(map(abs, factors))
-        together = [not known and abs(factor) > smallest for factor in factors]
-        if not known:
-            self.unshared_gradients = [
-                [None] * len(leaves) if together[task] else self.task_gradients(task, (), False)[1]
-                for task, leaves in enumerate(graph.unshared_leaves)
-            ]
+        if not self.unshared_gradients and not self.one_pass():
+            return None
+        together = self._differentiate_small_heads(factors)
         active = [task for task, factor in enumerate(factors) if factor or weights.requires_grad]
         if not active:
             return [torch.zeros_like(parameter, requires_grad=False) for parameter in shared]
+        shares = self._shares(weights)
         losses = [graph.tasks.losses[task] for task in active]
-        shares: list[Any] = [factors[task] for task in active]
-        if weights.requires_grad:  # keep the graph of the weights
-            shares = [weights[task].to(loss) for task, loss in zip(active, losses, strict=True)]
-        scales = [self.factor * self.loss_weights[task] * share for task, share in zip(active, shares, strict=True)]
-        output_grads = [
-            scale if isinstance(scale, Tensor) else torch.full_like(loss, scale)
-            for loss, scale in zip(losses, scales, strict=True)
-        ]
-        leaves = [leaf for task in active if together[task] for leaf in graph.unshared_leaves[task]]
+        output_grads = [self.output_grad(task, shares[task]) for task in active]
+        heads = [task for task in active if together[task]]
+        leaves = [leaf for task in heads for leaf in graph.unshared_leaves[task]]
         found = self.gradients(losses, [*shared, *leaves], output_grads, True)
         copy_shared_gradients(found)
         rest = iter(found[len(shared) :])
-        for task, share in zip(active, shares, strict=True):
-            if not together[task]:
-                continue
-            weighted = [next(rest) for _ in graph.unshared_leaves[task]]
-            if factors[task] != 1 or self.create_graph:
-                weighted = [None if part is None else part / share for part in weighted]
-            self.unshared_gradients[task] = weighted
+        for task in heads:
+            divisor = None if factors[task] == 1 and not self.create_graph else shares[task]
+            self.unshared_gradients[task] = [_divide(next(rest), divisor) for _ in graph.unshared_leaves[task]]
         return found[: len(shared)]
+
+    def _shares(self, weights: Tensor) -> list[Any]:
+        """Return the weights as numbers, or, if they have a graph, as tensors of the losses' dtype."""
+        if not weights.requires_grad:
+            return list(weights.tolist())
+        return [weight.to(loss) for weight, loss in zip(weights, self.graph.tasks.losses, strict=True)]
+
+    def _differentiate_small_heads(self, factors: Sequence[float]) -> list[bool]:
+        """Differentiate heads by separate passes where necessary; return for each task if its head is left to do.
+
+        The pass of a weighted sum returns a head's gradient multiplied by its task's weight, which is then divided out.
+        If the weight is so small beside the others that digits would be lost, a separate pass differentiates the head.
+        """
+        if self.unshared_gradients:
+            return [False] * len(factors)
+        smallest = SMALLEST_SHARE * max(map(abs, factors))
+        together = [abs(factor) > smallest for factor in factors]
+        self.unshared_gradients = [
+            [None] * len(leaves) if together[task] else self.task_gradients(task, (), False)[1]
+            for task, leaves in enumerate(self.graph.unshared_leaves)
+        ]
+        return together
+
+
+def _divide(gradient: Tensor | None, divisor: float | Tensor | None) -> Tensor | None:
+    return gradient if gradient is None or divisor is None else gradient / divisor
 
 
 @dataclass
@@ -482,8 +493,7 @@ class FullyShardedDerivatives(Derivatives):
                 for leaf in leaves:
                     leaf.grad = None
                 retain = self.retain_graph or task < len(graph.tasks.losses) - 1
-                start = torch.full_like(loss, self.factor * self.loss_weights[task])
-                backward_pass([loss], None, [start], retain_graph=retain, compiled=graph.compiled)
+                backward_pass([loss], None, [self.output_grad(task)], retain_graph=retain, compiled=graph.compiled)
                 self.unshared_gradients.append([leaf.grad for leaf in graph.unshared_leaves[task]])
                 yield [None if parameter.grad is None else local_part(parameter.grad) for parameter in shared]
         finally:

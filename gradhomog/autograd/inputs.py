@@ -142,6 +142,28 @@ def task_losses(values: Losses, graph: bool = True) -> TaskLosses:
         OptionError: no task is present; a loss is not a real scalar tensor.
     """
     names = tuple(values) if isinstance(values, Mapping) else None
+    entries = _losses_by_slot(values)
+    for slot, loss in enumerate(entries):
+        if loss is not None:
+            _check_loss(names[slot] if names else slot, loss)
+    slots = [slot for slot, loss in enumerate(entries) if loss is not None and (loss.requires_grad or not graph)]
+    if all(loss is None for loss in entries):
+        raise OptionError(
+            f"all {len(entries)} losses are None: no task has labels in this batch. Skip the batch; across ranks pass "
+            "losses such as 0 * output.sum(), and `examples` of 0."
+        )
+    if not slots:
+        raise OptionError(
+            "at least one loss must have a graph; got none. Compute the losses from the model's outputs, without "
+            "torch.no_grad, detach or item."
+        )
+    stacked = isinstance(values, Tensor) and type(values.grad_fn).__name__ in ("StackBackward0", "CatBackward0")
+    with torch.enable_grad():
+        losses = [entries[slot] if entries[slot].dim() == 0 else entries[slot].reshape(()) for slot in slots]
+    return TaskLosses(losses, tuple(slots), len(entries), names, stacked)
+
+
+def _losses_by_slot(values: Losses) -> list[Any]:
     scalar = isinstance(values, Tensor) and values.dim() == 0
     if scalar or not isinstance(values, Tensor | Sequence | Mapping):
         found = "one scalar" if scalar else type(values).__name__
@@ -150,34 +172,18 @@ def task_losses(values: Losses, graph: bool = True) -> TaskLosses:
         entries = list(values.values()) if isinstance(values, Mapping) else list(values)
     if not entries:
         raise OptionError("`losses` must contain one loss per task; got none.")
-    present: list[tuple[int, Tensor]] = []
-    for slot, loss in enumerate(entries):
-        if loss is None:
-            continue
-        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
-            task = names[slot] if names else slot
-            found = f"shape {tuple(loss.shape)}, {loss.dtype}" if isinstance(loss, Tensor) else type(loss).__name__
-            advice = "Take the mean over its examples."
-            if not isinstance(loss, Tensor):
-                number = ", not as a number (`.item()`)" if isinstance(loss, int | float) else ""
-                advice = f"Pass the loss as a tensor{number}."
-            raise OptionError(f"the loss of task {task} must be a real scalar tensor; got {found}. {advice}")
-        if loss.requires_grad or not graph:
-            present.append((slot, loss))
-    if all(loss is None for loss in entries):
-        raise OptionError(
-            f"all {len(entries)} losses are None: no task has labels in this batch. Skip the batch; across ranks pass "
-            "losses such as 0 * output.sum(), and `examples` of 0."
-        )
-    if not present:
-        raise OptionError(
-            "at least one loss must have a graph; got none. Compute the losses from the model's outputs, without "
-            "torch.no_grad, detach or item."
-        )
-    stacked = isinstance(values, Tensor) and type(values.grad_fn).__name__ in ("StackBackward0", "CatBackward0")
-    with torch.enable_grad():
-        losses = [loss if loss.dim() == 0 else loss.reshape(()) for _, loss in present]
-    return TaskLosses(losses, tuple(slot for slot, _ in present), len(entries), names, stacked)
+    return entries
+
+
+def _check_loss(task: object, loss: object) -> None:
+    if isinstance(loss, Tensor) and loss.numel() == 1 and loss.is_floating_point():
+        return
+    found, advice = type(loss).__name__, "Pass the loss as a tensor."
+    if isinstance(loss, Tensor):
+        found, advice = f"shape {tuple(loss.shape)}, {loss.dtype}", "Take the mean over its examples."
+    elif isinstance(loss, int | float):
+        advice = "Pass the loss as a tensor, not as a number (`.item()`)."
+    raise OptionError(f"the loss of task {task} must be a real scalar tensor; got {found}. {advice}")
 
 
 def shared_parameters(parameters: Parameters) -> dict[str, Tensor]:
@@ -186,28 +192,11 @@ def shared_parameters(parameters: Parameters) -> dict[str, Tensor]:
     Raises:
         OptionError: no tensor requires grad; an entry is not a real tensor; two tensors have the same name.
     """
-    if isinstance(parameters, Tensor) or not isinstance(parameters, nn.Module | Iterable):
-        optimizer = isinstance(parameters, torch.optim.Optimizer)
-        raise OptionError(
-            "`parameters` must be a module, its parameters() or named_parameters(), or a list or dict of tensors; got "
-            f"{'one tensor' if isinstance(parameters, Tensor) else type(parameters).__name__}. Pass the module whose "
-            "gradients are shared, such as the encoder."
-            f"{' An optimizer also has the parameters of heads, and no names.' if optimizer else ''}"
-        )
-    entries: Iterable[Any] = parameters.named_parameters() if isinstance(parameters, nn.Module) else parameters
-    if isinstance(parameters, Mapping):
-        entries = parameters.items()
-    named = [entry if isinstance(entry, tuple) else (str(index), entry) for index, entry in enumerate(entries)]
+    named = _named_tensors(parameters)
     found: dict[str, Tensor] = {}
     known: set[int] = set()
     for name, tensor in named:
-        float8 = isinstance(tensor, Tensor) and tensor.requires_grad and tensor.dtype.itemsize < 2
-        if not isinstance(tensor, Tensor) or tensor.is_complex() or float8:
-            kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise OptionError(
-                f"`parameters` must contain real tensors of 16 bits or more; {name!r} is {kind}. Pass the tensors that "
-                "the optimizer changes, such as the master weights of a float8 layer."
-            )
+        _check_parameter(name, tensor)
         if not tensor.requires_grad or id(tensor) in known:
             continue
         if name in found:
@@ -229,6 +218,31 @@ def shared_parameters(parameters: Parameters) -> dict[str, Tensor]:
             "frozen?"
         )
     return found
+
+
+def _named_tensors(parameters: Parameters) -> list[tuple[str, Any]]:
+    if isinstance(parameters, Tensor) or not isinstance(parameters, nn.Module | Iterable):
+        optimizer = isinstance(parameters, torch.optim.Optimizer)
+        raise OptionError(
+            "`parameters` must be a module, its parameters() or named_parameters(), or a list or dict of tensors; got "
+            f"{'one tensor' if isinstance(parameters, Tensor) else type(parameters).__name__}. Pass the module whose "
+            "gradients are shared, such as the encoder."
+            f"{' An optimizer also has the parameters of heads, and no names.' if optimizer else ''}"
+        )
+    entries: Iterable[Any] = parameters.named_parameters() if isinstance(parameters, nn.Module) else parameters
+    if isinstance(parameters, Mapping):
+        entries = parameters.items()
+    return [entry if isinstance(entry, tuple) else (str(index), entry) for index, entry in enumerate(entries)]
+
+
+def _check_parameter(name: str, tensor: Any) -> None:
+    float8 = isinstance(tensor, Tensor) and tensor.requires_grad and tensor.dtype.itemsize < 2
+    if not isinstance(tensor, Tensor) or tensor.is_complex() or float8:
+        kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise OptionError(
+            f"`parameters` must contain real tensors of 16 bits or more; {name!r} is {kind}. Pass the tensors that "
+            "the optimizer changes, such as the master weights of a float8 layer."
+        )
 
 
 def feature_tensors(features: Tensor | Sequence[Tensor]) -> list[Tensor]:

@@ -15,9 +15,10 @@ PyTorch's engine runs each segment, so that any module, custom function or check
 import functools
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, starmap
 from typing import Any
 
 import torch
@@ -25,16 +26,13 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gradhomog.autograd.derivatives import Gradients, backward_pass, copy_shared_gradients, plain_gradient
-from gradhomog.autograd.loss_graph import AccumulateGrad, Reachability
-from gradhomog.autograd.metric import OptimizerMetric
+from gradhomog.autograd.loss_graph import AccumulateGrad, Edge, Reachability
+from gradhomog.autograd.optimizer_metric import OptimizerMetric
 from gradhomog.errors import OptionError
 from gradhomog.rows import Jacobian, PerTaskRows
 
 PARTS = 16
 """Segments with a smaller part of the parameters save no memory: the direction takes a whole gradient."""
-
-Edge = tuple[Any, int]
-"""A node of the autograd graph, and the number of one of its inputs in the backward pass."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +85,9 @@ class Lockstep:
         self.segments = [graph.segment(start, stop, self._names.keys()) for start, stop in pairwise(cuts)]
 
     def gramians(
-        self,
-        output_grads: Sequence[Sequence[Tensor]],
-        scale: float = 1.0,
-        compiled: Sequence[Any] = (),
+        self, output_grads: Sequence[Sequence[Tensor]], scale: float = 1.0, compiled: Sequence[Any] = (),
         metric: OptimizerMetric | None = None,
-    ) -> tuple[dict[str, Tensor], list[Gradients]]:
+    ) -> tuple[dict[str, Tensor], list[Gradients]]:  # fmt: skip
         """Return the Gramian of each shared parameter, and each task's gradients of its unshared leaves.
 
         The graph is kept. A parameter without a Gramian was not used by any loss.
@@ -117,46 +112,55 @@ class Lockstep:
             _add(found, edges, grads)
         gramians: dict[str, Tensor] = {}
         arrived: dict[Edge, Tensor] = {}
-
-        def restore(node: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-            return tuple(arrived.get((node, number), grad) for number, grad in enumerate(grads))
-
-        # Hooks of a tensor at a cut run when its gradient is computed, and a second time when it is backpropagated,
-        # which would scale a gradient twice. Hooks of nodes run later: they restore the gradient.
-        cut_nodes = {edge[0] for segment in self.segments for edge in segment.inputs if edge not in self._ends}
-        handles = [node.register_prehook(functools.partial(restore, node)) for node in cut_nodes]
-        try:
+        with self._hooks_run_once(arrived):
             for segment in self.segments:
                 for task, found in enumerate(gradients):
-                    roots = [edge for edge in found if edge[0] in segment.nodes and edge not in self._ends]
                     inputs = [edge for edge, users in segment.inputs.items() if users >> task & 1]
-                    if not roots or not inputs:
-                        continue
-                    arrived.clear()
-                    arrived.update({edge: found.pop(edge) for edge in roots})
-                    grads = list(arrived.values())
-                    passed = backward_pass(
-                        _gradient_edges(roots), _gradient_edges(inputs), grads, retain_graph=True, compiled=compiled
-                    )
-                    _add(found, inputs, passed)
-                arrived.clear()
+                    self._pass_through(segment, inputs, found, arrived, compiled)
                 gramians.update(self._reduce(segment.complete, gradients, scale, metric))
-        finally:
-            for handle in handles:
-                handle.remove()
         heads: list[Gradients] = []
         for found, leaves in zip(gradients, self._unshared, strict=True):
             heads.append([plain_gradient(leaf, found.pop(_edge(leaf), None)) for leaf in leaves])
             copy_shared_gradients(heads[-1])
         return gramians, heads
 
+    def _pass_through(
+        self, segment: Segment, inputs: Sequence[Edge], found: dict[Edge, Tensor], arrived: dict[Edge, Tensor],
+        compiled: Sequence[Any],
+    ) -> None:  # fmt: skip
+        """Replace one task's gradients at the beginning of a segment by those at its inputs."""
+        roots = [edge for edge in found if edge[0] in segment.nodes and edge not in self._ends]
+        if not roots or not inputs:
+            return
+        arrived.update({edge: found.pop(edge) for edge in roots})
+        starts, ends = (list[Any](starmap(GradientEdge, edges)) for edges in (roots, inputs))
+        grads = list(arrived.values())
+        _add(found, inputs, backward_pass(starts, ends, grads, retain_graph=True, compiled=compiled))
+        arrived.clear()
+
+    @contextmanager
+    def _hooks_run_once(self, arrived: Mapping[Edge, Tensor]) -> Iterator[None]:
+        """Restore the gradients that arrived at a cut after the hooks of its tensors.
+
+        These run when a gradient is computed, and a second time when it is backpropagated, which would scale it twice.
+        Hooks of nodes run later.
+        """
+
+        def restore(node: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+            return tuple(arrived.get((node, number), grad) for number, grad in enumerate(grads))
+
+        cut_nodes = {edge[0] for segment in self.segments for edge in segment.inputs if edge not in self._ends}
+        handles = [node.register_prehook(functools.partial(restore, node)) for node in cut_nodes]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
     def _reduce(
-        self,
-        edges: Sequence[Edge],
-        gradients: Sequence[dict[Edge, Tensor]],
-        scale: float,
+        self, edges: Sequence[Edge], gradients: Sequence[dict[Edge, Tensor]], scale: float,
         metric: OptimizerMetric | None,
-    ) -> dict[str, Tensor]:
+    ) -> dict[str, Tensor]:  # fmt: skip
         """Return the Gramians of some parameters, and free their gradients."""
         rows: dict[str, Gradients] = {}
         for edge in edges:
@@ -358,10 +362,6 @@ def _add(found: dict[Edge, Tensor], edges: Sequence[Edge], gradients: Sequence[T
 def _edge(tensor: Tensor) -> Edge:
     edge = get_gradient_edge(tensor)
     return edge.node, edge.output_nr
-
-
-def _gradient_edges(edges: Iterable[Edge]) -> list[Any]:
-    return [GradientEdge(node, number) for node, number in edges]
 
 
 def _bytes(tensor: Any) -> int:

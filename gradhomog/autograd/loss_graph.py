@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import operator
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +18,9 @@ from torch.autograd.graph import get_gradient_edge
 from gradhomog.autograd import inputs
 from gradhomog.errors import OptionError
 from gradhomog.ranks.dtensors import any_dtensor, leaves_not_sharded
+
+Edge = tuple[Any, int]
+"""A node of the autograd graph, and the number of one of its inputs in the backward pass."""
 
 SHAPE = operator.attrgetter("shape")
 """The order of a head's leaves. That in the graph can differ between ranks: `Linear` adds its bias in another place for
@@ -51,14 +56,11 @@ class LossGraph:
 
     def select(self, indices: Sequence[int]) -> LossGraph:
         """Return the losses of some of the present tasks."""
-        tasks = self.tasks
+        tasks, heads = self.tasks, [self.unshared_leaves[index] for index in indices]
         losses, slots = [tasks.losses[index] for index in indices], tuple(tasks.slots[index] for index in indices)
-        return replace(
-            self,
-            tasks=replace(tasks, losses=losses, slots=slots),
-            unshared_leaves=[self.unshared_leaves[index] for index in indices],
-            stage_features=[self.stage_features[index] for index in indices] if self.stage_features else [],
-        )
+        stages = [self.stage_features[index] for index in indices] if self.stage_features else []
+        chosen = replace(tasks, losses=losses, slots=slots)
+        return replace(self, tasks=chosen, unshared_leaves=heads, stage_features=stages)
 
     def without_inputs(self) -> LossGraph:
         """Return the losses without leaves that are inputs of the model, if it has parameters.
@@ -69,12 +71,8 @@ class LossGraph:
         leaves = [leaf for leaves in (self.shared.values(), *self.unshared_leaves) for leaf in leaves]
         if not any(isinstance(leaf, nn.Parameter) for leaf in leaves):
             return self
-        return replace(
-            self,
-            unshared_leaves=[
-                [leaf for leaf in leaves if isinstance(leaf, nn.Parameter)] for leaves in self.unshared_leaves
-            ],
-        )
+        heads = [[leaf for leaf in leaves if isinstance(leaf, nn.Parameter)] for leaves in self.unshared_leaves]
+        return replace(self, unshared_leaves=heads)
 
 
 def find_graph(
@@ -86,11 +84,7 @@ def find_graph(
         OptionError: see `gradhomog.backward`.
     """
     tasks = inputs.task_losses(losses)
-    views = features.stage_features if isinstance(features, inputs.TaskFeatures) else []
-    if views and len(views) != tasks.tasks:
-        raise OptionError(f"`features` must have one view per loss; got {len(views)} views and {tasks.tasks} losses.")
-    whole = features.features if isinstance(features, inputs.TaskFeatures) else features
-    tensors = [] if whole is None else inputs.feature_tensors(whole)
+    tensors, views = _features(features, tasks)
     try:
         shared = {} if parameters is None else inputs.shared_parameters(parameters)
     except OptionError:
@@ -100,12 +94,11 @@ def find_graph(
     if sharded and tensors:
         raise OptionError("`features` must be omitted for parameters that are sharded by fully_shard.")
     reached = Reachability(tasks.losses, until=tensors, leaves=shared.values())
-    before_features = Reachability(tensors, leaves=shared.values()) if tensors else None
-    graphs = [reached, before_features] if before_features else [reached]
+    graphs = [reached, *([Reachability(tensors, leaves=shared.values())] if tensors else [])]
     _check_not_flattened(reached)
     compiled = [node for part in graphs for node in compiled_functions(part)]
     if parameters is None:
-        shared = _find_shared(tasks, reached, before_features.leaves if before_features else None)
+        shared = _find_shared(tasks, reached, graphs[-1].leaves if tensors else None)
     _check_one_device(shared)
     shared_bits = reached.bits_of(shared.values())
     if tensors:
@@ -114,10 +107,23 @@ def find_graph(
     # The leaves of a sharded model are its gathered parameters, and heads that are not sharded.
     heads = reached.bits_of(leaves_not_sharded(reached.leaves)) if sharded else ~shared_bits
     unshared = [sorted(reached.tensors(loss_bits & heads), key=SHAPE) for loss_bits in reached.bits]
-    stage_features = [views[slot] for slot in tasks.slots] if views else []
     use_shared = sharded or bool(tensors) or any(loss_bits & shared_bits for loss_bits in reached.bits)
     nodes = [node for part in graphs for node in part.nodes]
-    return LossGraph(tasks, shared, unshared, tensors, stage_features, use_shared, compiled, nodes, sharded)
+    return LossGraph(tasks, shared, unshared, tensors, views, use_shared, compiled, nodes, sharded)
+
+
+def _features(
+    features: inputs.Features | None, tasks: inputs.TaskLosses
+) -> tuple[list[Tensor], list[Sequence[Tensor]]]:
+    """Return the feature tensors, and for each present task the features at the `transform` stages."""
+    if features is None:
+        return [], []
+    if not isinstance(features, inputs.TaskFeatures):
+        return inputs.feature_tensors(features), []
+    views = features.stage_features
+    if views and len(views) != tasks.tasks:
+        raise OptionError(f"`features` must have one view per loss; got {len(views)} views and {tasks.tasks} losses.")
+    return inputs.feature_tensors(features.features), [views[slot] for slot in tasks.slots] if views else []
 
 
 def _find_shared(
@@ -204,20 +210,18 @@ class Reachability:
         leaves: the leaves, in the order in which they were found.
         bits: for each tensor the leaves that it depends on, as bits (bit k is `leaves[k]`).
         nodes: for each visited node, also those of leaves (`AccumulateGrad`), the leaves that it leads to, as bits.
-        functions: the visited nodes of Python autograd functions (checkpoints, compiled functions), with the indices of
-            the outputs through which they were reached.
     """
 
     def __init__(
         self, tensors: Iterable[Tensor], *, until: Iterable[Tensor] = (), leaves: Iterable[Tensor] = ()
     ) -> None:
         self.leaves: list[Tensor] = []
-        self.functions: dict[Any, set[int]] = {}
+        self._roots: list[Edge] = []
         self._bit: dict[int, int] = {}
         # A set of leaves is stored as the bits of an integer, so that a union is one bitwise operation.
         self.nodes: dict[Any, int] = {}
         # A node may have several outputs: the key is the node and the index of the output.
-        self._stops: dict[tuple[Any, int], int] = {}
+        self._stops: dict[Edge, int] = {}
         for tensor in until:
             if tensor.grad_fn is None:
                 self._bit[id(tensor)] = 0
@@ -240,8 +244,7 @@ class Reachability:
         found, stops, root = self.nodes, self._stops, tensor.grad_fn
         assert root is not None
         stack: list[tuple[Any, Any]] = [(root, root.next_functions)]
-        if isinstance(root, BackwardCFunction):
-            self.functions.setdefault(root, set()).add(tensor.output_nr)
+        self._roots.append((root, tensor.output_nr))
         while stack:
             node, edges = stack[-1]
             bits, complete = 0, True
@@ -254,10 +257,8 @@ class Reachability:
                 if child_bits is None:
                     stack.append((child, child.next_functions))
                     complete = False
-                    continue
-                bits |= child_bits
-                if isinstance(child, BackwardCFunction) and edge not in stops:
-                    self.functions.setdefault(child, set()).add(edge[1])
+                else:
+                    bits |= child_bits
             if not complete:
                 continue
             if type(node) is AccumulateGrad:
@@ -265,6 +266,18 @@ class Reachability:
             found[node] = bits
             stack.pop()
         return found[root]
+
+    @functools.cached_property
+    def functions(self) -> dict[Any, set[int]]:
+        """The visited nodes of Python autograd functions (checkpoints, compiled functions), with the indices of the
+        outputs through which they were reached."""
+        found: dict[Any, set[int]] = {node: set() for node in self.nodes if isinstance(node, BackwardCFunction)}
+        if found:
+            edges = (edge for node in self.nodes for edge in node.next_functions if edge not in self._stops)
+            for node, output in itertools.chain(self._roots, edges):
+                if node in found:
+                    found[node].add(output)
+        return found
 
     def tensors(self, bits: int) -> list[Tensor]:
         """Return the leaves of a set of bits, in order."""

@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, final
 
 import torch
@@ -87,10 +87,7 @@ class RowSource:
         gradients = backpropagate(self._derivatives, direction)
         unused = {name for name, gradient in gradients.items() if gradient is None}
         require_used(self._graph.shared, unused)
-        found = {
-            name: torch.zeros_like(self._graph.shared[name], requires_grad=False) if part is None else part
-            for name, part in gradients.items()
-        }
+        found = zeros_for_missing(gradients.values(), self._graph.shared)
         return finite_direction(found, self._derivatives.factor), unused
 
     def head_gradients(self, factors: Mapping[int, float]) -> LeafGradients:
@@ -100,6 +97,14 @@ class RowSource:
             for slot, leaf, gradient in self._derivatives.head_gradients()
             if slot in factors and gradient is not None  # a task may have been dropped
         ]
+
+
+def zeros_for_missing(gradients: Iterable[Tensor | None], like: Mapping[str, Tensor]) -> Direction:
+    """Return gradients by name, with zeros for parameters that no loss depends on."""
+    return {
+        name: torch.zeros_like(one, requires_grad=False) if gradient is None else gradient
+        for (name, one), gradient in zip(like.items(), gradients, strict=True)
+    }
 
 
 def of_features(derivatives: Derivatives) -> FeatureDerivatives:
@@ -176,10 +181,7 @@ class LossRows(LazyRows):
             return None
         self.freed = not self._derivatives.retain_graph
         self._note_unused([name for name, part in zip(self.like, total, strict=True) if part is None])
-        direction = {
-            name: torch.zeros_like(like, requires_grad=False) if part is None else part
-            for (name, like), part in zip(self.like.items(), total, strict=True)
-        }
+        direction = zeros_for_missing(total, self.like)
         if factor != 1:
             direction = {name: part / factor for name, part in direction.items()}
         if gramians := self.__dict__.get("_gramians"):

@@ -1,9 +1,9 @@
 """The rows of a step across ranks, by one of four kinds of exchange; after it, every rank takes the same step.
 
-* `BatchRows`: every rank has all tasks on its part of the batch.
-* `TaskRows`: every rank has some of the tasks, and sends their rows.
-* `LocalRows`: every rank homogenizes its own rows; directions are averaged.
-* `FullyShardedRows`: hooks of `fully_shard` exchange the rows in the backward passes.
+* `BatchSource`: every rank has all tasks on its part of the batch.
+* `TasksSource`: every rank has some of the tasks, and sends their rows.
+* `LocalSource`: every rank homogenizes its own rows; directions are averaged.
+* `FullyShardedSource`: hooks of `fully_shard` exchange the rows in the backward passes.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ from gradhomog.rows import DenseRows, Direction, Jacobian, LazyRows, PerTaskRows
 from gradhomog.step.step import KernelTraces, Step, task_keys
 
 
-class RanksRows(row_source.RowSource):
+class RanksSource(row_source.RowSource):
     """A source that sends rows or parts of them; after it, every rank takes the same step."""
 
     exchanged: Literal["nothing", "rows", "directions"] = "rows"
@@ -79,7 +79,7 @@ class RanksRows(row_source.RowSource):
         return unused
 
 
-class BatchRows(RanksRows):
+class BatchSource(RanksSource):
     """The rows Σ_r w_ri J_ri."""
 
     def make_step(self) -> Step:
@@ -241,7 +241,7 @@ class ExchangedLossRows(LazyRows):
                 yield (row, 1 / (self._totals[slot] * derivatives.factor)) if row else None
 
 
-class TaskRows(RanksRows):
+class TasksSource(RanksSource):
     """The rows of the tasks of all ranks, in the order of the ranks; `head_scales` has no effect without heads.
 
     Raises:
@@ -278,7 +278,7 @@ class TaskRows(RanksRows):
         return direction, self.unused(self._used)
 
 
-class FullyShardedRows(RanksRows):
+class FullyShardedSource(RanksSource):
     """The rows of parameters that `fully_shard` splits over the ranks.
 
     Its hooks compute the mean over ranks, of which every rank receives the part that it stores. These parts are the
@@ -322,7 +322,7 @@ class FullyShardedRows(RanksRows):
         return split_whole_tensors(direction, self._graph.shared), self.unused(self._used)
 
 
-class LocalRows(RanksRows):
+class LocalSource(RanksSource):
     """The rows of this rank; directions and gradients of heads are averaged over the ranks."""
 
     exchanged = "directions"

@@ -1,8 +1,12 @@
-"""Recommendation of a diagnosis: rules on confidence intervals, each with a code and a plain sentence."""
+"""Recommendation of a diagnosis: a table of rules on confidence intervals, each with a code and a plain sentence."""
 
+import functools
 import json
 import math
-from collections.abc import Iterator, Sequence
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,195 +29,11 @@ lose 5 % of their length in the mean."""
 MAX_NAMED = 3
 """Pairs that a sentence names."""
 
-Pair = tuple[int, int]
-
-
-def bonferroni(count: int, batches: int) -> float:
-    """The factor of the half width of an interval after correction for the number of intervals."""
-    tail = (1 - LEVEL) / 2
-    return student_quantile(tail / count, batches - 1) / student_quantile(tail, batches - 1)
-
-
-def zero_tasks(found: DiagnosisResult) -> list[int]:
-    """The tasks all of whose rows are zero."""
-    return [task for task, norm in enumerate(found.single.norms.value.tolist()) if norm == 0]
-
-
-def nonzero_pairs(found: DiagnosisResult) -> list[Pair]:
-    """All pairs of different tasks without zero tasks."""
-    zero = zero_tasks(found)
-    tasks = [task for task in range(len(found.tasks)) if task not in zero]
-    return [(first, second) for first in tasks for second in tasks if first < second]
-
-
-def pair_names(found: DiagnosisResult, pairs: Sequence[Pair]) -> list[str]:
-    """The names of pairs, with the cosines of their expected gradients if these are resolved."""
-    cosines = found.expected.cosines
-    return [
-        f"{found.tasks[i]} and {found.tasks[j]}"
-        + ("" if bool(cosines.value[i, j].isnan()) else f" ({interval(cosines, i, j, digits=2)})")
-        for i, j in pairs
-    ]
-
-
-def join(names: Sequence[str]) -> str:
-    """The first names as one text, and the number of the others."""
-    more = len(names) - MAX_NAMED
-    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
 METHODS_FOR_CONFLICT = ("aligned_mtl", "cagrad", "mgda", "upgrad", "dcgd")
 """First choices and alternatives for conflict in docs/methods/index.md."""
 
 RARE = 0.1
 """Conflict rate of single rows below which `no_conflict` does not mention it."""
-
-
-def harm(found: DiagnosisResult) -> Iterator[Recommendation]:
-    """Tasks whose loss the plain step increases."""
-    if harmed := _harmed(found):
-        names = [f"{found.tasks[task]} ({interval(found.step.cosines, task, digits=2)})" for task in harmed]
-        yield Recommendation(
-            "harmed_task",
-            f"the plain step increases the loss of {join(names)}, by the cosine of expected gradient and step: "
-            "reweight the losses, or use a method for conflict.",
-            METHODS_FOR_CONFLICT,
-        )
-
-
-def conflict(found: DiagnosisResult) -> Iterator[Recommendation]:
-    """Real conflict, its absence, and unresolved pairs."""
-    pairs = nonzero_pairs(found)
-    if not pairs:
-        return
-    products, cosines = found.expected.inner_products, found.expected.cosines
-    factor, harmed = bonferroni(len(pairs), found.batches), _harmed(found)
-    negative = [pair for pair in pairs if float((products.value + factor * products.half_width)[pair]) < 0]
-    # A small cosine with a much longer gradient can harm a task.
-    negligible = [
-        pair
-        for pair in pairs
-        if float(cosines.low[pair]) > -NEGLIGIBLE
-        and float(cosines.high[pair]) < NEGLIGIBLE
-        and not set(pair) & set(harmed)
-    ]
-    real = [pair for pair in negative if pair not in negligible]
-    positive = [pair for pair in pairs if float(products.low[pair]) > 0 and pair not in negligible]
-    others = [pair for pair in pairs if pair not in (*real, *negligible, *positive)]
-    hidden = [pair for pair in others if _largest_effect(found, pair) < NEGLIGIBLE]
-    unresolved = [pair for pair in others if pair not in hidden]
-    if real:
-        yield _real_conflict(found, sorted(real, key=lambda pair: float(cosines.value[pair].nan_to_num(nan=2.0))))
-    elif not others:
-        yield _no_conflict(found, positive, negligible)
-    if unresolved:
-        yield _unresolved(found, unresolved, len(pairs))
-    if hidden:
-        effect = max(_largest_effect(found, pair) for pair in hidden)
-        yield Recommendation(
-            "hidden_by_noise",
-            f"conflict of {len(hidden)} of {len(pairs)} pairs ({join(pair_names(found, hidden))}) cannot matter, and "
-            "more batches are not needed: the signal is so small that the angle of the expected gradients changes "
-            f"cosines of single rows, which methods compare, by at most {effect:.2g}.",
-        )
-
-
-def _largest_effect(found: DiagnosisResult, pair: Pair) -> float:
-    """√(s_i s_j) of the upper ends of the signal fractions: the cosine of two rows whose expectations are aligned."""
-    first, second = (max(0.0, float(found.expected.signal_fractions.high[task])) for task in pair)
-    return math.sqrt(first * second)
-
-
-def _harmed(found: DiagnosisResult) -> list[int]:
-    products = found.step.products
-    above = products.value + bonferroni(len(found.tasks), found.batches) * products.half_width
-    return [task for task, high in enumerate(above.tolist()) if high < 0]
-
-
-def _real_conflict(found: DiagnosisResult, pairs: Sequence[Pair]) -> Recommendation:
-    zero = zero_tasks(found)
-    all_decrease = all(low > 0 for task, low in enumerate(found.step.products.low.tolist()) if task not in zero)
-    methods = ", ".join(METHODS_FOR_CONFLICT)
-    # Measured on pairs of glyphs and on ten regressions: docs/results/where-surgery-helps.md.
-    advice = (
-        f"the plain step decreases all losses nevertheless. Expect little from methods for conflict ({methods})"
-        if all_decrease
-        else f"methods for conflict can help: {methods}"
-    )
-    return Recommendation(
-        "conflict",
-        f"real conflict between {join(pair_names(found, pairs))}: the cosine of their expected gradients is negative; "
-        f"{advice}. Compare them with tuned static weights.",
-        () if all_decrease else METHODS_FOR_CONFLICT,
-    )
-
-
-def _no_conflict(found: DiagnosisResult, positive: Sequence[Pair], negligible: Sequence[Pair]) -> Recommendation:
-    values = [value for pair in positive if not math.isnan(value := float(found.expected.cosines.value[pair]))]
-    text = "no conflict: inner products of expected gradients are positive or negligible"
-    if values:
-        span = f"{min(values):.2f}" if len(values) == 1 else f"{min(values):.2f} to {max(values):.2f}"
-        text = f"no conflict: cosines of expected gradients are positive or negligible ({span})"
-    rate, independent = _mean_conflict_rates(found, positive)
-    if rate >= RARE:
-        which = "pairs of single rows" if not negligible else "pairs of single rows with a positive expectation"
-        text += (
-            f". The {100 * rate:.0f} % of {which} that conflict do so by noise (independent rows: "
-            f"{100 * independent:.0f} %)"
-        )
-    if _mean_conflict_rates(found, negligible)[0] >= RARE:
-        text += f". Cosines within ±{NEGLIGIBLE} are negligible: the sign of their single inner products has no effect"
-    return Recommendation("no_conflict", f"{text}.")
-
-
-def _mean_conflict_rates(found: DiagnosisResult, pairs: Sequence[Pair]) -> tuple[float, float]:
-    """Mean conflict rates of rows of one batch and of two batches; NaN if no batch has such a pair."""
-    rates = found.single.conflict_rates.value, found.single.independent_conflict_rates.value
-    same, independent = (float(torch.stack([rate[pair] for pair in pairs] or [rate.new_tensor(torch.nan)]).nanmean())
-                         for rate in rates)  # fmt: skip
-    return same, independent
-
-
-def _unresolved(found: DiagnosisResult, pairs: Sequence[Pair], total: int) -> Recommendation:
-    factor = bonferroni(total, found.batches)
-    needed = [value for pair in pairs if math.isfinite(value := _batches_needed(found, pair, factor))]
-    more = f"; at least {_round_up(max(found.batches + 1, *needed)):,} batches are needed" if needed else ""
-    return Recommendation(
-        "unresolved",
-        f"conflict unresolved for {len(pairs)} of {total} pairs ({join(pair_names(found, pairs))}): the corrected "
-        f"intervals include 0 with {found.batches} batches{more}.",
-    )
-
-
-def _batches_needed(found: DiagnosisResult, pair: Pair, factor: float) -> float:
-    """A lower bound of the number of batches after which a pair is resolved: widths decrease as 1/B at most.
-
-    The interval of an inner product must be narrower than its distance from 0, or than `NEGLIGIBLE` as a cosine; that
-    of a negative one after multiplication by the factor of Bonferroni's correction.
-    """
-    products = found.expected.inner_products
-    norms = [float(found.expected.norms.value[task]) for task in pair]
-    if not any(map(math.isnan, norms)):
-        value, half_width = float(products.value[pair]), float(products.half_width[pair])
-        ratios = [half_width / (NEGLIGIBLE * math.prod(norms))]
-        if value:
-            ratios.append((factor if value < 0 else 1.0) * half_width / abs(value))
-        return found.batches * min(ratios)
-    squares = [(task, task) for task in pair if math.isnan(norms[pair.index(task)])]
-    ratios = [
-        float(products.half_width[place]) / value
-        for place in squares
-        if (value := float(products.value[place] if products.value[place] > 0 else products.high[place])) > 0
-    ]
-    return found.batches * max(ratios) if ratios else math.inf
-
-
-def _round_up(value: float) -> int:
-    """The next integer with two significant digits."""
-    whole = math.ceil(value)
-    unit: int = 10 ** max(0, len(str(whole)) - 2)
-    return -(-whole // unit) * unit
-
 
 EQUAL_NORMS = 'reweight(beta=0, solver="fixed_point")'
 """The defaults of `reweight` make a task with a larger gradient larger."""
@@ -245,50 +65,353 @@ NOISY = 0.5
 MIN_EFFECTIVE_ROWS = 3.0
 """With fewer batches, a share below `HEAVY_TAIL` would be that of one or two rows."""
 
+Pair = tuple[int, int]
 
-def norms_differ(found: DiagnosisResult) -> Iterator[Recommendation]:
-    """The norms of expected gradients if they differ; otherwise those of single rows if they differ."""
-    pairs = nonzero_pairs(found)
-    if not pairs:
-        return
-    factor = bonferroni(len(pairs), found.batches)
-    noisy = (found.expected.signal_fractions.high < NOISY).tolist()
-    apart = [pair for pair in pairs if not _aligned(found, pair)]
-    uneven = [pair for pair in pairs if pair in apart or noisy[pair[0]] or noisy[pair[1]]]
-    advice = f"tune static weights, or balance the norms: {', '.join((AUTO, *METHODS_FOR_NORMS))}."
-    methods = (AUTO, inverse_norms(found), *METHODS_FOR_NORMS)
-    if ratio := _expected_ratio(found, apart, factor):
-        yield Recommendation("norms_differ", f"norms of expected gradients differ {ratio}: {advice}", methods)
-    elif ratio := _row_ratio(found, uneven, factor):
-        yield Recommendation(
-            "row_norms_differ",
-            f"norms of single rows differ {ratio}, by geometric means, and the plain step follows the longer rows: "
-            f"{advice}",
-            methods,
-        )
+Values = dict[str, Any]
+"""The values in the sentence of a rule by name, and the `methods` that it recommends."""
 
 
-def _expected_ratio(found: DiagnosisResult, pairs: Sequence[Pair], factor: float) -> str:
-    """The norm ratio with the largest lower end, after Bonferroni's correction; empty if norms do not differ."""
-    ordered = [*pairs, *(pair[::-1] for pair in pairs)]
-    lowest, larger, smaller = max(((_lowest_ratio(found, i, j, factor), i, j) for i, j in ordered), default=(0.0, 0, 0))
-    if lowest < DIFFERENT_NORMS:
-        return ""
-    resolved = bool(found.norm_ratios.value[larger, smaller].isfinite())
-    ratio = ratio_range(found.norm_ratios, larger, smaller, unit=" ×") if resolved else f"> {number(lowest)} ×"
-    return f"{ratio} ({found.tasks[larger]} over {found.tasks[smaller]})"
+class _Facts:
+    """The facts about a result that several rules read; masks of pairs `[tasks, tasks]` are above the diagonal.
+
+    Attributes:
+        pairs: pairs of tasks whose rows are not all zero.
+        factor: of half widths, after Bonferroni's correction for the number of pairs.
+        harmed: tasks whose loss the plain step increases.
+        negligible: pairs whose cosine is negligible; not if one of them is harmed, as by a much longer gradient.
+        real, positive: other pairs whose inner product is negative, or positive.
+        hidden: the rest, if conflict cannot matter; `effects` are the largest cosines of rows whose expectations are
+            aligned, √(s_i s_j) of the upper ends of the signal fractions.
+        unresolved: all others.
+        step_noise: the noise scale of the plain step.
+        noisy_step: True if noise exceeds signal in the plain step.
+    """
+
+    def __init__(self, found: DiagnosisResult) -> None:
+        expected, step, batches = found.expected, found.step.products, found.batches
+        products, cosines = expected.inner_products, expected.cosines
+        self.found, self.present = found, found.single.norms.value != 0
+        self.pairs = (self.present[:, None] & self.present).triu(1)
+        self.factor = _bonferroni(max(int(self.pairs.sum()), 1), batches)
+        self.harmed = step.value + _bonferroni(len(found.tasks), batches) * step.half_width < 0
+        small = (cosines.low > -NEGLIGIBLE) & (cosines.high < NEGLIGIBLE)
+        self.negligible = self.pairs & small & ~self.harmed[:, None] & ~self.harmed
+        negative = products.value + self.factor * products.half_width < 0
+        self.real = self.pairs & negative & ~self.negligible
+        self.positive = self.pairs & (products.low > 0) & ~self.negligible
+        others = self.pairs & ~(self.real | self.negligible | self.positive)
+        fractions = expected.signal_fractions.high.nan_to_num(nan=0.0, posinf=torch.inf).clamp_min(0)
+        self.effects = (fractions[:, None] * fractions).sqrt()
+        self.hidden = others & (self.effects < NEGLIGIBLE)
+        self.unresolved = others & ~self.hidden
+        self.step_noise = found.noise.step_noise_scale
+        self.noisy_step = float(self.step_noise.low) > 1
+
+    @functools.cached_property
+    def expected_ratio(self) -> str:
+        """The norm ratio of expected gradients with the largest lower end; empty if their norms do not differ."""
+        found, some = self.found, self.pairs & ~self.aligned
+        lowest_ratios = self.lowest_ratios()
+        ordered = [(float(lowest_ratios[i, j]), i, j) for i, j in _listed(some | some.mT)]
+        lowest, larger, smaller = max(ordered, default=(0.0, 0, 0))
+        if lowest < DIFFERENT_NORMS:
+            return ""
+        resolved = bool(found.norm_ratios.value[larger, smaller].isfinite())
+        ratio = ratio_range(found.norm_ratios, larger, smaller, unit=" ×") if resolved else f"> {number(lowest)} ×"
+        return f"{ratio} ({found.tasks[larger]} over {found.tasks[smaller]})"
+
+    @functools.cached_property
+    def row_ratio(self) -> str:
+        """The ratio of typical norms of single rows that differ most; empty if norms of rows, or others, do not."""
+        found, differences = self.found, self.found.row_norms.log_differences
+        noisy = found.expected.signal_fractions.high < NOISY
+        some = self.pairs & (~self.aligned | noisy[:, None] | noisy)
+        lowest = (differences.value - self.factor * differences.half_width).nan_to_num(nan=0.0)
+        pairs = [pair for i, j in _listed(some) for pair in ((i, j), (j, i))]
+        larger, smaller = max(pairs, key=lambda pair: float(lowest[pair]), default=(0, 0))
+        if float(lowest[larger, smaller]) < math.log(DIFFERENT_NORMS) or self.expected_ratio:
+            return ""
+        ratio = ratio_range(TransformedEstimate.of(differences, torch.exp), larger, smaller, unit=" ×")
+        return f"{ratio} ({found.tasks[larger]} over {found.tasks[smaller]})"
+
+    @functools.cached_property
+    def heavy(self) -> list[tuple[float, str]]:
+        """Tasks whose mean squared norm comes from few rows, if there are enough batches for such a share."""
+        if self.found.batches * HEAVY_TAIL < MIN_EFFECTIVE_ROWS:
+            return []
+        shares = zip(self.found.row_norms.effective_shares.value.tolist(), self.found.tasks, strict=True)
+        return sorted((share, name) for share, name in shares if share < HEAVY_TAIL)
+
+    @functools.cached_property
+    def noisy_rows(self) -> str:
+        """Noise scale and place of rows whose noise exceeds their signal, as text; empty if there are none."""
+        scales = self.found.noise.noise_scales
+        measured = ~scales.value.isnan()
+        noisy = (scales.low > 1) & measured
+        if not bool(noisy.any()):
+            return ""
+        names = [name for name, is_noisy in zip(self.found.tasks, noisy.tolist(), strict=True) if is_noisy]
+        where = "in single rows" if bool((noisy | ~measured).all()) else f"in single rows of {_join(names)}"
+        finite = scales.value[noisy & scales.value.isfinite()]
+        return f"{number(float(finite.min()))} × or more {where}" if finite.numel() else where
+
+    @property
+    def aligned(self) -> Tensor:
+        return self.found.expected.cosines.low > ALIGNED  # False for NaN
+
+    @property
+    def no_conflict(self) -> bool:
+        return bool(self.pairs.any()) and not bool((self.real | self.hidden | self.unresolved).any())
+
+    @property
+    def has_noise(self) -> bool:
+        """True if the plain step has measured noise, or rows have noise."""
+        quiet = float(self.step_noise.high) == 0 and self.largest_row_noise == 0
+        return not bool(self.step_noise.value.isnan()) and not quiet
+
+    @property
+    def largest_row_noise(self) -> float:
+        return float(self.found.noise.noise_scales.high.nan_to_num(nan=0.0, posinf=torch.inf).max())
+
+    @property
+    def cancels(self) -> bool:
+        """True if the noise scale of the plain step is above those of all rows."""
+        return float(self.step_noise.low) > self.largest_row_noise
+
+    def names(self, mask: Tensor) -> str:
+        """The names of pairs, with the cosines of their expected gradients if these are resolved, the smallest first
+        for real conflict."""
+        cosines, pairs = self.found.expected.cosines, _listed(mask)
+        if mask is self.real:
+            pairs.sort(key=lambda pair: float(cosines.value[pair].nan_to_num(nan=2.0)))
+        return _join([
+            self.found.tasks[i] + " and " + self.found.tasks[j]
+            + ("" if bool(cosines.value[i, j].isnan()) else f" ({interval(cosines, i, j, digits=2)})")
+            for i, j in pairs
+        ])  # fmt: skip
+
+    def some(self, mask: Tensor) -> Values:
+        return {"count": int(mask.sum()), "total": int(self.pairs.sum()), "pairs": self.names(mask)}
+
+    def lowest_ratios(self) -> Tensor:
+        """The lower ends of norm ratios after correction; 0 if the larger norm is unresolved."""
+        ratios, squares, factor = self.found.norm_ratios, self.found.expected.inner_products, self.factor
+        # The upper end of an unresolved norm is that of its square.
+        low = (squares.value - factor * squares.half_width).diagonal().clamp_min(0)
+        unresolved = (low[:, None] / (squares.value + factor * squares.half_width).diagonal()).sqrt()
+        resolved = ratios.value * (ratios.low / ratios.value) ** factor  # the interval is that of the logarithm
+        return torch.where(ratios.value.isnan(), unresolved, resolved).nan_to_num(nan=0.0, posinf=0.0)
+
+    def batches_needed(self, pair: Pair) -> float:
+        """A lower bound of the number of batches after which a pair is resolved: widths decrease as 1/B at most.
+
+        The interval of an inner product must be narrower than its distance from 0, or than `NEGLIGIBLE` as a cosine;
+        that of a negative one after multiplication by the factor of Bonferroni's correction.
+        """
+        products = self.found.expected.inner_products
+        norms = [float(self.found.expected.norms.value[task]) for task in pair]
+        if not any(map(math.isnan, norms)):
+            value, half_width = float(products.value[pair]), float(products.half_width[pair])
+            ratios = [half_width / (NEGLIGIBLE * math.prod(norms))]
+            if value:
+                ratios.append((self.factor if value < 0 else 1.0) * half_width / abs(value))
+            return self.found.batches * min(ratios)
+        squares = [(task, task) for task in pair if math.isnan(norms[pair.index(task)])]
+        ratios = [
+            float(products.half_width[place]) / value
+            for place in squares
+            if (value := float(products.value[place] if products.value[place] > 0 else products.high[place])) > 0
+        ]
+        return self.found.batches * max(ratios) if ratios else math.inf
 
 
-def _row_ratio(found: DiagnosisResult, pairs: Sequence[Pair], factor: float) -> str:
-    """The ratio of the typical norms of single rows that differ most; empty if norms do not differ."""
-    differences = found.row_norms.log_differences
-    lowest = (differences.value - factor * differences.half_width).nan_to_num(nan=0.0)
-    ordered = [pair for i, j in pairs for pair in ((i, j), (j, i)) if float(lowest[pair]) >= math.log(DIFFERENT_NORMS)]
-    if not ordered:
-        return ""
-    larger, smaller = max(ordered, key=lambda pair: float(lowest[pair]))
-    ratio = ratio_range(TransformedEstimate.of(differences, torch.exp), larger, smaller, unit=" ×")
-    return f"{ratio} ({found.tasks[larger]} over {found.tasks[smaller]})"
+# -- conditions of rules: each returns the values of the sentence, or None if the rule does not apply -----------------
+
+
+def _if(condition: bool) -> Values | None:
+    return {} if condition else None
+
+
+def _named(names: Sequence[str], **others: Any) -> Values | None:
+    return {"tasks": _join(names), **others} if names else None
+
+
+def _rare(facts: _Facts) -> Values | None:
+    left_out = facts.found.left_out.items()
+    names = [f"{name} ({count} batch{'' if count == 1 else 'es'})" for name, count in left_out]
+    return _named(names, min_batches=MIN_BATCHES)
+
+
+def _harmed(facts: _Facts) -> Values | None:
+    found = facts.found
+    names = [f"{found.tasks[task]} ({interval(found.step.cosines, task, digits=2)})" for task in _tasks(facts.harmed)]
+    return _named(names, methods=METHODS_FOR_CONFLICT)
+
+
+def _conflict(facts: _Facts) -> Values | None:
+    if not bool(facts.real.any()):
+        return None
+    pairs, methods = facts.names(facts.real), ", ".join(METHODS_FOR_CONFLICT)
+    # Measured on pairs of glyphs and on ten regressions: docs/results/where-surgery-helps.md.
+    if bool((facts.found.step.products.low[facts.present] > 0).all()):
+        few = "the plain step decreases all losses nevertheless. Expect little from methods for conflict"
+        return {"pairs": pairs, "advice": f"{few} ({methods})"}
+    return {"pairs": pairs, "advice": f"methods for conflict can help: {methods}", "methods": METHODS_FOR_CONFLICT}
+
+
+def _no_conflict(facts: _Facts) -> Values | None:
+    if not facts.no_conflict:
+        return None
+    cosines = facts.found.expected.cosines.value[facts.positive]
+    values = cosines[~cosines.isnan()].tolist()
+    measures, more = "inner products of expected gradients are positive or negligible", ""
+    if values:
+        span = f"{min(values):.2f}" if len(values) == 1 else f"{min(values):.2f} to {max(values):.2f}"
+        measures = f"cosines of expected gradients are positive or negligible ({span})"
+    rate, independent = _mean_conflict_rates(facts.found, facts.positive)
+    if rate >= RARE:
+        which = "pairs of single rows" + (" with a positive expectation" if bool(facts.negligible.any()) else "")
+        more = f". The {100 * rate:.0f} % of {which} that conflict do so by noise (independent rows: "
+        more += f"{100 * independent:.0f} %)"
+    if _mean_conflict_rates(facts.found, facts.negligible)[0] >= RARE:
+        more += f". Cosines within ±{NEGLIGIBLE} are negligible: the sign of their single inner products has no effect"
+    return {"measures": measures, "more": more}
+
+
+def _mean_conflict_rates(found: DiagnosisResult, pairs: Tensor) -> tuple[float, float]:
+    """Mean conflict rates of rows of one batch and of two batches; NaN if no batch has such a pair."""
+    same, independent = found.single.conflict_rates.value, found.single.independent_conflict_rates.value
+    return float(same[pairs].nanmean()), float(independent[pairs].nanmean())
+
+
+def _unresolved(facts: _Facts) -> Values | None:
+    pairs, batches = _listed(facts.unresolved), facts.found.batches
+    needed = [value for pair in pairs if math.isfinite(value := facts.batches_needed(pair))]
+    more = f"; at least {_round_up(max(batches + 1, *needed)):,} batches are needed" if needed else ""
+    return {**facts.some(facts.unresolved), "batches": batches, "more": more} if pairs else None
+
+
+def _hidden(facts: _Facts) -> Values | None:
+    if not bool(facts.hidden.any()):
+        return None
+    return {**facts.some(facts.hidden), "effect": float(facts.effects[facts.hidden].max())}
+
+
+def _differing(facts: _Facts, ratio: str) -> Values | None:
+    if not ratio:
+        return None
+    methods = (AUTO, inverse_norms(facts.found), *METHODS_FOR_NORMS)
+    return {"ratio": ratio, "balancing": ", ".join((AUTO, *METHODS_FOR_NORMS)), "methods": methods}
+
+
+def _heavy_tails(facts: _Facts) -> Values | None:
+    names = [f"{name} ({100 * share:.0f} %)" for share, name in facts.heavy]
+    return _named(names, bounding=", ".join(METHODS_FOR_TAILS), methods=METHODS_FOR_TAILS)
+
+
+def _average_more(facts: _Facts) -> Values | None:
+    """Noise in rows, in the plain step, or in both."""
+    rows, step, noisy_step = facts.noisy_rows, facts.step_noise, facts.noisy_step
+    if not facts.has_noise or not (rows or (noisy_step and not facts.cancels)):
+        return None
+    measurable, places = math.isfinite(float(step.low)), [rows] if rows else []
+    if noisy_step:
+        places.insert(0, f"{ratio_range(step, unit=' ×')} in the plain step" if measurable else "in the plain step")
+    signal = f" No signal is measurable in the plain step with {facts.found.batches} batches."
+    return {
+        "places": " and ".join(places),
+        "act": ": methods that compare single rows act on noise" if rows else "",
+        "more": "examples, tasks or batches in a step" if noisy_step else "examples or batches in each row",
+        "signal": "" if measurable else signal,
+    }
+
+
+def _quiet_step(facts: _Facts, applies: bool) -> Values | None:
+    """A plain step that is not noisy, if a condition on its noise scale holds."""
+    found = {"scale": ratio_range(facts.step_noise), "batches": facts.found.batches}
+    return found if applies and facts.has_noise and not facts.noisy_step else None
+
+
+def _canceling_step(facts: _Facts) -> Values | None:
+    if not facts.has_noise or not facts.noisy_step or facts.noisy_rows or not facts.cancels:
+        return None
+    step = facts.step_noise
+    scale = f"noise scale {ratio_range(step)}" if math.isfinite(float(step.low)) else "no measurable signal"
+    return {"scale": scale, "rows": number(facts.largest_row_noise)}
+
+
+def _shared_noise(facts: _Facts) -> Values | None:
+    """Pairs with correlated noise, unless noise is negligible in both of their rows."""
+    found, correlations = facts.found, facts.found.noise.correlations
+    noisy = found.noise.noise_scales.value > NEGLIGIBLE
+    certain = (correlations.low > NEGLIGIBLE) | (correlations.high < -NEGLIGIBLE)
+    pairs = _listed((certain & (noisy[:, None] | noisy)).triu(1))
+    pairs.sort(key=lambda pair: -abs(float(correlations.value[pair])))
+    named = [f"{found.tasks[i]} and {found.tasks[j]} ({interval(correlations, i, j, digits=2)})" for i, j in pairs]
+    return _named(named)
+
+
+def _plain_mean(facts: _Facts) -> Values | None:
+    """The intervals of the norm ratios of all pairs that are not aligned are within 1/2 and 2."""
+    high = facts.found.norm_ratios.high
+    similar = bool((torch.maximum(high, high.mT)[facts.pairs & ~facts.aligned] < DIFFERENT_NORMS).all())
+    return _if(facts.no_conflict and not facts.row_ratio and not facts.heavy and similar)
+
+
+Find = Callable[[_Facts], Values | None]
+
+INVALID: dict[str, Find] = {
+    "accumulated_rows": lambda facts: _if(facts.found.accumulated),
+    "summed_loss": lambda facts: _if(facts.found.parallel and not facts.found.accumulated),
+}
+"""Rules after which no other one applies, by code."""
+
+RULES: dict[str, Find] = {
+    "total_as_task": lambda facts: _named(facts.found.summed),
+    "dependent_rows": lambda facts: _if(facts.found.dependent and not facts.found.summed),
+    "zero_gradient": lambda facts: _named([facts.found.tasks[task] for task in _tasks(~facts.present)]),
+    "rare_task": _rare,
+    "harmed_task": _harmed,
+    "conflict": _conflict,
+    "no_conflict": _no_conflict,
+    "unresolved": _unresolved,
+    "hidden_by_noise": _hidden,
+    "norms_differ": lambda facts: _differing(facts, facts.expected_ratio),
+    "row_norms_differ": lambda facts: _differing(facts, facts.row_ratio),
+    "heavy_tails": _heavy_tails,
+    "no_noise": lambda facts: _if(not facts.has_noise and not bool(facts.step_noise.value.isnan())),
+    "average_more": _average_more,
+    "noise_unresolved": lambda facts: _quiet_step(facts, math.isinf(float(facts.step_noise.high))),
+    "little_noise": lambda facts: _quiet_step(facts, float(facts.step_noise.high) < 1),
+    "noise_like_signal": lambda facts: _quiet_step(facts, 1 <= float(facts.step_noise.high) < math.inf),
+    "plain_step_cancels": _canceling_step,
+    "shared_noise": _shared_noise,
+    "plain_mean": _plain_mean,
+}
+"""The conditions of the other rules by code, the most important first; `recommendations.toml` has their sentences."""
+
+
+@functools.cache
+def _sentences() -> dict[str, str]:
+    text = Path(__file__).with_name("recommendations.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def recommend(found: DiagnosisResult) -> tuple[Recommendation, ...]:
+    """Apply all rules; the most important sentence is the first. The guide lists codes and conditions.
+
+    Real conflict is claimed for a pair if the interval of its inner product is below zero after Bonferroni's correction
+    for the number of pairs; that there is none, if the intervals of all pairs are above zero, or negligible.
+    """
+    facts = _Facts(found)
+    return _apply(INVALID, facts) or _apply(RULES, facts)
+
+
+def _apply(rules: dict[str, Find], facts: _Facts) -> tuple[Recommendation, ...]:
+    found = [(code, values) for code, find in rules.items() if (values := find(facts)) is not None]
+    return tuple(
+        Recommendation(code, _sentences()[code].format(**values), values.get("methods", ())) for code, values in found
+    )
 
 
 def inverse_norms(found: DiagnosisResult) -> str:
@@ -308,203 +431,28 @@ def inverse_norms(found: DiagnosisResult) -> str:
     return f"static(weights={{{', '.join(f'{json.dumps(name, ensure_ascii=False)}: {n}' for name, n in pairs)}}})"
 
 
-def _aligned(found: DiagnosisResult, pair: Pair) -> bool:
-    return float(found.expected.cosines.low[pair]) > ALIGNED  # False for NaN
+def _bonferroni(count: int, batches: int) -> float:
+    """The factor of the half width of an interval after correction for the number of intervals."""
+    tail = (1 - LEVEL) / 2
+    return student_quantile(tail / count, batches - 1) / student_quantile(tail, batches - 1)
 
 
-def heavy_tails(found: DiagnosisResult) -> Iterator[Recommendation]:
-    """Tasks whose mean squared norm comes from few rows, if there are enough batches for such a share."""
-    if found.batches * HEAVY_TAIL < MIN_EFFECTIVE_ROWS:
-        return
-    shares = found.row_norms.effective_shares.value.tolist()
-    heavy = sorted((share, name) for share, name in zip(shares, found.tasks, strict=True) if share < HEAVY_TAIL)
-    if heavy:
-        names = [f"{name} ({100 * share:.0f} %)" for share, name in heavy]
-        yield Recommendation(
-            "heavy_tails",
-            f"norms of single rows have heavy tails: an effective share of {join(names)} of the rows makes up the mean "
-            f"squared norm. Sums follow such rows: clip gradients, or bound each row: {', '.join(METHODS_FOR_TAILS)}. "
-            "Intervals of signal fractions and noise scales are too narrow for such rows.",
-            METHODS_FOR_TAILS,
-        )
+def _tasks(mask: Tensor) -> list[int]:
+    return [task for task, is_in in enumerate(mask.tolist()) if is_in]
 
 
-def norms_are_similar(found: DiagnosisResult) -> bool:
-    """True if the intervals of the norm ratios of all pairs that are not aligned are within 1/2 and 2."""
-    high = found.norm_ratios.high
-    apart = [pair for pair in nonzero_pairs(found) if not _aligned(found, pair)]
-    return all(float(torch.maximum(high[i, j], high[j, i])) < DIFFERENT_NORMS for i, j in apart)
+def _listed(mask: Tensor) -> list[Pair]:
+    return [(first, second) for first, second in torch.nonzero(mask).tolist()]
 
 
-def _lowest_ratio(found: DiagnosisResult, larger: int, smaller: int, factor: float) -> float:
-    """The lower end of a norm ratio, with intervals multiplied by a factor; 0 if the larger norm is unresolved."""
-    ratios, squares = found.norm_ratios, found.expected.inner_products
-    value, low = float(ratios.value[larger, smaller]), float(ratios.low[larger, smaller])
-    if not math.isnan(value):
-        return value * math.pow(low / value, factor)  # the interval is that of the logarithm
-    # The upper end of an unresolved norm is that of its square.
-    numerator = float((squares.value - factor * squares.half_width)[larger, larger])
-    denominator = float((squares.value + factor * squares.half_width)[smaller, smaller])
-    return math.sqrt(numerator / denominator) if numerator > 0 and denominator > 0 else 0.0
+def _join(names: Sequence[str]) -> str:
+    """The first names as one text, and the number of the others."""
+    more = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def noise(found: DiagnosisResult) -> Iterator[Recommendation]:
-    """Noise relative to signal: in single rows, which methods compare, and in the plain step."""
-    step, rows = found.noise.step_noise_scale, found.noise.noise_scales
-    if bool(step.value.isnan()):
-        return
-    if float(step.high) == 0 and _largest(rows.high) == 0:
-        yield Recommendation("no_noise", "no noise: the rows of all batches are equal.")
-        return
-    noisy_rows, step_is_noisy = _noisy_rows(found), float(step.low) > 1
-    if noisy_rows or (step_is_noisy and not _cancels(found)):
-        yield _average_more(found, noisy_rows, step_is_noisy)
-    if not step_is_noisy:
-        yield _plain_step(found)
-    elif not noisy_rows and _cancels(found):
-        scale = f"noise scale {ratio_range(step)}" if math.isfinite(float(step.low)) else "no measurable signal"
-        yield Recommendation(
-            "plain_step_cancels",
-            f"the expected gradients almost cancel in the plain step ({scale}), not in single rows (noise scale at "
-            f"most {number(_largest(rows.high))}): the direction of the plain step is mostly noise. Reweight the "
-            "losses, or use a method for conflict.",
-        )
-
-
-def shared_noise(found: DiagnosisResult) -> Iterator[Recommendation]:
-    """Pairs with correlated noise, unless noise is negligible in both of their rows."""
-    correlations = found.noise.correlations
-    noisy = found.noise.noise_scales.value > NEGLIGIBLE
-    certain = (correlations.low > NEGLIGIBLE) | (correlations.high < -NEGLIGIBLE)
-    rows, columns = torch.nonzero(torch.triu(certain & (noisy[:, None] | noisy), 1), as_tuple=True)
-    pairs = sorted(
-        zip(rows.tolist(), columns.tolist(), strict=True), key=lambda pair: -abs(float(correlations.value[pair]))
-    )
-    if pairs:
-        named = [f"{found.tasks[i]} and {found.tasks[j]} ({interval(correlations, i, j, digits=2)})" for i, j in pairs]
-        yield Recommendation(
-            "shared_noise",
-            f"the noise of tasks is correlated within a batch, as by shared inputs: {join(named)}. Cosines of single "
-            "batches differ from those of expected gradients.",
-        )
-
-
-def _average_more(found: DiagnosisResult, noisy_rows: str, step_is_noisy: bool) -> Recommendation:
-    """The sentence for noise in rows, in the plain step, or in both."""
-    step, places = found.noise.step_noise_scale, [noisy_rows] if noisy_rows else []
-    measurable = math.isfinite(float(step.low))
-    if step_is_noisy:
-        places.insert(0, f"{ratio_range(step, unit=' ×')} in the plain step" if measurable else "in the plain step")
-    act = ": methods that compare single rows act on noise" if noisy_rows else ""
-    more = "examples, tasks or batches in a step" if step_is_noisy else "examples or batches in each row"
-    signal = "" if measurable else f" No signal is measurable in the plain step with {found.batches} batches."
-    return Recommendation(
-        "average_more", f"noise exceeds signal {' and '.join(places)}{act}. Average more {more}.{signal}"
-    )
-
-
-def _cancels(found: DiagnosisResult) -> bool:
-    """True if the noise scale of the plain step is above those of all rows."""
-    return float(found.noise.step_noise_scale.low) > _largest(found.noise.noise_scales.high)
-
-
-def _largest(values: Tensor) -> float:
-    return float(values.nan_to_num(nan=0.0, posinf=torch.inf).max())
-
-
-def _noisy_rows(found: DiagnosisResult) -> str:
-    """The noise scale and the place of rows whose noise exceeds their signal, as text; empty if there are none."""
-    scales = found.noise.noise_scales
-    measured = ~scales.value.isnan()
-    noisy = (scales.low > 1) & measured
-    if not bool(noisy.any()):
-        return ""
-    names = [name for name, is_noisy in zip(found.tasks, noisy.tolist(), strict=True) if is_noisy]
-    where = "in single rows" if bool((noisy | ~measured).all()) else f"in single rows of {join(names)}"
-    finite = scales.value[noisy & scales.value.isfinite()]
-    return f"{number(float(finite.min()))} × or more {where}" if finite.numel() else where
-
-
-def _plain_step(found: DiagnosisResult) -> Recommendation:
-    """The sentence for a plain step whose noise may be smaller than its signal."""
-    step = found.noise.step_noise_scale
-    if math.isinf(float(step.high)):
-        return Recommendation(
-            "noise_unresolved",
-            f"noise of the plain step unresolved: with {found.batches} batches its noise scale is "
-            f"{ratio_range(step)}. Measure more batches.",
-        )
-    if float(step.high) < 1:
-        return Recommendation(
-            "little_noise", f"signal exceeds noise in the plain step (noise scale {ratio_range(step)})."
-        )
-    return Recommendation(
-        "noise_like_signal",
-        f"noise and signal of the plain step are of similar size (noise scale {ratio_range(step)}).",
-    )
-
-
-SUMMED_LOSS = Recommendation(
-    "summed_loss",
-    "the rows of every batch are multiples of one gradient: probably the gradient of the summed loss was passed for "
-    "each task. Differentiate the loss of each task separately.",
-)
-
-ACCUMULATED_ROWS = Recommendation(
-    "accumulated_rows",
-    "each row contains the earlier ones, g₁, g₁ + g₂, …: probably gradients were read from `.grad` without "
-    "`zero_grad()` before each `backward()`. Use `Diagnosis.add_losses`, or `torch.autograd.grad`. Rows that grow from "
-    "batch to batch because the parameters change are not valid either: measure at fixed parameters.",
-)
-
-
-def mistakes(found: DiagnosisResult) -> Iterator[Recommendation]:
-    """The total loss among the tasks, dependent rows, zero rows, and rare tasks."""
-    for name in found.summed:
-        yield Recommendation(
-            "total_as_task",
-            f"the row of {name} is a multiple of the sum of the other rows in every batch: probably it is the gradient "
-            "of the total loss. Remove it from the tasks.",
-        )
-    if found.dependent and not found.summed:
-        yield Recommendation(
-            "dependent_rows",
-            "the rows of every batch are linearly dependent: probably a task is a weighted sum of others, such as the "
-            "total loss. Remove it, unless the shared parameters have fewer outputs than there are tasks.",
-        )
-    if zero := [found.tasks[task] for task in zero_tasks(found)]:
-        yield Recommendation(
-            "zero_gradient",
-            f"all rows of {join(zero)} are zero: the loss is at a minimum, or does not depend on the parameters.",
-        )
-    if found.left_out:
-        names = [f"{name} ({count} batch{'' if count == 1 else 'es'})" for name, count in found.left_out.items()]
-        yield Recommendation(
-            "rare_task",
-            f"left out, as estimates require rows of a task in {MIN_BATCHES} batches: {join(names)}. Measure more "
-            "batches.",
-        )
-
-
-def recommend(found: DiagnosisResult) -> tuple[Recommendation, ...]:
-    """Apply all rules; the most important sentence is the first. The guide lists codes and conditions.
-
-    Real conflict is claimed for a pair if the interval of its inner product is below zero after Bonferroni's correction
-    for the number of pairs; that there is none, if the intervals of all pairs are above zero, or negligible.
-    """
-    if found.accumulated:
-        return (ACCUMULATED_ROWS,)
-    if found.parallel:
-        return (SUMMED_LOSS,)
-    rules = (mistakes, harm, conflict, norms_differ, heavy_tails, noise, shared_noise)
-    sentences = [sentence for rule in rules for sentence in rule(found)]
-    codes = {sentence.code for sentence in sentences}
-    if "no_conflict" in codes and not codes & {"row_norms_differ", "heavy_tails"} and norms_are_similar(found):
-        sentences.append(
-            Recommendation(
-                "plain_mean",
-                "expected gradients do not conflict, and those of different direction have similar norms: use the "
-                "plain mean.",
-            )
-        )
-    return tuple(sentences)
+def _round_up(value: float) -> int:
+    """The next integer with two significant digits."""
+    whole = math.ceil(value)
+    unit: int = 10 ** max(0, len(str(whole)) - 2)
+    return -(-whole // unit) * unit

@@ -10,7 +10,6 @@ import torch
 
 from gradhomog.diagnosis.diagnosis import Diagnosis
 from gradhomog.diagnosis.estimates import MIN_BATCHES
-from gradhomog.diagnosis.learner_rows import FIRST_BATCH
 from gradhomog.diagnosis.result import DiagnosisResult
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.environment import threads
@@ -21,6 +20,7 @@ from gradhomog.experiments.run_file.schema import Config
 from gradhomog.experiments.runs import Run
 from gradhomog.experiments.training.trainer import Trainable, make_optimizer, make_trainable
 from gradhomog.global_state import restore_generators
+from gradhomog.learners.learner_rows import FIRST_BATCH
 
 DEFAULT_SHARE = 0.05
 """Share of `train.steps` before the diagnosis: the first gradients after initialization are not representative. On

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from gradhomog.autograd.metric import OptimizerMetric
-from gradhomog.diagnosis import learner_rows
-from gradhomog.diagnosis.learner_rows import encoder_pattern, stage_rows
+from gradhomog.autograd.optimizer_metric import OptimizerMetric
 from gradhomog.diagnosis.result import DiagnosisResult
 from gradhomog.errors import ConfigError, MomentumWarning, OptionError
+from gradhomog.learners import learner_rows
+from gradhomog.learners.learner_rows import encoder_pattern, stage_rows
 from gradhomog.learners.results import Evaluation, TaskRow, TaskRows
 from gradhomog.learners.scoring import Loss, accuracies, check_classes, default_loss, explain_head_errors, score_tasks
 from gradhomog.learners.step_rows import compute_meta_step
@@ -255,15 +255,13 @@ class Learner(ValidatedConstructor, ABC):
             batch = batch.select(self.homogenizers.choose(batch.keys))
         scaling = None if metric is None else OptimizerMetric.of_step(metric, named, self.homogenizers, inspect=True)
         step = compute_meta_step(self.rows, batch, named, self.homogenizers, communicator, scaling)
-        step.commit()
         outer.zero_grad()
-        for name, parameter in named.items():
-            gradient = step.direction[name]
-            is_unused = name in step.unused and (step.report.weights is not None or not gradient.any())  # replaced rows
-            parameter.grad = None if is_unused else gradient
+        for parameter in named.values():
+            parameter.grad = None
+        report = step.write()
         outer.step()
         self.on_step_end()
-        return step.report
+        return report
 
     def probe(self, batch: TaskBatch | Sequence[Task]) -> list[StageReport]:
         """Report the encoder's rows of one batch without homogenizers, with the first, with the first two, and so on.

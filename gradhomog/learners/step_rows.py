@@ -1,46 +1,33 @@
 """The rows of a learner's meta-step and its homogenization, with the tasks of one process or of several ranks."""
 
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
 
-from gradhomog.autograd.metric import OptimizerMetric
+from gradhomog.autograd.backward import ComputedStep, used_gradients
+from gradhomog.autograd.optimizer_metric import OptimizerMetric
 from gradhomog.errors import OptionError
 from gradhomog.learners.results import TaskRows
 from gradhomog.learners.tasks import TaskBatch
 from gradhomog.ranks.communicator import Communicator, GroupCommunicator, pipeline_values
 from gradhomog.ranks.exchange import ColumnSplit, average, collect_tasks
 from gradhomog.ranks.replicas import compares_in_full, gather_numbers, tensors_to_compare
-from gradhomog.rows import DenseRows, Direction, Jacobian
+from gradhomog.rows import DenseRows, Jacobian
 from gradhomog.rows.arithmetic import task_index
 from gradhomog.step.pipelines import Pipeline
 from gradhomog.step.reports import StepReport
 from gradhomog.step.step import Step, TaskKey, task_keys
 
 
-@dataclass(frozen=True)
-class MetaStep:
-    """A computed meta-step, before the direction is written and states are assigned.
-
-    Attributes:
-        report: without the direction, which would occupy the memory of a gradient.
-        unused: names of the parameters that no task's loss depends on, on any rank.
-        commit: assigns the states of the homogenizers.
-    """
-
-    direction: Direction
-    report: StepReport
-    unused: Set[str]
-    commit: Callable[[], None]
-
-
 def compute_meta_step(
     compute: Callable[[TaskBatch], TaskRows], batch: TaskBatch, parameters: Mapping[str, Tensor], pipe: Pipeline,
     communicator: Communicator, metric: OptimizerMetric | None = None,
-) -> MetaStep:  # fmt: skip
+) -> ComputedStep:  # fmt: skip
     """Compute the rows of this rank's tasks, and the step of the pipeline with those of all ranks.
+
+    The report is without the direction, which would occupy the memory of a gradient.
 
     Args:
         compute: computes the rows of a batch.
@@ -58,30 +45,33 @@ def compute_meta_step(
         return rows if metric is None else replace(rows, jacobian=metric.scale(rows.jacobian))
 
     if isinstance(communicator, GroupCommunicator):
-        step = _across_ranks(scaled, batch, parameters, pipe, communicator)
+        report, commit, unused = _across_ranks(scaled, batch, parameters, pipe, communicator)
     else:
         rows = scaled(batch)
-        step = _homogenize(rows, Jacobian(DenseRows(rows.jacobian)), batch.keys, batch.query_y, pipe)
-    return step if metric is None else replace(step, direction=metric.unscale(step.direction))
+        jacobian, unused = Jacobian(DenseRows(rows.jacobian)), rows.unused
+        report, commit = _homogenize(rows, jacobian, batch.keys, batch.query_y, pipe)
+    direction = report.direction if metric is None else metric.unscale(report.direction)
+    gradients = used_gradients(direction, report, unused, parameters)
+    return ComputedStep(replace(report, direction={}), gradients, commit)
 
 
 def _homogenize(
     rows: TaskRows, jacobian: Jacobian, keys: tuple[TaskKey, ...], targets: Tensor, pipe: Pipeline
-) -> MetaStep:
+) -> tuple[StepReport, Callable[[], None]]:
     step = Step(keys, jacobian, rows.losses, rows.features, rows.feature_grads, targets)
     pending = pipe.compute(step, inspect=True)
-    report = replace(pending.result, direction={})
+    report = pending.result
     if rows.accuracies is not None:
         slots = [key.slot for key in keys]
         places = [slots.index(slot) for slot in report.tasks]  # a task may have been dropped
         report = replace(report, accuracies=rows.accuracies[task_index(places, rows.accuracies.device)])
-    return MetaStep(pending.direction, report, rows.unused, pending.commit)
+    return report, pending.commit
 
 
 def _across_ranks(
     compute: Callable[[TaskBatch], TaskRows], batch: TaskBatch, parameters: Mapping[str, Tensor], pipe: Pipeline,
     communicator: GroupCommunicator,
-) -> MetaStep:  # fmt: skip
+) -> tuple[StepReport, Callable[[], None], Set[str]]:  # fmt: skip
     ranks = communicator.ranks
     with communicator.raise_together():
         ranks.check_pipeline(pipe)
@@ -106,8 +96,9 @@ def _across_ranks(
     (flags,) = gather_numbers(communicator, compared, [name in rows.unused for name in parameters])
     unused = {name for name, everywhere in zip(parameters, flags.all(0).tolist(), strict=True) if everywhere}
     if own is not None:
-        direction = average(own.direction, own.direction, communicator)
-        return replace(own, direction=direction, report=replace(own.report, exchanged="directions"), unused=unused)
+        report, commit = own
+        direction = average(report.direction, report.direction, communicator)
+        return replace(report, direction=direction, exchanged="directions"), commit, unused
     gather = partial(communicator.all_gather_parts, sizes=counts)
     gathered = TaskRows(
         {}, gather(rows.losses), None if rows.accuracies is None else gather(rows.accuracies),
@@ -116,5 +107,5 @@ def _across_ranks(
     keys = task_keys(range(sum(counts)), tuple(communicator.all_gather_names(batch.domains)))
     split = ColumnSplit(like, communicator.size, communicator.rank)
     whole = collect_tasks(jacobian.row, counts, split, communicator)
-    found = _homogenize(gathered, whole, keys, gather(batch.query_y), pipe)
-    return replace(found, report=replace(found.report, exchanged="rows"))
+    report, commit = _homogenize(gathered, whole, keys, gather(batch.query_y), pipe)
+    return replace(report, exchanged="rows"), commit, unused

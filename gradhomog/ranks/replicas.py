@@ -19,7 +19,7 @@ PLACES = 16  # 128 bytes
 
 def compares_in_full(pipe: Pipeline, ranks: Ranks) -> bool:
     """True in the first step since the pipeline was created or loaded, and in every `ranks.compare_every`-th step."""
-    steps = max(part.steps for part in (pipe, *pipe.parts.values()))
+    steps = max(one.steps for one in (pipe, *pipe.groups.values()))
     return is_first_step(pipe) or (ranks.compare_every is not None and steps % ranks.compare_every == 0)
 
 
@@ -93,10 +93,10 @@ def _states(pipe: Pipeline) -> dict[str, Tensor]:
     A message must have the same length on all ranks, also if states have other entries.
     """
     sums, names = torch.zeros(PLACES), [list[str]() for _ in range(PLACES)]
-    for group, part in {"": pipe, **{f"{name}: ": part for name, part in pipe.parts.items()}}.items():
+    for prefix, group in {"": pipe, **{f"{name}: ": group for name, group in pipe.groups.items()}}.items():
         # A rank may have created groups, which have taken no step, in a step that overflowed.
-        for member in part.members if part.steps else ():
-            for name, value in _entries(f"{group}{member.selector}", member.call("state_dict")):
+        for member in group.members if group.steps else ():
+            for name, value in _entries(f"{prefix}{member.selector}", member.call("state_dict")):
                 place = zlib.crc32(name.encode()) % PLACES
                 sums[place] += digest(value).cpu()
                 names[place].append(name)

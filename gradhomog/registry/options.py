@@ -10,7 +10,7 @@ import math
 import operator
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, cast
 
@@ -165,56 +165,72 @@ def accepted_values(annotation: Any) -> Values:
     """Return the values that an annotated type accepts; classes, tensors and callables are not tested."""
     if annotation in _PLAIN:
         return _PLAIN[annotation]
-    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
-    container = origin or annotation
-    if origin is Annotated:
-        return _bounded(args[0], args[1:])
-    if origin is Literal:
-        description = ("one of " if len(args) > 1 else "") + ", ".join(map(render_value, args))
-        return Values(description, lambda value: any(type(value) is type(arg) and value == arg for arg in args))
-    if origin in (typing.Union, types.UnionType):
-        parts = [accepted_values(arg) for arg in args]
-        description = " or ".join(part.description for part in parts)
-        return Values(description, lambda value: any(part.contain(value) for part in parts))
+    kind, args = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
     if typing.is_typeddict(annotation):
-        hints = typing.get_type_hints(annotation, include_extras=True)
-        fields = {key: accepted_values(hint) for key, hint in hints.items()}
-        return Values(
-            annotation.__name__,
-            lambda value: (
-                isinstance(value, Mapping)
-                and annotation.__required_keys__ <= value.keys()
-                and all(fields[key].contain(value[key]) for key in fields.keys() & value.keys())
-            ),
-        )
-    if container is tuple and args and args[-1] is not ...:
-        items = [accepted_values(arg) for arg in args]
-        return Values(
-            f"a list of {len(items)} ({', '.join(item.description for item in items)})",
-            lambda value: (
-                isinstance(value, _LISTS)
-                and len(value) == len(items)
-                and all(item.contain(entry) for item, entry in zip(items, value, strict=True))
-            ),
-        )
-    if container in (list, tuple, Sequence):
-        item = accepted_values(args[0]) if args else _ANY
-        each = f" ({item.description} each)" if args else ""
-        return Values(f"a list{each}", lambda value: isinstance(value, _LISTS) and all(map(item.contain, value)))
-    if container in (dict, Mapping):
-        key, item = map(accepted_values, args or (Any, Any))
-        each = f" ({item.description} each)" if args else ""
-        return Values(
-            f"a table by name{each}",
-            lambda value: (
-                isinstance(value, Mapping) and all(map(key.contain, value)) and all(map(item.contain, value.values()))
-            ),
-        )
+        return _typed_dict(annotation)
+    if kind in _GENERIC:
+        return _GENERIC[kind](args)
     return Values(getattr(annotation, "__name__", str(annotation)), lambda value: True)
 
 
-def _bounded(annotation: Any, metadata: Iterable[Any]) -> Values:
+def _literal(args: tuple[Any, ...]) -> Values:
+    description = ("one of " if len(args) > 1 else "") + ", ".join(map(render_value, args))
+    return Values(description, lambda value: any(type(value) is type(arg) and value == arg for arg in args))
+
+
+def _union(args: tuple[Any, ...]) -> Values:
+    parts = [accepted_values(arg) for arg in args]
+    description = " or ".join(part.description for part in parts)
+    return Values(description, lambda value: any(part.contain(value) for part in parts))
+
+
+def _typed_dict(annotation: Any) -> Values:
+    hints = typing.get_type_hints(annotation, include_extras=True)
+    fields = {key: accepted_values(hint) for key, hint in hints.items()}
+    return Values(
+        annotation.__name__,
+        lambda value: (
+            isinstance(value, Mapping)
+            and annotation.__required_keys__ <= value.keys()
+            and all(fields[key].contain(value[key]) for key in fields.keys() & value.keys())
+        ),
+    )
+
+
+def _tuple(args: tuple[Any, ...]) -> Values:
+    if not args or args[-1] is ...:
+        return _list(args)
+    items = [accepted_values(arg) for arg in args]
+    return Values(
+        f"a list of {len(items)} ({', '.join(item.description for item in items)})",
+        lambda value: (
+            isinstance(value, _LISTS)
+            and len(value) == len(items)
+            and all(item.contain(entry) for item, entry in zip(items, value, strict=True))
+        ),
+    )
+
+
+def _list(args: tuple[Any, ...]) -> Values:
+    item = accepted_values(args[0]) if args else _ANY
+    each = f" ({item.description} each)" if args else ""
+    return Values(f"a list{each}", lambda value: isinstance(value, _LISTS) and all(map(item.contain, value)))
+
+
+def _table(args: tuple[Any, ...]) -> Values:
+    key, item = map(accepted_values, args or (Any, Any))
+    each = f" ({item.description} each)" if args else ""
+    return Values(
+        f"a table by name{each}",
+        lambda value: (
+            isinstance(value, Mapping) and all(map(key.contain, value)) and all(map(item.contain, value.values()))
+        ),
+    )
+
+
+def _bounded(args: tuple[Any, ...]) -> Values:
     """Return the values of a type within bounds; metadata of other libraries is ignored."""
+    annotation, *metadata = args
     base = accepted_values(annotation)
     split = [bound for item in metadata for bound in (item if isinstance(item, GroupedMetadata) else [item])]
     bounds = [(*_BOUNDS[type(bound)], bound) for bound in split if type(bound) in _BOUNDS]
@@ -228,6 +244,12 @@ def _bounded(annotation: Any, metadata: Iterable[Any]) -> Values:
         ),
     )
 
+
+_GENERIC: Mapping[Any, Callable[[tuple[Any, ...]], Values]] = {
+    Annotated: _bounded, Literal: _literal, typing.Union: _union, types.UnionType: _union, tuple: _tuple,
+    list: _list, Sequence: _list, dict: _table, Mapping: _table,
+}  # fmt: skip
+"""The values of a generic type by its arguments."""
 
 SCALE = inspect.Parameter("scale", inspect.Parameter.KEYWORD_ONLY, default="mean", annotation=Literal["mean", "paper"])
 """The option that gradhomog adds to a method whose paper uses another scale than the mean of the rows."""

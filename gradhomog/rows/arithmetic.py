@@ -48,14 +48,18 @@ def products(blocks: Sequence[Vectors], product: Product) -> list[Tensor]:
             outside.append(index)
         elif len(nonzero) < len(squares):
             with_zeros[index] = len(nonzero)
-    if with_zeros:  # entries below 3e-23 have the square zero
-        counts = to_cpu([torch.stack([row.any() for row in blocks[index]]).sum() for index in with_zeros])
-        outside += [index for index, count in zip(with_zeros, counts, strict=True) if count > with_zeros[index]]
+    outside += _underflowing(blocks, with_zeros) if with_zeros else []
     if outside:
         again = [_sum([product(chunk.double()) for chunk in matrices(blocks[index])]) for index in outside]
         for index, value in zip(outside, to_cpu(again), strict=True):
             found[index] = value
     return found
+
+
+def _underflowing(blocks: Sequence[Vectors], nonzero: Mapping[int, int]) -> list[int]:
+    """Return the blocks with other rows than those of nonzero squares: entries below 3e-23 have the square zero."""
+    counts = to_cpu([torch.stack([row.any() for row in blocks[index]]).sum() for index in nonzero])
+    return [index for index, count in zip(nonzero, counts, strict=True) if count > nonzero[index]]
 
 
 def gramian(block: Vectors) -> Tensor:

@@ -76,7 +76,8 @@ class Jacobian:
         """Return the mean of the rows."""
         if self._repeats_new_row:
             return self.rows.stored().row(0)
-        return self.rows.weighted_sum(self.weights(), self.tasks)
+        weights = torch.ones(self.tasks, dtype=torch.float64) if self.mixing is None else self.weights()
+        return self.rows.weighted_sum(weights, self.tasks)
 
     def by_parameter(self) -> Iterator[tuple[str, Tensor]]:
         """Yield each name with its rows `[tasks, *shape]`; do not modify them in place.
@@ -90,7 +91,8 @@ class Jacobian:
             elif mixing.dim() == 2:
                 yield name, DenseRows({name: block}).weighted_sum(mixing)[name]
             else:  # row by row: NaN in one row does not spread to others
-                yield name, _scale_rows(block, mixing)
+                scaled = mixing.to(block.dtype if block.dtype.itemsize >= 4 else torch.float32)
+                yield name, (scaled.view(-1, *[1] * (block.dim() - 1)) * block).to(block.dtype)
 
     def materialize(self) -> dict[str, Tensor]:
         """Return the rows as tensors `[tasks, *shape]` by name; do not modify them in place."""
@@ -260,27 +262,30 @@ def as_jacobian(rows: Tensor | Mapping[str, Tensor] | Jacobian) -> Jacobian:
         )
     device, counts = None, dict[str, int]()
     for name, value in rows.items():
-        where = f" for `{name}`" if name else ""
-        if not isinstance(value, Tensor):
-            raise DataError(
-                f"`jacobian` must contain tensors; got {type(value).__name__}{where}. Use zeros for a parameter that a "
-                "loss does not depend on."
-            )
-        if not value.is_floating_point() or value.dtype.itemsize < 2:  # PyTorch does not compute with float8
-            raise DataError(
-                f"`jacobian` must have a real floating-point dtype of 16 bits or more; got {value.dtype}{where}. "
-                "Convert the rows, for example by .to(torch.bfloat16)."
-            )
-        if value.layout != torch.strided or value.is_meta:
-            found = "a tensor on the device meta" if value.is_meta else f"layout {value.layout}"
-            raise DataError(f"`jacobian` must be dense and in memory; got {found}{where}. Use to_dense() or real data.")
-        device = device or value.device
-        if device != value.device:
-            raise DataError(f"all tensors of `jacobian` must be on one device; got {device} and {value.device}{where}.")
+        device = device or getattr(value, "device", None)
+        fits = isinstance(value, Tensor) and value.is_floating_point() and value.dtype.itemsize >= 2
+        if not fits or value.layout != torch.strided or value.is_meta or value.device != device:
+            raise _invalid_block(name, value, device)
         counts[name] = value.shape[0] if value.dim() else 0
     if len(set(counts.values())) != 1 or 0 in counts.values():
         raise DataError(f"every tensor of `jacobian` must have the same tasks as first dimension; got sizes {counts}.")
     return Jacobian(DenseRows(rows))
+
+
+def _invalid_block(name: str, value: object, device: torch.device | None) -> DataError:
+    where = f" for `{name}`" if name else ""
+    if not isinstance(value, Tensor):
+        found, advice = f"contain tensors; got {type(value).__name__}", "Use zeros for a parameter that a "
+        advice += "loss does not depend on."
+    elif not value.is_floating_point() or value.dtype.itemsize < 2:  # PyTorch does not compute with float8
+        found = f"have a real floating-point dtype of 16 bits or more; got {value.dtype}"
+        advice = "Convert the rows, for example by .to(torch.bfloat16)."
+    elif value.layout != torch.strided or value.is_meta:
+        kind = "a tensor on the device meta" if value.is_meta else f"layout {value.layout}"
+        found, advice = f"be dense and in memory; got {kind}", "Use to_dense() or real data."
+    else:
+        return DataError(f"all tensors of `jacobian` must be on one device; got {device} and {value.device}{where}.")
+    return DataError(f"`jacobian` must {found}{where}. {advice}")
 
 
 def jacobian_of_rows(rows: Sequence[Mapping[str, Tensor]]) -> Jacobian:
@@ -291,9 +296,3 @@ def jacobian_of_rows(rows: Sequence[Mapping[str, Tensor]]) -> Jacobian:
             [ 3.,  1.]], dtype=torch.float64)
     """
     return Jacobian(PerTaskRows({name: [row[name] for row in rows] for name in rows[0]}, rows[0]))
-
-
-def _scale_rows(block: Tensor, weights: Tensor) -> Tensor:
-    """Return the rows of a block `[tasks, *shape]` times weights `[tasks]`, in its dtype."""
-    scaled = weights.to(block.dtype if block.dtype.itemsize >= 4 else torch.float32)
-    return (scaled.view(-1, *[1] * (block.dim() - 1)) * block).to(block.dtype)

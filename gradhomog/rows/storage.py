@@ -292,10 +292,8 @@ class PerTaskRows(StoredRows):
             like = [self.like[name] for name in group.names]
             if isinstance(group.rows, Tensor):  # a few megabytes at most
                 total = DenseRows({"": group.rows}).weighted_sum(shares)[""]
-                parts = torch.split(total, [one.numel() for one in like])
-                found.update(
-                    (name, part.view_as(one)) for name, part, one in zip(group.names, parts, like, strict=True)
-                )
+                parts = zip(group.names, torch.split(total, [one.numel() for one in like]), like, strict=True)
+                found.update((name, part.view_as(one)) for name, part, one in parts)
             else:
                 some = shares if len(group.tasks) == self.tasks else shares[group.tasks]
                 found[group.names[0]] = _sum_vectors(group.rows, some, like[0])

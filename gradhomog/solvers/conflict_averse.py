@@ -97,8 +97,7 @@ def conflict_averse_weights(gramian: Tensor, c: float, rounding: float | None = 
         again, one = scaled.differentiable_unit(), scaled.tensor(identity)
         moving = _ball(again, scaled.tensor(target), scaled.tensor(mean), c, ridge * one, one)
         if cone is None:
-            columns, level, _ = _on_ball(moving, scaled.tensor(support))
-            found = _at(columns, level)
+            found = _at(*_on_ball(moving, scaled.tensor(support))[:2])
         else:
             found = pivoting.on_support(again, cone.support, moving.right[:, 1:], cone.ridge)
     weights = (1 / tasks + found.clamp_min(0) * scaled.tensor(target)).squeeze(-1)
@@ -130,6 +129,11 @@ def _at(columns: Any, level: Any) -> Any:
     return level * columns[:, :1] + columns[:, 1:]
 
 
+def _bisect(level: float, square: float, radius: float, low: float, high: float) -> tuple[float, float]:
+    """Return the bounds of τ after the squared length of y for one τ: a y within the ball raises the lower one."""
+    return level if square <= radius else low, level if square >= radius else high
+
+
 def _search(program: _Ball, mean: Array) -> tuple[Array, Flags, float, bool]:
     """Return y and the rows with y > 0 `[tasks, 1]`, τ, and a flag for convergence."""
     target, minus = program.right[:, :1], program.right[:, 1:]
@@ -151,8 +155,7 @@ def _search(program: _Ball, mean: Array) -> tuple[Array, Flags, float, bool]:
             break
         if right:
             square = ((level * target + minus) * solution).sum()
-            low = level if square <= program.radius else low
-            high = level if square >= program.radius else high
+            low, high = _bisect(level, square, program.radius, low, high)
         free = right or step < pivoting.BLOCK_EXCHANGES
         fixed_steps = 0 if free else fixed_steps + 1
         support = support ^ wrong

@@ -120,7 +120,7 @@ class Homogenizer(ValidatedConstructor):
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the state in plain types and tensors, which `torch.load` reads with `weights_only=True`."""
-        return {name: _copy(getattr(self, name)) for name in self.state_names}
+        return {name: map_nested(_copy, getattr(self, name)) for name in self.state_names}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the state by a saved state.
@@ -138,7 +138,7 @@ class Homogenizer(ValidatedConstructor):
             if isinstance(current, Homogenizer):
                 current.load_state_dict(value)
             else:
-                setattr(self, name, _copy(value))
+                setattr(self, name, map_nested(_copy, value))
 
     def assign_state(self, values: Mapping[str, Any]) -> None:
         """Assign the values that `update` returned. Called by the pipeline."""
@@ -151,10 +151,6 @@ class Homogenizer(ValidatedConstructor):
 
 
 def _copy(value: Any) -> Any:
-    return map_nested(_copy_one, value)
-
-
-def _copy_one(value: Any) -> Any:
     if isinstance(value, Homogenizer):
         return value.state_dict()
     return value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)

@@ -52,6 +52,17 @@ class Member:
         declared = (STATISTICS if self.spec is None else self.spec.needs) if needs is None else needs
         self.needs = frozenset({*declared, "jacobian"} if replaces else declared)
 
+    def claims(self, trait: str) -> bool:
+        return self.spec is not None and trait in self.spec.traits
+
+    def requires(self, statistic: str) -> bool:
+        """True if it reads a statistic, not only if it is available."""
+        return statistic in self.needs and (self.declares_needs or (statistic, self.stage) == ("jacobian", "rows"))
+
+    @property
+    def max_tasks(self) -> float:
+        return self.spec.max_tasks if self.spec is not None and self.spec.max_tasks else math.inf
+
     @property
     def declares_needs(self) -> bool:
         """True if it declares the statistics that it reads; otherwise it can read every available statistic."""

@@ -111,10 +111,9 @@ def find_cause(step: Step, outcomes: Sequence[StageOutcome], transforming: Seque
     for outcome in outcomes:
         member, mixing = outcome.member, outcome.mixing
         if not (all(outcome.rows.finite_tasks()) if mixing is None else all_finite([mixing])):
-            return find_overflow(member, before) or member.not_finite(member.stage or "", _values(mixing))
+            return find_overflow(member, before, member.not_finite(member.stage or "", _values(mixing)))
         before = outcome.rows
-    mixed = ((outcome.mixing, outcome.member) for outcome in outcomes)
-    weights = [(float(mixing.abs().max()), member) for mixing, member in mixed if mixing is not None]
+    weights = [(float(m.abs().max()), one.member) for one in outcomes if (m := one.mixing) is not None]
     if not weights:
         return NonfiniteError("the mean of the rows overflows, although every row is finite. Nothing was changed.")
     largest, member = max(weights, key=lambda pair: pair[0])
@@ -124,10 +123,10 @@ def find_cause(step: Step, outcomes: Sequence[StageOutcome], transforming: Seque
     )
 
 
-def find_overflow(member: Member, rows: Jacobian) -> NonfiniteError | None:
-    """Return the error for finite rows whose inner products overflow, if a member reads them; else None."""
+def find_overflow(member: Member, rows: Jacobian, otherwise: GradhomogError) -> GradhomogError:
+    """Return the error for finite rows whose inner products overflow, if a member reads them; else another error."""
     if not member.needs & {"gramian", "norms"} or all_finite([rows.gramian()]):
-        return None
+        return otherwise
     largest = max(float(block.abs().max()) for _, block in rows.by_parameter() if block.numel())
     return NonfiniteError(
         f"inner products of the rows overflow float64: the largest entry of a row is {largest:.1e}. "

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -33,9 +33,7 @@ from gradhomog.step.requirements import Requirements
 from gradhomog.step.step import Rows, Step, TaskKey, features_at_stages, make_step, seeded_generator, task_keys
 from gradhomog.uncompiled import uncompiled
 
-PART_NUMBERS: Mapping[Part, int] = {"support": 1, "query": 2}
-
-PART = "part "
+GROUP = "group "
 """Prefix of the name of a group of parameters in a saved state."""
 
 Measurements = dict[str, Mapping[str, float | Sequence[float]]]
@@ -127,7 +125,7 @@ class Pipeline:
             homogenizer that chooses tasks, such as `tracked`).
         text: the text that the user wrote, if it differs from the names of the members.
         debug: see `pipeline`.
-        group: the name of a group of parameters, see `part`; its random numbers differ from those of other groups.
+        group: the name of a group of parameters, see `group` below; its random numbers differ from those of others.
 
     Attributes:
         requirements: what the members require of a step, and the members that act at each stage.
@@ -145,7 +143,7 @@ class Pipeline:
         self.nonfinite: Nonfinite = nonfinite
         self.steps, self.resumed_at, self._text = 0, 0, text
         self.named: bool | None = None
-        self.parts: dict[str, Pipeline] = {}
+        self.groups: dict[str, Pipeline] = {}
         self.is_attached = False
         self.requirements = Requirements(self.members)
         if nonfinite not in ("raise", "drop"):
@@ -199,7 +197,8 @@ class Pipeline:
         """Call `begin` of the homogenizers, before the encoder runs on the support or query inputs of a task."""
         for member in self.requirements.beginning:
             seed = member.homogenizer.seed + self._seed_offsets[member]
-            member.call("begin", key, part, seeded_generator(seed, self.steps, key.slot, PART_NUMBERS[part]))
+            number = 1 + get_args(Part).index(part)
+            member.call("begin", key, part, seeded_generator(seed, self.steps, key.slot, number))
 
     def transform(self, features: Tensor, keys: Sequence[TaskKey]) -> list[Tensor]:
         """Apply the `transform` stages to query features `[tasks, queries, features]`.
@@ -222,7 +221,7 @@ class Pipeline:
         >>> pipeline("tracked").choose(["equation", "boundary"])
         ('equation',)
         """
-        first = next(iter(self.parts.values()), self)  # groups of parameters receive rows of the same tasks
+        first = next(iter(self.groups.values()), self)  # groups of parameters receive rows of the same tasks
         keys, labels = _keys_of(tasks)
         first._check_named(keys)
         for member in first.requirements.choosing:
@@ -320,17 +319,7 @@ class Pipeline:
             requirements.raise_unsupported(step.tasks, create_graph)
         named = self._check_named(step.keys) if requirements.updating else None
         with torch.set_grad_enabled(create_graph):
-            losses, jacobian = step._losses, step._jacobian
-            has_graph = jacobian.requires_grad or step._features or (losses is not None and losses.requires_grad)
-            if has_graph and not create_graph:
-                step = step.detach()
-            if step._losses is not None and not step._losses.is_cpu and "losses" in requirements.statistics:
-                # Otherwise they stay on their device, because the CPU would wait for it.
-                step = replace(step, _losses=step._losses.cpu())
-            if inspect or "gramian" in requirements.in_every_step:
-                _ = step._jacobian.total_gramian  # norms are then its diagonal
-            elif "norms" in requirements.in_every_step:
-                _ = step._jacobian.total_squared_norms  # before `mean`, which frees the graph of a lazy Jacobian
+            step = self._prepare(step, create_graph, inspect)
             if (nonfinite or self.nonfinite) == "drop":
                 step = drop_nonfinite(step, requirements.transforming)
             rows, outcomes = self._run(step)
@@ -344,6 +333,21 @@ class Pipeline:
                 warnings.warn(f"the solver of {outcome.member} did not converge", ConvergenceWarning, 4)
         return PendingStep(self, step, direction, rows, outcomes, measured, states, named, inspect)
 
+    def _prepare(self, step: Step, create_graph: bool, inspect: bool) -> Step:
+        """Return the step without its graph, unless it is required, and compute the statistics of every step."""
+        losses, jacobian, requirements = step._losses, step._jacobian, self.requirements
+        has_graph = jacobian.requires_grad or step._features or (losses is not None and losses.requires_grad)
+        if has_graph and not create_graph:
+            step = step.detach()
+        if step._losses is not None and not step._losses.is_cpu and "losses" in requirements.statistics:
+            # Otherwise they stay on their device, because the CPU would wait for it.
+            step = replace(step, _losses=step._losses.cpu())
+        if inspect or "gramian" in requirements.in_every_step:
+            _ = step._jacobian.total_gramian  # norms are then its diagonal
+        elif "norms" in requirements.in_every_step:
+            _ = step._jacobian.total_squared_norms  # before `mean`, which frees the graph of a lazy Jacobian
+        return step
+
     def _run(self, step: Step) -> tuple[Jacobian, list[StageOutcome]]:
         """Return the rows after all `mix` and `rows` stages, and a record of each of these stages."""
         rows, outcomes, transforming = step._jacobian, list[StageOutcome](), self.requirements.transforming
@@ -356,7 +360,7 @@ class Pipeline:
                 result = call_and_compare(member, member.stage or "", view) if self.debug else member.act(view)
             except GradhomogError as error:
                 require_finite_inputs(step, transforming, error)
-                raise (find_overflow(member, rows) or error) from error.__cause__
+                raise find_overflow(member, rows, error) from error.__cause__
             rows = rows.mix(result.value) if member.stage == "mix" else result.value
             outcomes.append(StageOutcome(member, view, result, rows))
             if member.homogenizer.weights_losses and member.stage == "mix" and result.value.dim() > 1:
@@ -392,7 +396,7 @@ class Pipeline:
                 if member in self.requirements.updating:
                     state = call_and_compare(member, "update", view) if self.debug else member.update(view)
                     if not numbers_finite(state):
-                        raise find_overflow(member, step._jacobian) or member.not_finite("update")
+                        raise find_overflow(member, step._jacobian, member.not_finite("update"))
                     states.append((member, state))
         return measured, states
 
@@ -415,7 +419,7 @@ class Pipeline:
             )
         return named
 
-    def part(self, name: str) -> Pipeline:
+    def group(self, name: str) -> Pipeline:
         """Return the pipeline of one group of parameters, for groups that are homogenized separately.
 
         It has a separate state, starts as a copy of this pipeline, and is saved and loaded with it.
@@ -423,17 +427,17 @@ class Pipeline:
         Raises:
             OptionError: a homogenizer acts before the rows exist, therefore on all parameters together.
         """
-        if name not in self.parts:
+        if name not in self.groups:
             self.requirements.require_rows_only()
             copies = [replace(member, homogenizer=copy.deepcopy(member.homogenizer)) for member in self.members]
-            self.parts[name] = Pipeline(copies, self.nonfinite, self._text, debug=self.debug, group=name)
-        return self.parts[name]
+            self.groups[name] = Pipeline(copies, self.nonfinite, self._text, debug=self.debug, group=name)
+        return self.groups[name]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of steps and the state of every homogenizer and group, for `torch.save`."""
-        parts = {f"{PART}{name}": part.state_dict() for name, part in self.parts.items()}
+        groups = {f"{GROUP}{name}": group.state_dict() for name, group in self.groups.items()}
         states = {name: member.call("state_dict") for name, member in self._saved_members().items()}
-        return {"steps": self.steps, "named": self.named, **states, **parts}
+        return {"steps": self.steps, "named": self.named, **states, **groups}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the state by a saved state; the pipeline must have the same homogenizers in the same order.
@@ -443,21 +447,21 @@ class Pipeline:
         """
         members = self._saved_members()
         names = ["steps", "named", *members]
-        parts = [name for name in state if name.startswith(PART)]
+        groups = [name for name in state if name.startswith(GROUP)]
         typed = type(state.get("steps")) is int and isinstance(state.get("named"), bool | None)
-        if set(state) != {*names, *parts} or not typed:
+        if set(state) != {*names, *groups} or not typed:
             raise ConfigError(
                 f"the saved state must be of the same pipeline, with the keys {names}; got {list(state)}."
             )
-        before, parts_before = {name: member.call("state_dict") for name, member in members.items()}, self.parts
+        before, groups_before = {name: member.call("state_dict") for name, member in members.items()}, self.groups
         try:
-            self.parts = {}
+            self.groups = {}
             for name, member in members.items():
                 member.call("load_state_dict", state[name])
-            for name in parts:
-                self.part(name.removeprefix(PART)).load_state_dict(state[name])
+            for name in groups:
+                self.group(name.removeprefix(GROUP)).load_state_dict(state[name])
         except Exception:
-            self.parts = parts_before
+            self.groups = groups_before
             for name, member in members.items():
                 member.call("load_state_dict", before[name])  # all or nothing
             raise

@@ -1,7 +1,7 @@
 """Requirements of a pipeline for a step, and the members that act at each of its stages; determined once."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from gradhomog.errors import NotDifferentiableError, OptionError
 from gradhomog.registry.specs import STATISTICS
@@ -39,27 +39,17 @@ class Requirements:
             for stage in ("attach", "begin", "transform", "choose", "update", "measured")
         )
         self.finishing = tuple(member for member in members if member in (*self.updating, *self.measuring))
-        self.statistics = frozenset[str]().union(*(member.needs for member in (*self.acting, *self.finishing)))
-        self.in_every_step = frozenset[str]().union(
-            *(member.needs for member in (*self.acting, *self.finishing) if member.homogenizer.reads_rows_in_every_step)
-        )
-        specs = [member.spec for member in members]
-        self.max_tasks = min([spec.max_tasks for spec in specs if spec and spec.max_tasks], default=math.inf)
-        self.differentiable = all(spec is not None and "differentiable" in spec.traits for spec in specs)
-        self.readers = {
-            statistic: [
-                member.selector for member in members if statistic in member.needs
-                and (member.declares_needs or (statistic, member.stage) == ("jacobian", "rows"))
-            ]
-            for statistic in STATISTICS
-        }  # fmt: skip
-        transforms = any("features" in member.needs for member in self.transforming)
-        self.reads_features = transforms or bool(self.readers["features"])
+        readers = (*self.acting, *self.finishing)
+        self.statistics = _needs(readers)
+        self.in_every_step = _needs(member for member in readers if member.homogenizer.reads_rows_in_every_step)
+        self.max_tasks = min([member.max_tasks for member in members], default=math.inf)
+        self.differentiable = all(member.claims("differentiable") for member in members)
+        self.readers = {statistic: _selectors(members, statistic) for statistic in STATISTICS}
+        self.reads_features = bool(self.readers["features"]) or "features" in _needs(self.transforming)
         self.replacing_rows = [member.selector for member in members if member.stage == "rows"]
         self.keeping_rows = [
-            member.selector for member in members
-            if member.spec is not None and "stateful" in member.spec.traits and "jacobian" in member.needs
-        ]  # fmt: skip
+            member.selector for member in members if member.claims("stateful") and "jacobian" in member.needs
+        ]
 
     def raise_unsupported(self, tasks: int, create_graph: bool) -> None:
         """Raise for the member that does not support the number of tasks, or derivatives.
@@ -68,15 +58,14 @@ class Requirements:
             OptionError, NotDifferentiableError.
         """
         for member in self._members:
-            spec = member.spec
-            if create_graph and (spec is None or "differentiable" not in spec.traits):
+            if create_graph and not member.claims("differentiable"):
                 raise NotDifferentiableError(
                     f"{member} is not differentiable, but create_graph=True requires it. "
                     "Use create_graph=False, or a homogenizer with the trait 'differentiable'."
                 )
-            if spec is not None and spec.max_tasks is not None and tasks > spec.max_tasks:
+            if tasks > member.max_tasks:
                 raise OptionError(
-                    f"{member} supports at most {spec.max_tasks} tasks, because more would need too much memory or "
+                    f"{member} supports at most {member.max_tasks} tasks, because more would need too much memory or "
                     f"time; got {tasks}."
                 )
 
@@ -91,6 +80,14 @@ class Requirements:
                 f"{member} acts in the network, before there are gradients, and cannot act on groups of "
                 "parameters. Remove it, or homogenize all parameters together (per='model')."
             )
+
+
+def _needs(members: Iterable[Member]) -> frozenset[str]:
+    return frozenset[str]().union(*(member.needs for member in members))
+
+
+def _selectors(members: Iterable[Member], statistic: str) -> list[str]:
+    return [member.selector for member in members if member.requires(statistic)]
 
 
 def _check_order(members: Sequence[Member]) -> None:

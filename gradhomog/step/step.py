@@ -140,7 +140,7 @@ class Step:
         """
         if "gramian" not in self._needs:
             raise self._undeclared("gramian")
-        return self._jacobian.gramian(parameters)
+        return self._jacobian.total_gramian if parameters == "*" else self._jacobian.gramian(parameters)
 
     def norms(self, parameters: str = "*") -> Tensor:
         """Euclidean norms of the rows, float64 `[tasks]` on the CPU; with a glob pattern as in `gramian`."""

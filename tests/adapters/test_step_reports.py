@@ -6,7 +6,7 @@ from torch import nn
 
 import gradhomog
 from gradhomog import DataError, Homogenizer, MomentumWarning, TaskBatch
-from gradhomog.diagnosis.learner_rows import stage_rows
+from gradhomog.learners.learner_rows import stage_rows
 from gradhomog.step.step import make_step
 from gradhomog.testing import small_network
 from gradhomog_adapters.maml import MAML

@@ -134,8 +134,8 @@ def test_absent_tasks_have_no_trace_and_groups_of_parameters_have_those_of_the_m
     net, residuals, losses = problem()
     pipe = gradhomog.pipeline([Watch()])
     gradhomog.backward(losses, pipe, parameters=net, residuals=residuals, per="layer")
-    for part in ("0", "2"):
-        torch.testing.assert_close(next(iter(pipe.part(part))).seen[0], expected_traces(), rtol=1e-6, atol=0)
+    for layer in ("0", "2"):
+        torch.testing.assert_close(next(iter(pipe.group(layer))).seen[0], expected_traces(), rtol=1e-6, atol=0)
 
 
 def test_with_create_graph_the_direction_is_differentiable_through_the_traces():

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import gradhomog
-from gradhomog.diagnosis.learner_rows import FIRST_BATCH
 from gradhomog.errors import DataError, OptionError
 from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.runs import Run
 from gradhomog.experiments.training.meta_learning import MetaLearning
+from gradhomog.learners.learner_rows import FIRST_BATCH
 from tests.experiments.conftest import SMALL
 
 GLYPHS = [

@@ -147,15 +147,6 @@ def test_without_signal_norms_and_cosines_are_unresolved_and_the_signal_may_be_z
     assert (found.signal_fractions.high > 0).all()
 
 
-def test_rows_without_noise_have_their_exact_cosines():
-    rows = torch.tensor([[3.0, 0.0], [0.0, 4.0], [-3.0, 0.0]]).repeat(5, 1, 1)
-    found = expected_gradients(LabelledGramian.of_rows(rows))
-    expected = torch.tensor([[1, 0, -1], [0, 1, 0], [-1, 0, 1]], dtype=torch.float64)
-    torch.testing.assert_close(found.cosines.value, expected)
-    torch.testing.assert_close(found.cosines.half_width, torch.zeros(3, 3, dtype=torch.float64))
-    torch.testing.assert_close(found.signal_fractions.value, torch.ones(3, dtype=torch.float64))
-
-
 def test_single_rows_have_the_norms_and_cosines_of_a_loop():
     rows = draw(pair(1, 0.5, 7), 6, seed=2)
     found = single_rows(LabelledGramian.of_rows(rows))
@@ -268,12 +259,6 @@ def test_a_task_with_zero_rows_has_no_noise_scale_and_does_not_hide_the_others()
     assert bool(found.step_noise_scale.value.isfinite())
 
 
-def test_without_measurable_signal_the_noise_scale_has_a_lower_end_only():
-    found = noise(gramian(means((0.0,), params=300), 30, seed=0)).noise_scales
-    assert float(found.low) > 50
-    assert float(found.high) == math.inf
-
-
 def test_the_step_harms_a_task_exactly_if_it_is_shorter_than_its_conflict():
     """n₁ < −c n₂, by norms and cosines without noise."""
     for first in (0.5, 0.7):
@@ -338,15 +323,6 @@ def test_a_few_long_rows_are_reported_as_heavy_tails():
 def test_noise_of_one_size_has_neither():
     for seed in range(20):
         assert not {"row_norms_differ", "heavy_tails"} & set(diagnose(rows((1.0, 1.0), (0.2, 0.2), seed=seed)))
-
-
-def test_expected_gradients_with_different_norms_are_reported_once():
-    drawn = rows((0.1, 0.1), (0.0, 0.0))
-    drawn[:, 0, 0] += 1
-    drawn[:, 1, 1] += 10
-    found = diagnose(drawn)
-    assert "norms_differ" in found
-    assert "row_norms_differ" not in found
 
 
 def test_zero_rows_have_no_typical_norm_and_few_batches_no_tails():

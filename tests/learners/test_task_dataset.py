@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, StackDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from gradhomog import DataError, OptionError, Task, TaskBatch, TaskDataset
 from gradhomog_adapters.baseline import Baseline
@@ -56,12 +56,6 @@ def test_a_task_depends_on_seed_and_index_only(dataset: Numbers, workers: int) -
     assert all(same(task, tasks[index]) for index, task in enumerate(loaded))
     shuffled = DataLoader(tasks, batch_size=None, num_workers=workers, sampler=[7, 3])
     assert all(same(task, tasks[index]) for index, task in zip((7, 3), shuffled, strict=True))
-
-
-def test_other_seeds_and_indices_draw_other_tasks() -> None:
-    numbers = Numbers()
-    drawn = [TaskDataset(numbers, **SHAPE, seed=seed)[index] for seed in range(10) for index in range(10)]
-    assert len({tuple(task.query_x.flatten().tolist()) for task in drawn}) == 100
 
 
 def test_a_larger_length_does_not_change_the_first_tasks() -> None:
@@ -150,12 +144,6 @@ def test_tasks_and_batches_pin_all_their_tensors(monkeypatch: pytest.MonkeyPatch
     assert len(pinned) == 5
     torch.utils.data._utils.pin_memory.pin_memory(TaskBatch.stack([task, task]))
     assert len(pinned) == 10
-
-
-def test_several_data_sets_give_a_batch_with_one_task_of_each() -> None:
-    tasks = [TaskDataset(Numbers(), **SHAPE, seed=seed, domain=f"domain {seed}") for seed in range(3)]
-    batch = next(iter(DataLoader(StackDataset(*tasks), batch_size=None, collate_fn=TaskBatch.stack)))
-    assert batch.domains == ("domain 0", "domain 1", "domain 2")
 
 
 def test_a_learner_that_classifies_all_training_classes_receives_their_indices() -> None:
@@ -258,25 +246,12 @@ def test_an_error_names_the_expected_and_the_actual_value(
         TaskDataset(dataset, **(SHAPE | changes))[0]
 
 
-@pytest.mark.parametrize("name", ["ways", "shots", "queries", "length"])
-@pytest.mark.parametrize("value", [0, -1, 1.5, True, "3"])
-def test_numbers_must_be_positive_integers(name: str, value: object) -> None:
-    with pytest.raises(OptionError, match=f"`{name}` must be an integer ≥ 1; got {value!r}"):
-        TaskDataset(Numbers(), **(SHAPE | {name: value}))
-
-
 def test_the_seed_and_the_index_have_ranges() -> None:
     with pytest.raises(OptionError, match=r"`seed` must be an integer ≥ 0 and < 4294967296; got -1"):
         TaskDataset(Numbers(), **SHAPE, seed=-1)
     for index in (-1, 20):
         with pytest.raises(IndexError, match=rf"`index` must be in 0..19, as `length` is 20; got {index}"):
             TaskDataset(Numbers(), **SHAPE)[index]
-
-
-def test_an_error_in_a_worker_keeps_its_class_and_text() -> None:
-    tasks = TaskDataset(Words(), **SHAPE)
-    with pytest.raises(DataError, match="must be a tensor or an array"):
-        next(iter(DataLoader(tasks, batch_size=None, num_workers=1)))
 
 
 def test_unlabelled_examples_are_excluded_by_classes() -> None:

@@ -50,7 +50,7 @@ def diverges_after_one_step(what: str, compare_every: int | None) -> tuple[int, 
     """Return the steps taken and the error of four steps, after the first of which a value of rank 1 changes."""
     (x, y), model, pipe = data(), Model(), gradhomog.pipeline("gradnorm")
     group, per = Ranks("batch", compare_every=compare_every), "layer" if what == "state of a group" else "model"
-    state = pipe.part("2").members[0].homogenizer if what == "state of a group" else pipe.members[0].homogenizer
+    state = pipe.group("2").members[0].homogenizer if what == "state of a group" else pipe.members[0].homogenizer
     changed = {"parameter": model.encoder[2].weight, "head": model.heads[1].weight}
 
     def step() -> None:

@@ -112,5 +112,5 @@ def overflow_on_rank_1(local: bool) -> list[tuple[float, dict[str, int]]]:
         )
         scaler.step(optimizer)
         scaler.update()
-        found.append((scaler.get_scale(), {name: part.steps for name, part in pipe.parts.items() if part.steps}))
+        found.append((scaler.get_scale(), {name: part.steps for name, part in pipe.groups.items() if part.steps}))
     return found

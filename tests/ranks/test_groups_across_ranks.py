@@ -18,7 +18,7 @@ per = pytest.mark.parametrize("per", cases.PER.values(), ids=cases.PER)
 def test_three_steps_on_uneven_parts_of_the_batch_are_those_of_one_process(processes, text, per):
     for sizes in ([7, 5], [6, 1, 5]):
         assert_steps_of_one_process(processes, batch, text, sizes, per=per)
-    assert [name for name in processes(batch, 1, text, [12], per=per)[0]["state"] if name.startswith("part ")]
+    assert [name for name in processes(batch, 1, text, [12], per=per)[0]["state"] if name.startswith("group ")]
 
 
 @pytest.mark.parametrize("call", ["loss", "accumulated"])

@@ -99,12 +99,6 @@ def test_an_unknown_name_raises_with_a_similar_name_and_the_installed_names() ->
     assert "mgda" in message
 
 
-def test_a_name_without_similar_names_gets_no_suggestion() -> None:
-    with pytest.raises(UnknownPluginError) as raised:
-        Registry().find("learners", "qqqqqq")
-    assert str(raised.value).startswith("unknown learner 'qqqqqq'. Installed: ")
-
-
 def test_a_name_of_another_kind_raises_with_that_kind() -> None:
     with pytest.raises(UnknownPluginError, match=r"unknown learner 'pcgrad'\. It is the name of a homogenizer\."):
         Registry().find("learners", "pcgrad")

@@ -89,14 +89,6 @@ def test_finite_numbers_whose_sum_overflows_are_finite():
     assert Jacobian(PerTaskRows({name: [largest, largest] for name in like}, like)).finite_tasks() == [True, True]
 
 
-def test_groups_have_bounded_copies():
-    like = {str(index): torch.empty(SMALL_TENSOR - 1) for index in range(300)}
-    groups = group_small(like, TASKS)
-    assert [name for group in groups for name in group] == list(like)
-    assert 1 < len(groups) < 40
-    assert all(TASKS * sum(like[name].numel() for name in group) <= SMALL_COPY for group in groups)
-
-
 @pytest.mark.parametrize("statistic", ["gramian", "norms", "mean", "finite_tasks"])
 def test_the_number_of_operations_does_not_depend_on_that_of_small_tensors(statistic):
     class Count(TorchDispatchMode):

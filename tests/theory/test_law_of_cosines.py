@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import gradhomog
-from gradhomog import OptionError, conflict_rate, cosines, distances, magnitude_similarity
+from gradhomog import OptionError, conflict_rate, cosines, distances
 from gradhomog.testing import jacobians
 
 MEANS = {  # the common norm, by the sum that is preserved
@@ -162,8 +162,6 @@ def test_measures_equal_their_definitions_on_the_rows(rows):
             a, b = rows[i].norm(), rows[j].norm()
             expected = 0.0 if a == 0 or b == 0 else float(rows[i] @ rows[j] / a / b)
             assert abs(float(cosines(gramian)[i, j]) - expected) < 1e-9
-            similarity = 1.0 if a == b == 0 else float(2 * a * b / (a**2 + b**2))
-            assert abs(float(magnitude_similarity(gramian)[i, j]) - similarity) < 1e-9
     negative = sum(bool(gramian[i, j] < 0) for i in range(n) for j in range(n) if i != j)
     assert float(conflict_rate(gramian)) == negative / (n * (n - 1))
 

@@ -13,7 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradhomog import OptionError, distance_bound
+from gradhomog import OptionError
+from tests.theory.distance_bounds import distance_bound
 
 
 @dataclass(frozen=True)

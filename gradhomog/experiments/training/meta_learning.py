@@ -7,7 +7,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradhomog.diagnosis.learner_rows import FIRST_BATCH, independent_numbers, plain_rows
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.environment import device
 from gradhomog.experiments.episodes.sampler import EpisodeStream
@@ -18,6 +17,7 @@ from gradhomog.experiments.runs import Run
 from gradhomog.experiments.training.saliency import write_saliency_maps
 from gradhomog.learners.ensemble import Ensemble
 from gradhomog.learners.learner import Learner
+from gradhomog.learners.learner_rows import FIRST_BATCH, independent_numbers, plain_rows
 from gradhomog.learners.results import Evaluation
 from gradhomog.problems import BatchRows
 from gradhomog.ranks.communicator import Ranks

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 import gradhomog
 from gradhomog.diagnosis.diagnosis import loss_rows
-from gradhomog.diagnosis.learner_rows import FIRST_BATCH
 from gradhomog.experiments.environment import device
 from gradhomog.experiments.episodes.sampler import generator
 from gradhomog.experiments.run_file import content
 from gradhomog.experiments.run_file.schema import Config
 from gradhomog.experiments.runs import SINGLE, Run
+from gradhomog.learners.learner_rows import FIRST_BATCH
 from gradhomog.learners.results import Evaluation
 from gradhomog.learners.scoring import accuracy, default_loss
 from gradhomog.learners.training_mode import training_mode, unchanged_buffers
