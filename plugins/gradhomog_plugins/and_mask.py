@@ -96,7 +96,7 @@ class ANDMask(Homogenizer):
 def agreed_mean(rows: Tensor, least: int) -> MaskedMean:
     """Return the mean of each column of rows `[tasks, columns]` where |Σ_i sgn g_i| ≥ `least`, else zero.
 
-    >>> agreed_mean(torch.tensor([[3.0, 1.0], [1.0, -1.0]]), least=2).mean
+    >>> agreed_mean(torch.tensor([[3.0, 1.0], [1.0, -1.0]]), least=2)[0]
     tensor([2., 0.])
     """
     balance, present = sign_counts(rows)

@@ -44,7 +44,7 @@ def test_all_homogenizers_that_need_a_network_are_rejected_on_the_landscape_in_o
     message = error_of([*LANDSCAPE, methods(*attached, *others)], tmp_path)
     assert message.count("requires a network, but the problem `landscape` has none") == len(attached)
     assert message.count("requires the features of a network, but the problem `landscape` has none") == 2
-    assert "uw: losses must not be negative" in message
+    assert "in `update`: losses must not be negative" in message
     lines = [line.strip() for line in message.splitlines()]
     assert {"isi, pcgrad + isi", "rotate", "rotograd", "uw"} <= set(lines)
     assert not {"none", "pcgrad"} & set(lines)
@@ -54,7 +54,7 @@ def test_all_homogenizers_that_need_a_network_are_rejected_on_the_landscape_in_o
 
 def test_homogenizers_that_need_convolutions_or_feature_rows_are_rejected_on_a_table(table, tmp_path):
     message = error_of([*table, methods("isi | pcgrad", "graddrop(on='features')", "rotograd")], tmp_path)
-    assert "isi: `layers` counts convolutions, but the encoder has none" in message
+    assert "`layers` counts convolutions, but the encoder has none" in message
     assert "graddrop: `on` must be 'parameters'" in message
     assert "\n  rotograd" not in message
 
