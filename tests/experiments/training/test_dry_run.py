@@ -55,7 +55,7 @@ def test_all_homogenizers_that_need_a_network_are_rejected_on_the_landscape_in_o
 def test_homogenizers_that_need_convolutions_or_feature_rows_are_rejected_on_a_table(table, tmp_path):
     message = error_of([*table, methods("isi | pcgrad", "graddrop(on='features')", "rotograd")], tmp_path)
     assert "`layers` counts convolutions, but the encoder has none" in message
-    assert "graddrop: `on` must be 'parameters'" in message
+    assert "`on` must be 'parameters'" in message
     assert "\n  rotograd" not in message
 
 
