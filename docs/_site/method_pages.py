@@ -117,9 +117,9 @@ def _linked(text: str) -> str:
 
 
 def link_to_pages(app: Any, page: str, content: list[str]) -> None:
-    """In the table of methods, whose links are to sources in the repository, link to the pages of the site."""
-    if page == "methods/table":
-        content[0] = re.sub(r"\]\(\.\./\.\./plugins/gradhomog_plugins/(\w+)\.py\)", r"](\1.md)", content[0])
+    """Link to the page of a method where the text, for readers of the repository, links to its source."""
+    methods = "../" * page.count("/") + "methods"
+    content[0] = re.sub(r"\]\((?:\.\./)+plugins/gradhomog_plugins/(\w+)\.py", rf"]({methods}/\1.md", content[0])
 
 
 def _without_label(text: str) -> str:

@@ -101,7 +101,7 @@ def _find_kind(text: str) -> Kind:
     """The first kind that has a plugin of this name.
 
     Raises:
-        OptionError: it is a domain.
+        OptionError: it is a domain or a problem.
     """
     from gradhomog.registry import installed
 
@@ -113,5 +113,9 @@ def _find_kind(text: str) -> Kind:
         raise OptionError(
             f"{text} is a domain; `gradhomog check` checks homogenizers and learners. Call "
             "gradhomog.testing.check_domain in a test of the domain."
+        )
+    if selector in installed().names("problems"):
+        raise OptionError(
+            f"{text} is a problem; `gradhomog check` checks homogenizers and learners. Run its own tests."
         )
     return "homogenizers"  # loading it raises an error that suggests a similar name

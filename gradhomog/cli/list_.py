@@ -1,7 +1,7 @@
 """`gradhomog list`: list the installed plugins from their metadata and sources, without importing them.
 
 TIER is that of a built-in homogenizer: recommended (by the results of `gradhomog suite`), for a need, or catalogue.
-SUMMARY is the first sentence of the module. --json also has the module, and whether GRADHOMOG_DISABLE disables it.
+SUMMARY is that of the plugin's spec. --json also has the module, and whether GRADHOMOG_DISABLE disables it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import ast
 import dataclasses
 import functools
 import importlib.util
-import tokenize
 import tomllib
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -30,7 +29,10 @@ SUMMARY = "list installed plugins"
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("kind", nargs="?", choices=KINDS, help="list only this kind of plugin (default: all)")
+    command.add_argument(
+        "kind", nargs="?", choices=KINDS, type=lambda text: f"{text.removesuffix('s')}s",
+        help="list only this kind of plugin (default: all)",
+    )  # fmt: skip
     add_json(command)
 
 
@@ -38,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from gradhomog.registry import installed
 
     infos = [info for kind in KINDS if args.kind in (None, kind) for info in installed().list(kind)]
-    data = [{**dataclasses.asdict(info), "tier": tier(info), "summary": first_sentence(info.module)} for info in infos]
+    data = [{**dataclasses.asdict(info), "tier": tier(info), "summary": summary(info)} for info in infos]
     rows = [("KIND", "NAME", "DISTRIBUTION", "TIER", "SUMMARY")]
     for info, row in zip(infos, data, strict=True):
         name = f"{info.name} (disabled)" if info.disabled else info.name
@@ -64,20 +66,23 @@ def tiers() -> dict[str, dict[str, str]]:
     return tomllib.loads(package.with_name("tiers.toml").read_text(encoding="utf-8")) if package else {}
 
 
-def first_sentence(module: str) -> str:
-    """The first sentence of a module's docstring, on one line; empty if there is no such source."""
-    path = source(module)
+def summary(info: PluginInfo) -> str:
+    """The summary of a plugin, read from the source of its module; empty if it is not written there as a constant."""
+    path = source(info.module)
     if path is None or path.suffix != ".py":
         return ""
+    if (table := path.with_name(f"{info.kind}.toml")).is_file():  # one module of several plugins
+        return str(tomllib.loads(table.read_text(encoding="utf-8")).get(info.name, {}).get("summary", ""))
     try:
-        with tokenize.open(path) as file:
-            tokens = tokenize.generate_tokens(file.readline)
-            first = next(token for token in tokens if token.type not in (tokenize.COMMENT, tokenize.NL))
-        text = ast.literal_eval(first.string) if first.type == tokenize.STRING else ""
-    except (OSError, SyntaxError, ValueError, tokenize.TokenError):  # the error is printed when the plugin is used
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):  # the error is printed when the plugin is used
         return ""
-    words = " ".join(text.split()) if isinstance(text, str) else ""
-    return words.partition(". ")[0].removesuffix(".")
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Spec")]
+    texts = [
+        value for call in calls for value in (*call.args[1:2], *(k.value for k in call.keywords if k.arg == "summary"))
+    ]
+    constants = [node.value for node in texts if isinstance(node, ast.Constant)]
+    return str(constants[0]) if len(constants) == 1 else ""
 
 
 def source(module: str) -> Path | None:

@@ -99,6 +99,10 @@ def test_an_expected_failure_is_exit_code_0_and_its_reason_is_printed(gradhomog_
         (["statik"], "Did you mean 'static'?"),
         (["static", "--kind", "learners"], "static"),
         (["static(weights=[1"], "static(weights=[1\n"),
+        (
+            ["landscape"],
+            "landscape is a problem; `gradhomog check` checks homogenizers and learners. Run its own tests.",
+        ),
         (["glyphs:greek"], "glyphs:greek is a domain; `gradhomog check` checks homogenizers and learners. Call "),
         (["static", "--only", "documentd"], "['documentd'] matches none of: documented, "),
         (["static", "--expect", "documented"], "`--expect` must be CHECK=REASON, with a reason; got 'documented'."),

@@ -1,4 +1,4 @@
-"""`gradhomog list` prints tiers and first sentences, from files that it does not import."""
+"""`gradhomog list` prints tiers and summaries, from files that it does not import."""
 
 import json
 import subprocess
@@ -11,7 +11,8 @@ from gradhomog.cli import list_, main
 from gradhomog.experiments.suite.problems import problems
 from gradhomog.experiments.suite.row_files import stored_results
 from gradhomog.experiments.suite.scores import Scores
-from gradhomog.registry import expression, installed
+from gradhomog.registry import PluginInfo, expression, installed
+from tests.plugins.rows import BUILT_IN
 
 
 def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[str, Any]]:
@@ -19,23 +20,23 @@ def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dic
     return {row["name"]: row for row in json.loads(capsys.readouterr().out)}
 
 
-def test_a_homogenizer_is_listed_with_its_tier_and_its_first_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_homogenizer_is_listed_with_its_tier_and_its_summary(capsys: pytest.CaptureFixture[str]) -> None:
     rows = listed(capsys, "homogenizers")
     assert {rows[name]["tier"] for name in ("auto", "upgrad", "pcgrad")} == {"recommended", "for a need", "catalogue"}
-    assert rows["pcgrad"]["summary"].startswith("PCGrad: remove from each gradient")
-    assert [name for name, row in rows.items() if not row["summary"]] == []
+    summaries = {name: installed().load("homogenizers", name)[1].summary for name in BUILT_IN}
+    assert {name: rows[name]["summary"] for name in BUILT_IN} == summaries
     assert main(["list", "homogenizers"]) == 0
-    assert "catalogue    PCGrad: remove" in capsys.readouterr().out
+    assert "catalogue    removes from each gradient" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("source", "summary"),
     [
-        ('# Comment.\n\n"""Raises\non import. Not printed."""\nraise RuntimeError\n', "Raises on import"),
-        ("raise RuntimeError\n", ""),
+        ("raise RuntimeError\nHomogenizerSpec(None, summary='a ' 'constant')\n", "a constant"),
+        ("raise RuntimeError\ngradhomog.HomogenizerSpec(None, 'by place')\n", "by place"),
+        ("HomogenizerSpec(None, text)\n", ""),
+        ("HomogenizerSpec(None, 'one') if True else HomogenizerSpec(None, 'of two')\n", ""),
         ('"""Not closed\n', ""),
-        ("", ""),
-        ("b''\n", ""),
     ],
 )
 def test_a_plugin_of_others_is_described_from_its_source_without_an_import(
@@ -49,8 +50,8 @@ def test_a_plugin_of_others_is_described_from_its_source_without_an_import(
 @pytest.mark.parametrize(
     "module", ["no_such_package", "no_such_package.module", "json.no_such_module", "math", "ast.x"]
 )
-def test_a_module_without_a_python_source_has_no_sentence(module: str) -> None:
-    assert list_.first_sentence(module) == ""
+def test_a_module_without_a_python_source_has_no_summary(module: str) -> None:
+    assert list_.summary(PluginInfo("x", "y", "1", module, "homogenizers")) == ""
 
 
 def test_listing_imports_no_plugin() -> None:

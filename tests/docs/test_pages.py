@@ -121,7 +121,7 @@ def test_the_committed_table_of_methods_is_that_of_the_code():
 
 def test_the_page_of_methods_has_the_needs_of_their_tiers():
     rows = re.findall(r"^\| ([^|]+) \| ((?:\[`[^|]+)) \|[^|]*\|$", pages.text("methods/index.md"), re.MULTILINE)
-    assert {need: re.findall(r"\((\w+)\.md\)", names) for need, names in rows} == list_.tiers()["for_a_need"]
+    assert {need: re.findall(r"/(\w+)\.py\)", names) for need, names in rows} == list_.tiers()["for_a_need"]
 
 
 def test_the_page_of_methods_has_the_scores_of_the_recommended_ones():
