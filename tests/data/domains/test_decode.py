@@ -84,10 +84,12 @@ def test_other_pictures_sizes_or_versions_are_decoded_again(monkeypatch):
     assert source.decoded
 
 
-@pytest.mark.parametrize("stop", [0, 1, 20, 150, COUNT - 1])
-def test_an_interrupted_pass_continues_where_it_ended(cache, stop):
-    first, second = Source(stop=stop), Source()
-    with pytest.raises(KeyboardInterrupt):
+@pytest.mark.parametrize(
+    ("stop", "error"), [*((stop, KeyboardInterrupt()) for stop in (0, 1, 20, 150, COUNT - 1)), (50, DataError("bad"))]
+)
+def test_an_interrupted_pass_or_one_with_an_unreadable_picture_continues_where_it_ended(cache, stop, error):
+    first, second = Source(stop=stop, error=error), Source()
+    with pytest.raises(type(error)):
         first.open()
     assert files(cache) == [".partial"]
     assert_right(second.open())
@@ -105,22 +107,21 @@ def test_an_incomplete_last_picture_is_decoded_again(cache):
     assert second.decoded[0] == 99
 
 
-def test_every_changed_byte_of_cached_pictures_is_detected(cache):
-    """Half of a cached file filled with zeros gave 69 % instead of 56 %."""
-    Source().open()
-    (path,) = cache.glob("*.npy")
-    content = path.read_bytes()
-    for changed in (content[: len(content) // 2].ljust(len(content), b"\0"), content[:5000] + b"\7" + content[5001:]):
-        path.write_bytes(changed)
-        with pytest.warns(_picture_set.DamagedCacheWarning, match=path.name):
-            assert_right(Source().open())
+DAMAGES = {
+    "half zeros": lambda content: content[: len(content) // 2].ljust(len(content), b"\0"),  # gave 69 % instead of 56 %
+    "one byte": lambda content: content[:5000] + b"\7" + content[5001:],
+    "cut off": lambda content: content[:-10],
+    "header": lambda content: b"\x93NUMPY",
+    "other": lambda content: b"no array",
+    "empty": lambda content: b"",
+}
 
 
-@pytest.mark.parametrize("damage", [b"", b"\x93NUMPY", b"no array", None])
-def test_a_damaged_cache_file_is_decoded_again(cache, damage):
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+def test_every_changed_byte_of_a_cache_file_is_detected_and_the_pictures_are_decoded_again(cache, damage):
     Source().open()
     (path,) = cache.glob("*.npy")
-    path.write_bytes(path.read_bytes()[:-10] if damage is None else damage)
+    path.write_bytes(damage(path.read_bytes()))
     with pytest.warns(_picture_set.DamagedCacheWarning, match=path.name):
         assert_right(Source().open())
     assert_right(Source(stop=0).open())
@@ -134,14 +135,6 @@ def test_a_damaged_partial_file_is_decoded_again(cache):
     source = Source()
     assert_right(source.open())
     assert source.decoded == list(range(COUNT))
-
-
-def test_an_unreadable_picture_raises_and_the_finished_blocks_are_kept():
-    with pytest.raises(DataError, match="cannot be read"):
-        Source(stop=50, error=DataError("cannot be read")).open()
-    source = Source()
-    assert_right(source.open())
-    assert source.decoded[0] == 40
 
 
 @pytest.mark.parametrize("reason", ["full", "file", "no home"])
