@@ -7,10 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradhomog import ConfigError, DataError
-from gradhomog.experiments.run_file.schema import load
-from gradhomog.experiments.runs import Run
-from gradhomog.experiments.training.trainer import make_trainable
+from gradhomog import DataError
 from gradhomog_data.problems import regression
 from tests.data.problems.conftest import problem_run
 
@@ -90,11 +87,9 @@ def test_the_seed_determines_the_parts(csv):
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        ("", {}, "expected a line of different column names"),
         ("a,a\n1,2\n", {}, "expected a line of different column names, then lines of numbers"),
         ("a,b\n1,2\n3\n", {}, "row 2: expected 2 values, one per column name; got 1"),
         ("a,b\n1,x\n", {}, "column 'b', row 1: expected a number; found 'x'"),
-        ("a,b\n1,2\n3,\n", {}, "column 'b', row 2: expected a number; found ''"),
         ("a,b\n1,nan\n", {}, "column 'b', row 1: expected a number; found 'nan'"),
         ("a,b\n1,2\n", {"targets": []}, "`problem.targets` must name columns of .*: a, b; got none"),
         ("a,bb\n1,2\n", {"targets": ["b"]}, "`problem.targets` must name columns, each once: a, bb; got 'b'. Did you"),
@@ -148,14 +143,6 @@ def test_data_of_scikit_learn_without_it_raise_with_package_and_extra(monkeypatc
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(DataError, match=r"come from scikit-learn, which is not installed.*gradhomog\[problems\]"):
         load_data("breast_cancer", targets=[])
-
-
-def test_a_network_for_images_raises_for_a_table(csv):
-    config = load(
-        None, ["problem.name=regression", f"problem.data={csv}", 'problem.targets=["sum"]', "network.name=conv4"]
-    )
-    with pytest.raises(ConfigError, match=r"`network.name` conv4 takes square images"):
-        make_trainable(config, Run("regression", "none", 0))
 
 
 def test_a_relative_path_starts_at_the_working_directory(csv, monkeypatch):
