@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradhomog import DataError, OptionError
+from gradhomog import DataError
 from gradhomog.experiments.episodes.sampler import EpisodeStream
 from gradhomog_data.domains import _render, glyphs
 
@@ -178,18 +178,6 @@ def test_an_unusable_cache_folder_is_not_fatal(cache):
 
 
 # invalid options
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"size": 4}, r"`size` must be an integer ≥ 8 and ≤ 256; got 4"),
-        ({"correlation": float("nan")}, r"`correlation` must be a number ≥ 0 and ≤ 1; got nan"),
-    ],
-)
-def test_options_out_of_range_raise(options, message):
-    with pytest.raises(OptionError, match=message):
-        glyphs.glyphs("greek", **options)
 
 
 @pytest.mark.parametrize("absent", ["matplotlib", "PIL"])
