@@ -66,23 +66,16 @@ def drawn(equation, seed=0):
     return {key: torch.from_numpy(value) for key, value in points.items()}
 
 
-@pytest.mark.parametrize("name", ["helmholtz", "klein_gordon"])
-def test_the_solution_has_no_residual_in_any_task(name):
+@pytest.mark.parametrize(("name", "bound"), [("helmholtz", 1e-7), ("klein_gordon", 1e-7), ("burgers", 1e-9)])
+def test_the_solution_has_no_residual_in_any_task(name, bound):
     equation = equation_with(name, conditions="separate")
     points = drawn(equation)
+    if name == "burgers":  # away from its front
+        inside = points[PDE]
+        points[PDE] = inside[(inside[:, 0].abs() > 0.05) & (inside[:, 1] > 0.01)]
     for task in equation.tasks:
         residual = equation.residual(task, points)
-        assert residual.abs().max() < (1e-4 if task == PDE else 1e-7)  # sources are of the order of 100
-
-
-def test_the_solution_of_burgers_equation_has_no_residual_away_from_its_front():
-    equation = equation_with("burgers", conditions="separate")
-    points = drawn(equation)
-    inside = points[PDE]
-    points[PDE] = inside[(inside[:, 0].abs() > 0.05) & (inside[:, 1] > 0.01)]
-    for task in equation.tasks:
-        residual = equation.residual(task, points)
-        assert residual.abs().max() < (1e-4 if task == PDE else 1e-9)
+        assert residual.abs().max() < (1e-4 if task == PDE else bound)  # sources are of the order of 100
 
 
 def test_the_residual_of_another_function_is_that_of_its_formula():
@@ -370,14 +363,12 @@ def test_beta1_is_that_of_the_outer_optimizer(outer):
 
 
 @pytest.mark.slow
-def test_soap_trains_and_continues_from_a_checkpoint_bit_for_bit(tmp_path):
+def test_soap_continues_from_a_checkpoint_bit_for_bit(tmp_path):
     settings = config("klein_gordon", "train.outer=soap", "train.outer_lr=0.01", "train.steps=30")
-    run, records = Run("klein_gordon", "static(weights=[1, 10])", 0), []
-    whole = trainer(settings, run, tmp_path / "whole", records)
+    run = Run("klein_gordon", "static(weights=[1, 10])", 0)
+    whole = trainer(settings, run, tmp_path / "whole", [])
     before = {name: value.clone() for name, value in whole.trainable.network.state_dict().items()}
     assert whole.train_and_test()
-    losses = [sum(record["losses"]) for record in records if record["event"] == "step"]
-    assert sum(losses[-5:]) < sum(losses[:5])
     assert not trainer(settings, run, tmp_path / "parts", []).train_and_test(iter([False] * 17 + [True]).__next__)
     continued = trainer(settings, run, tmp_path / "parts", [])
     assert continued.done == 17
@@ -415,15 +406,6 @@ def by_adaptive_integration(x, t):
 def test_values_are_those_of_adaptive_integration(x, t):
     actual = burgers_solution(np.array([x]), np.array([t]), VISCOSITY)[0]
     assert actual == pytest.approx(by_adaptive_integration(x, t), rel=1e-9, abs=1e-10)
-
-
-def test_initial_and_boundary_conditions_hold_and_the_solution_is_odd():
-    x, t = np.linspace(-1, 1, 41), np.linspace(0, 1, 41)
-    np.testing.assert_allclose(burgers_solution(x, 0 * x, VISCOSITY), -np.sin(np.pi * x), atol=1e-12)
-    for side in (-1.0, 1.0):
-        np.testing.assert_allclose(burgers_solution(0 * t + side, t, VISCOSITY), 0, atol=1e-12)
-    inside = burgers_solution(x, 0 * x + 0.7, VISCOSITY)
-    np.testing.assert_allclose(inside, -burgers_solution(-x, 0 * x + 0.7, VISCOSITY), atol=1e-12)
 
 
 def test_the_largest_slope_is_that_of_the_literature():
