@@ -93,14 +93,8 @@ def _check(args: argparse.Namespace) -> int:
     _require_root(args.root)
     check = _content(".files_check:check")
     results = [check(args.root, each, full=args.full) for each in chosen]
-    rows = [("BENCHMARK", "STATUS", "FORM", "CLASSES", "IMAGES", "SHA-256")]
-    for result in results:
-        classes = f"{result.classes} of {result.published_classes}" if result.classes else ""
-        images = f"{result.images:,}" if result.images else ""
-        if images and result.published_images is not None:
-            images += f" of {result.published_images:,}"
-        rows.append((result.benchmark, result.status, result.form or "", classes, images, result.sha256[:16]))
-    lines = list(aligned(rows))
+    header = ("BENCHMARK", "STATUS", "FORM", "CLASSES", "IMAGES", "SHA-256")
+    lines = list(aligned([header, *map(_check_row, results)]))
     for result in results:
         texts = (*result.problems, "; ".join(result.differences), result.advice)
         lines += [f"{result.benchmark}: {text}" for text in texts if text]
@@ -109,6 +103,15 @@ def _check(args: argparse.Namespace) -> int:
     print_result(args, [dataclasses.asdict(result) for result in results], "\n".join(lines))
     good = {"complete"} if args.names else {"complete", "missing"}
     return 0 if all(result.status in good for result in results) else 1
+
+
+def _check_row(result: Any) -> tuple[str, ...]:
+    """The row of a `BenchmarkCheck` in the printed table, which compares its counts with the published ones."""
+    classes = f"{result.classes} of {result.published_classes}" if result.classes else ""
+    images = f"{result.images:,}" if result.images else ""
+    if images and result.published_images is not None:
+        images += f" of {result.published_images:,}"
+    return result.benchmark, result.status, result.form or "", classes, images, result.sha256[:16]
 
 
 def _write_lists(args: argparse.Namespace) -> int:

@@ -71,25 +71,6 @@ def test_its_own_tests_pass_unmodified(environment: Environment, name: str) -> N
     assert "xfailed" not in summary
 
 
-def test_the_example_is_listed_and_combines_with_a_built_in_as_computed_by_hand(environment: Environment) -> None:
-    # The vote zeroes −5 and leaves the tie 2, −3. Of a = (2, 0, 1), b = (−3, 0, 1), c = (0, 1, 0) then ⟨a, b⟩ = −5, and
-    # c is orthogonal to both: a' = a + 5/10 b = (½, 0, 3/2), b' = b + 5/5 a = (−1, 0, 2).
-    code = (
-        "import sys, gradhomog\n"
-        "[info] = [i for i in gradhomog.Registry().list('homogenizers') if i.name == 'signvote']\n"
-        "assert str(info) == \"homogenizer 'signvote' of gradhomog-signvote 0.2.0 (gradhomog_signvote)\"\n"
-        "assert not {'gradhomog_signvote', 'torch'} & set(sys.modules)\n"
-        "import torch, gradhomog_signvote\n"
-        "rows = torch.tensor([[2.0, 0, 1], [-3, 0, 1], [0, 1, -5]], dtype=torch.float64)\n"
-        "pipe = gradhomog.pipeline('gradhomog-signvote:signvote(threshold=0.1) + pcgrad')\n"
-        "assert isinstance(next(iter(pipe)), gradhomog_signvote.SignVote)\n"
-        "expected = torch.tensor([-0.5, 1, 3.5], dtype=torch.float64) / 3\n"
-        "torch.testing.assert_close(pipe.combine(rows), expected)\n"
-        "torch.testing.assert_close(pipe.combine({'all': rows[:, None]}), {'all': expected[None]})\n"
-    )
-    environment.run("-c", code)
-
-
 def test_the_tests_and_docstrings_of_the_example_pass(environment: Environment) -> None:
     options = ("-v", "-p", "no:cacheprovider", "--doctest-modules", "--pyargs", "tests", "gradhomog_signvote")
     output = environment.run("-m", "pytest", *options, cwd=environment.example)

@@ -77,10 +77,6 @@ def test_any_text_is_accepted_or_raises_with_a_suggestion_that_is_accepted(text:
             "Write 'sign-vote'",
         ),
         ("sign vote!", "got 'sign vote!'. Write 'sign-vote'"),
-        ("2nd-order", "got '2nd-order'. Write 'nd-order'"),
-        ("sign--vote", "digits and single hyphens; got 'sign--vote'. Write 'sign-vote'"),
-        ("größe", "got 'größe'. Write 'gr-e'"),
-        ("gradhomog-", "got 'gradhomog-'. Write 'sign-vote'"),
         ("gradhomog", "must not be gradhomog itself; got 'gradhomog'"),
         ("gradhomog-lambda", "must not be a keyword of Python; got 'gradhomog-lambda'. Write 'lambda-rows'"),
         ("none", "must not be a reserved word of the text form of a pipeline; got 'none'. Write 'none-rows'"),
@@ -133,11 +129,9 @@ def test_the_metadata_contain_the_entry_point_the_range_of_gradhomog_and_the_kit
 @pytest.mark.parametrize(
     ("version", "expected"),
     [
-        ("0.1.0", ">=0.1,<0.2"),
         ("0.9.3", ">=0.9,<0.10"),
         ("1.4.2", ">=1.4,<2"),
         ("0.2.0.dev1+local", ">=0.2.0.dev1,<0.3"),
-        ("2.0rc1", ">=2.0rc1,<3"),
     ],
 )
 def test_the_range_contains_the_running_version_and_excludes_the_next_incompatible_one(version, expected):
@@ -147,19 +141,14 @@ def test_the_range_contains_the_running_version_and_excludes_the_next_incompatib
     assert SpecifierSet(expected).contains(version.partition("+")[0], prereleases=True)
 
 
-def test_the_licence_is_declared_and_its_file_has_its_text_year_and_author():
-    texts = project(names("x"), author="Ada Lovelace").texts
-    for sentence in ("Permission is hereby granted, free of charge", f"{datetime.date.today().year} Ada Lovelace"):
-        assert sentence in texts["LICENSE"]
-
-
 @given(
     st.text(st.characters(codec="utf-8"), min_size=1).map(str.strip).filter(lambda text: text and text.isprintable())
 )
-def test_any_author_is_written_unchanged(author):
+def test_any_author_is_written_unchanged_into_the_metadata_and_with_the_year_into_the_licence(author):
     texts = project(names("x"), author=author).texts
     assert tomllib.loads(texts["pyproject.toml"])["project"]["authors"] == [{"name": author}]
-    assert f" {author}\n" in texts["LICENSE"]
+    assert "Permission is hereby granted, free of charge" in texts["LICENSE"]
+    assert f"{datetime.date.today().year} {author}\n" in texts["LICENSE"]
 
 
 @pytest.mark.parametrize("author", ["", "  ", "two\nlines", "bell\a"])

@@ -5,10 +5,12 @@ import math
 
 import pytest
 import torch
+from hypothesis import strategies as st
 
 from gradhomog import OptionError, PluginRunError
 from gradhomog.testing import Check, CheckFailure, CheckReport, CheckResult
 from gradhomog.testing.check_results import SHRINKING, NotApplicable, run
+from gradhomog.testing.property_search import for_all
 
 REASON = "the paper wants it so"
 
@@ -74,10 +76,8 @@ def test_the_outcome_depends_on_the_result_and_on_the_claim(function, binding, o
     ("function", "binding", "outcome", "message"),
     [
         (fails, ALL, "expected", f"{REASON} (off by 2)"),
-        (crashes, CLAIMED, "expected", f"{REASON} (ZeroDivisionError: by zero)"),
         (passes, ALL, "failed", f"expected to fail ({REASON}), but does not. Remove it"),
         (fails, UNCLAIMED, "failed", "'smooth' is not claimed. Remove it from `expected_failures`."),
-        (passes, UNCLAIMED, "failed", "'smooth' is not claimed. Remove it from `expected_failures`."),
         (is_not_applicable, ALL, "not applicable", "it has no `transform`"),
     ],
 )
@@ -88,23 +88,12 @@ def test_an_expected_failure_must_fail_or_be_not_applicable(function, binding, o
     assert bool(found.example) == (function is fails)
 
 
-@pytest.mark.parametrize(("binding", "shrinking"), [(ALL, True), (CLAIMED, True), (UNCLAIMED, False)])
-def test_inputs_are_simplified_only_for_binding_checks(binding, shrinking):
-    values = []
-
-    def reads_shrinking(_):
-        values.append(SHRINKING.get())
-        raise CheckFailure("no")
-
-    result(reads_shrinking, binding)
-    assert values == [shrinking]
-    assert SHRINKING.get() is True
-
-
 @pytest.mark.parametrize("exception", [KeyboardInterrupt, pytest.fail.Exception])
-def test_exceptions_that_stop_the_process_are_not_failures(exception):
+def test_exceptions_that_stop_the_process_stop_a_check_and_its_search(exception):
     def interrupted(_):
-        raise exception("enough")
+        @for_all(number=st.integers())
+        def _(number):
+            raise exception("enough")
 
     with pytest.raises(exception, match="enough"):
         result(interrupted, UNCLAIMED)
@@ -195,8 +184,7 @@ def test_a_report_is_a_collection_of_results_by_name_that_passes_unless_one_fail
     assert CheckReport("x", tuple(result for result in RESULTS if result.outcome != "failed")).passed
 
 
-def test_a_long_message_is_wrapped_and_a_long_word_is_not_broken():
-    assert max(len(line) for line in str(REPORT).splitlines()) <= 120
+def test_a_long_word_is_not_broken():
     word = "w" * 150
     assert f"      {word}" in str(CheckReport("x", (CheckResult("c", "failed", f"see {word}"),))).splitlines()
 

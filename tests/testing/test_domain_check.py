@@ -1,12 +1,10 @@
 """`check_domain`: the built-in domains pass, and each faulty domain fails with its reason."""
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import gradhomog
 from gradhomog import DataError, available
@@ -35,23 +33,11 @@ def test_every_built_in_domain_is_tested():
     assert {text.partition(":")[0] for text in BUILT_IN} | {"images"} == set(available("domains"))
 
 
-def test_image_files_pass_in_every_format(tmp_path):
-    random = np.random.default_rng(0)
-    pictures = random.integers(0, 256, (16, 6, 24, 30, 3), dtype=np.uint8)
-    names = [f"class {number:02}" for number in range(16)]
-    np.savez(
-        tmp_path / "birds.npz", images=pictures.reshape(-1, 24, 30, 3), labels=np.repeat(range(16), 6),
-        class_names=np.array(names),
-    )  # fmt: skip
-    labels = np.repeat(range(16), 6).tolist()
-    files = [f"birds/{'train' if label < 8 else 'test'}/{names[label]}/{row}.png" for row, label in enumerate(labels)]
-    for name, picture in zip(files, pictures.reshape(-1, 24, 30, 3), strict=True):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(picture).save(tmp_path / name)
-    lists = {"label_names": names, "image_names": files, "image_labels": labels}
-    (tmp_path / "birds.json").write_text(json.dumps(lists))
-    for name in ("birds.npz", "birds", "birds.json"):
-        check_domain(gradhomog.domain(str(tmp_path / name), size=28))
+def test_image_files_pass(tmp_path):
+    pictures = np.random.default_rng(0).integers(0, 256, (16 * 6, 24, 30, 3), dtype=np.uint8)
+    names = np.array([f"class {number:02}" for number in range(16)])
+    np.savez(tmp_path / "birds.npz", images=pictures, labels=np.repeat(range(16), 6), class_names=names)
+    check_domain(gradhomog.domain(str(tmp_path / "birds.npz"), size=28))
 
 
 class Pictures(ClassImages):
@@ -87,14 +73,6 @@ class SeedsTorch(Pictures):
 class IgnoresSeed(Pictures):
     def sample(self, split, random, **numbers):
         return super().sample(split, np.random.default_rng(0), **numbers)
-
-
-class CyclesThroughImages(Pictures):
-    drawn = 0
-
-    def sample(self, split, random, **numbers):
-        self.drawn += 1
-        return super().sample(split, np.random.default_rng(self.drawn), **numbers)
 
 
 class LosesPixels(Pictures):
@@ -147,7 +125,6 @@ class OneFunction(Functions):
 FAULTS = {
     "pixels": (lambda: changed(query_x=lambda task: task.query_x * 3), "`query_x`: pixels from .*; expected"),
     "nan": (lambda: changed(support_x=lambda task: task.support_x / 0), "`support_x` is not finite"),
-    "bytes": (lambda: changed(query_x=lambda task: task.query_x.double()), "`query_x` has the dtype torch.float64"),
     "labels": (lambda: changed(query_y=lambda task: 0 * task.query_y), r"`query_y`: labels \[0, 0, 0, 0\]; expected 2"),
     "no query": (lambda: changed(query_x=lambda task: task.query_x[:1]), r"`query_x` has the shape \(1, 1, 6, 6\)"),
     "name": (lambda: changed(domain=lambda task: ""), "a task has the domain ''; expected 'pictures'"),
@@ -155,7 +132,6 @@ FAULTS = {
     "copies": (lambda: Pictures(repeated=8), "inputs are in both the support set and the query set"),
     "global seed": (SeedsTorch, "`sample` changes the global generator of torch"),
     "fixed seed": (IgnoresSeed, "20 different seeds give the same task of the split 'train'"),
-    "state": (CyclesThroughImages, "tasks of equal seeds of the split 'train' differ after tasks were drawn"),
     "pickle": (LosesPixels, "tasks of equal seeds of the split 'train' differ in a pickled copy"),
     "memory": (SharesMemory, "tasks of equal seeds of the split 'train' differ after tasks were drawn and overwritten"),
     "splits": (UsesAllClasses, r"\d+ inputs are in both splits, 'train' and 'val'"),

@@ -162,7 +162,6 @@ def test_learners_become_tests(suite_results):
     [
         ({"plugins": "static"}, r"`plugins` must be a sequence .*; got the string 'static'\. Write \['static'\]\."),
         ({"plugins": ["static"], "only": "documentd"}, "'documentd' matches none of: documented, "),
-        ({"plugins": ["static"], "expected_failures": {"devices": " "}}, "must give the reason why devices fails"),
     ],
 )
 def test_invalid_arguments_raise_at_collection(arguments, message):

@@ -8,7 +8,6 @@ import torch
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
-from gradhomog import OptionError
 from gradhomog.testing import CheckFailure, jacobians, property_search
 from gradhomog.testing.check_results import SHRINKING
 from gradhomog.testing.property_search import for_all
@@ -69,20 +68,15 @@ def test_every_run_draws_the_same_inputs_under_every_hypothesis_profile(profile)
     assert len(set(expected)) > 15
 
 
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (ZeroDivisionError("by zero"), "ZeroDivisionError: by zero"),
-        (OptionError("`rate` must be positive."), "OptionError: `rate` must be positive."),
-    ],
-)
-def test_any_error_is_reported_with_its_input_and_is_the_cause(error, message):
+def test_any_error_is_reported_with_its_input_and_is_the_cause():
+    error = ZeroDivisionError("by zero")
+
     def property_of(number):
         if number > 7:
             raise error
 
     failure = failure_of(property_of, number=NUMBERS)
-    assert (str(failure), failure.example) == (message, {"number": 8})
+    assert (str(failure), failure.example) == ("ZeroDivisionError: by zero", {"number": 8})
     assert failure.__cause__ is error
 
 
@@ -107,15 +101,6 @@ def test_shrinking_stops_at_its_limit_with_the_simplest_input_so_far(monkeypatch
     assert len(tried) == 6  # the first failure, and five more runs
     assert failure.example["number"] == [number for number in tried if number > 1000][-1]
     assert str(failure) == f"{failure.example['number']} is more than 1000"
-
-
-@pytest.mark.parametrize("exception", [KeyboardInterrupt, pytest.fail.Exception])
-def test_exceptions_that_stop_the_process_stop_the_search(exception):
-    def property_of(number):
-        raise exception("enough")
-
-    with pytest.raises(exception, match="enough"):
-        for_all(number=NUMBERS)(property_of)
 
 
 ORDINARY = {"zero": False, "duplicate": False, "opposite": False}
@@ -171,11 +156,6 @@ def test_numbers_of_tasks_and_params_are_as_requested(data, tasks, params, more)
 @given(st.data(), st.sampled_from([0, 0.5, 2, 6]))
 def test_norms_are_within_the_requested_spread(data, spread):
     assert orders_of_magnitude(data.draw(jacobians(spread=spread)).norm(dim=1)) <= spread + 1e-9
-
-
-@pytest.mark.parametrize("spread", [1, 6])
-def test_the_requested_spread_is_reached(spread):
-    assert exists(jacobians(spread=spread), lambda rows: orders_of_magnitude(rows.norm(dim=1)) > 0.9 * spread)
 
 
 @pytest.mark.parametrize(

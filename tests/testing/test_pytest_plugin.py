@@ -15,12 +15,13 @@ SOURCE = """
     import gradhomog, torch
 
     class Even(gradhomog.Homogenizer):
+        "Weights of one."
         def mix(self, step):
             return torch.ones(step.tasks)
 
     @gradhomog.hookimpl
     def gradhomog_homogenizer():
-        return gradhomog.HomogenizerSpec(factory=Even, summary="first release")
+        return gradhomog.HomogenizerSpec(factory=Even, summary="first release", reference="new")
 """
 
 AUTHOR_SUITE = f'''

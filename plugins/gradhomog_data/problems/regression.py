@@ -3,7 +3,6 @@
 A table is a CSV file, an NPZ file or a data set of scikit-learn.
 """
 
-import math
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -195,15 +194,12 @@ def _read_csv(path: Path) -> Columns:
 
 def _parse_number(path: Path, name: str, row: int, text: str) -> float:
     try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
+        return float(text)
+    except ValueError as cause:
         raise DataError(
             f"{path}: column {name!r}, row {row}: expected a number; found {text!r}. "
             "Encode text as numbers, and fill in or remove missing values."
-        )
-    return value
+        ) from cause
 
 
 def _read_npz(path: Path) -> Columns:

@@ -16,7 +16,7 @@ from gradhomog import ProblemRun
 from gradhomog_data._packages import require_package
 from gradhomog_data._seeding import generator
 from gradhomog_data.networks import mlp
-from gradhomog_data.problems._held_out import HeldOutProblem, initialized
+from gradhomog_data.problems._held_out import HeldOutProblem, Splits, divide, initialized
 
 BATCH = 64
 """Examples of each task per step, for forgetting and replay."""
@@ -42,14 +42,12 @@ def load() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     return pictures.reshape(-1, 8, 8), np.asarray(labels, dtype=np.int64)
 
 
-def splits(seed: int) -> dict[str, tuple[Tensor, Tensor]]:
+def splits(seed: int) -> Splits:
     """Return pixels `[n, 64]` in [-1, 1] and classes `[n]` of each split, divided at random with `seed`."""
     pictures, labels = load()
-    pixels = torch.from_numpy(pictures).flatten(1).float().div_(127.5).sub_(1.0)
-    order = torch.from_numpy(generator(seed).permutation(len(labels)))
-    chosen = order.tensor_split((TRAIN, TRAIN + VALIDATION))
-    names = ("train", "validation", "test")
-    return {name: (pixels[rows], torch.from_numpy(labels)[rows]) for name, rows in zip(names, chosen, strict=True)}
+    pixels = torch.from_numpy(pictures).flatten(1).float().div_(127.5).sub_(1.0).numpy()
+    order = generator(seed).permutation(len(labels))
+    return divide((TRAIN, VALIDATION, len(labels) - TRAIN - VALIDATION), pixels[order], labels[order])
 
 
 GROUPS, PER_GROUP = 4, 25

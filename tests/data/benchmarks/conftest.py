@@ -1,16 +1,10 @@
-"""Each benchmark in its published layout, written once, and a separate cache folder."""
+"""Each benchmark in its published layout, written once."""
 
 import shutil
 
 import pytest
 
 from tests.data.benchmarks.trees import TREES
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    """A temporary cache folder, so that no test reads or writes the user's cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="session")

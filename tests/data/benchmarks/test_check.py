@@ -133,14 +133,6 @@ def test_a_list_that_was_changed_or_cut_off_differs_from_its_manifest(changeable
     assert any("manifest.json: is damaged" in problem for problem in checked(root, "cub").problems)
 
 
-def test_a_listed_picture_that_is_missing_is_reported(changeable, capsys):
-    root = changeable("eurosat")
-    run(capsys, "lists", root)
-    (root / "2750" / "Land4" / "Land4_2.jpg").unlink()
-    (problem,) = checked(root, "eurosat").problems
-    assert "1 of the 30 listed images do not exist" in problem
-
-
 def test_class_folders_without_the_published_split_are_reported_with_the_command(changeable):
     root = changeable("cub")
     (root / "CUB_200_2011" / "images").rename(root / "cub")

@@ -1,15 +1,8 @@
-"""Fixtures: a cache folder per test, and a glyph domain rendered once."""
+"""Fixtures: a glyph domain rendered once."""
 
 import pytest
 
 from gradhomog_data.domains import glyphs
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    """A temporary cache folder, so that no test reads or writes the user's cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "gradhomog"
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ PINNED_DIVISION = "aaaerrrreerr"  # second letters of train, val, test
 
 def numbered(counts, *, channels=1, **options):
     """A domain in which every pixel of image k has the value k, so that tests can identify the images of a task."""
-    labels = np.repeat(np.arange(len(counts)), counts)
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(len(counts)), counts))
     images = np.broadcast_to(np.arange(len(labels), dtype=np.uint8)[:, None, None, None], (len(labels), 4, 4, channels))
     names = [f"class {index:02}" for index in range(len(counts))]
     return ClassImages("numbered", images.copy(), labels, names, **options), labels
@@ -38,17 +38,6 @@ def test_a_task_has_the_requested_classes_and_no_image_twice(ways, shots, querie
     for image, label in zip(support + query, task.support_y.tolist() + task.query_y.tolist(), strict=True):
         assert true.setdefault(label, labels[image]) == labels[image]
     assert len(set(true.values())) == ways
-
-
-def test_images_keep_their_labels_in_any_order():
-    random = np.random.default_rng(0)
-    labels = random.permutation(np.repeat(np.arange(5), 8))
-    images = np.broadcast_to((labels * 10).astype(np.uint8)[:, None, None, None], (40, 2, 2, 3)).copy()
-    domain = ClassImages("shuffled", images, labels, list("abcde"))
-    task = domain.sample("all", random, ways=5, shots=2, queries=6)
-    for x, y in ((task.support_x, task.support_y), (task.query_x, task.query_y)):
-        for way in range(5):
-            assert len(set(which(x[y == way]))) == 1
 
 
 def test_pixels_are_in_minus_one_to_one_exactly_and_channels_are_first():
@@ -124,11 +113,6 @@ GOOD = {
 }
 BAD = {
     "float images": ({"images": np.zeros((4, 2, 2, 3), dtype=np.float32)}, r"`images` must be uint8.*got float32\."),
-    "nan images": ({"images": np.full((4, 2, 2, 3), np.nan)}, r"`images` must be uint8.*got float64"),
-    "two channels": (
-        {"images": np.zeros((4, 2, 2, 2), dtype=np.uint8)},
-        r"\[n, size, size, channels\].*\(4, 2, 2, 2\)",
-    ),
     "not square": ({"images": np.zeros((4, 2, 3, 3), dtype=np.uint8)}, r"\[n, size, size, channels\].*\(4, 2, 3, 3\)"),
     "no images": ({"images": np.zeros((0, 2, 2, 3), dtype=np.uint8)}, r"all at least 1; got \(0, 2, 2, 3\)"),
     "nan labels": ({"labels": np.array([0, 0, 1, np.nan])}, r"`labels` must be integers.*float64 \(4,\)"),

@@ -73,7 +73,6 @@ CSV_DAMAGES = {
         "must have the columns filename and label, or .*; found: filename, class",
     ),
     "empty": ("", "has no rows after its first line"),
-    "cut off after the header": ("filename,label\n", "has no rows after its first line"),
     "cut off in a row": ("filename,label\nant0.png,ant\nant1", "row 3 has 1 values for 2 columns"),
     "empty class": ("filename,label\nant0.png,\n", "row 2 needs a file and a class; got 'ant0.png' and ''"),
     "missing picture": (

@@ -6,10 +6,9 @@ from hypothesis import strategies as st
 from scipy.special import shichi
 
 import gradhomog
-from gradhomog import DataError, OptionError
+from gradhomog import OptionError
 from gradhomog_data.domains.functions import CELL_SPLITS, CELLS, FAMILIES, functions
 
-SIZES = {"ways": 1, "shots": 10, "queries": 20}
 families = pytest.mark.parametrize("family", FAMILIES)
 
 
@@ -97,8 +96,3 @@ def test_bad_options_raise():
         gradhomog.domain("functions:sinusiod")
     with pytest.raises(OptionError, match="got nothing after the name"):
         gradhomog.domain("functions")
-    for noise in (-1.0, float("nan"), True, "much"):
-        with pytest.raises(OptionError, match="`noise` must be a number ≥ 0; got"):
-            functions("line", noise=noise)
-    with pytest.raises(DataError, match="`split` must be one of train, val, test, all; got 'novel'"):
-        functions("line").check("novel", **SIZES)

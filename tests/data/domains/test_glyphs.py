@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-import gradhomog
-from gradhomog import DataError, OptionError
+from gradhomog import DataError
 from gradhomog.experiments.episodes.sampler import EpisodeStream
 from gradhomog_data.domains import _render, glyphs
 
@@ -87,29 +86,6 @@ def test_without_background_glyphs_are_bright_on_black_and_centred(tmp_path):
 def test_ink_is_brighter_than_the_strongest_background():
     stack = pictures(glyphs.glyphs("greek", background=1.0), "all")
     assert np.all(stack.max(axis=(2, 3)) > 0.65 * 255)
-
-
-def test_instances_of_a_class_differ(greek):
-    stack = pictures(greek, "all")
-    for one in stack:
-        assert len(np.unique(one.reshape(24, -1), axis=0)) == 24
-
-
-def test_shape_range_and_names(greek):
-    assert greek.name == "glyphs:greek"
-    assert greek.input_shape == (1, 28, 28)
-    assert greek.outputs is None
-    assert "U+03B1 GREEK SMALL LETTER ALPHA" in greek.class_names
-    task = greek.sample("train", np.random.default_rng(0), ways=5, shots=1, queries=15)
-    assert task.query_x.shape == (75, 1, 28, 28)
-    assert task.query_x.min() >= -1
-    assert task.query_x.max() <= 1
-    assert task.domain == "glyphs:greek"
-
-
-def test_tasks_of_more_images_than_rendered_raise(greek):
-    with pytest.raises(DataError, match=r"'glyphs:greek', split 'test': .*at least 25 images; found .* of 24 to 24"):
-        greek.check("test", ways=5, shots=10, queries=15)
 
 
 def test_tasks_are_above_chance_and_not_trivial(greek):
@@ -202,24 +178,6 @@ def test_an_unusable_cache_folder_is_not_fatal(cache):
 
 
 # invalid options
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"size": 4}, r"`size` must be an integer ≥ 8 and ≤ 256; got 4"),
-        ({"correlation": float("nan")}, r"`correlation` must be a number ≥ 0 and ≤ 1; got nan"),
-        ({"seed": -1}, r"`seed` must be an integer ≥ 0; got -1"),
-    ],
-)
-def test_options_out_of_range_raise(options, message):
-    with pytest.raises(OptionError, match=message):
-        glyphs.glyphs("greek", **options)
-
-
-def test_an_unknown_script_raises_with_a_suggestion():
-    with pytest.raises(OptionError, match=r"variants latin, greek, .*; got 'greec'. Did you mean `glyphs:greek`\?"):
-        gradhomog.domain("glyphs:greec")
 
 
 @pytest.mark.parametrize("absent", ["matplotlib", "PIL"])

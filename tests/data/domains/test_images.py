@@ -42,22 +42,12 @@ def test_the_three_formats_give_the_same_domain(tmp_path):
     classes = {"ant": [10, 20, 30], "bee": [40, 50], "cat": [60]}
     write_pictures(tmp_path / "folder", classes)
     listed = [(f"folder/{name}/{i:02}.png", k) for k, name in enumerate(classes) for i in range(len(classes[name]))]
-    (tmp_path / "list.json").write_text(
-        json.dumps(
-            {
-                "label_names": list(classes),
-                "image_names": [path for path, _ in reversed(listed)],
-                "image_labels": [label for _, label in reversed(listed)],
-            }
-        )
-    )
-    values = [value for group in classes.values() for value in group]
-    write_npz(
-        tmp_path / "array.npz",
-        images=np.array(values, dtype=np.uint8)[:, None, None] + np.zeros((6, 8, 8), dtype=np.uint8),
-        labels=np.array([0, 0, 0, 1, 1, 2], dtype=np.int16),
-        class_names=np.array(list(classes)),
-    )
+    paths, labels = zip(*reversed(listed), strict=True)
+    lists = {"label_names": list(classes), "image_names": paths, "image_labels": labels}
+    (tmp_path / "list.json").write_text(json.dumps(lists))
+    values = np.array([value for group in classes.values() for value in group], dtype=np.uint8)
+    stack, labels = np.tile(values[:, None, None], (1, 8, 8)), np.array([0, 0, 0, 1, 1, 2], dtype=np.int16)
+    write_npz(tmp_path / "array.npz", images=stack, labels=labels, class_names=np.array(list(classes)))
     for name, channels in (("folder", 3), ("list.json", 3), ("array.npz", 1)):
         domain = images.images(str(tmp_path / name), size=8)
         assert domain.name == name.split(".")[0]
@@ -70,11 +60,7 @@ def test_split_folders_and_lists_are_the_official_split(tmp_path):
     for split, name, grey in (("train", "ant", 1), ("val", "bee", 2), ("test", "cat", 3)):
         write_pictures(tmp_path / "tree" / split, {name: [grey]})
     domain = images.images(str(tmp_path / "tree"), size=8)
-    assert dict(zip(domain.class_names, domain.class_split, strict=True)) == {
-        "ant": "train",
-        "bee": "val",
-        "cat": "test",
-    }
+    assert (domain.class_names, domain.class_split) == (("ant", "bee", "cat"), ("train", "val", "test"))
 
     lists = tmp_path / "lists"
     lists.mkdir()
@@ -165,41 +151,33 @@ def assert_raises(path, message, **options):
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("kept", [0, 10, 200, -30])
-def test_a_truncated_npz_file_raises(tmp_path, kept):
-    path = tmp_path / "cut.npz"
-    path.write_bytes((tmp_path / write_npz(path)).read_bytes()[:kept])
-    assert_raises(path, "is not an .npz file, or its end is cut off")
+CUT = "is not an .npz file, or its end is cut off"
 
 
-def test_an_npz_file_with_flipped_bytes_raises(tmp_path):
-    path = tmp_path / "flipped.npz"
-    data = bytearray((tmp_path / write_npz(path)).read_bytes())
-    data[300:310] = b"\xff" * 10
-    path.write_bytes(bytes(data))
-    assert_raises(path, "cannot be read as .npz, it may be damaged")
-
-
-def test_an_npz_file_with_pickled_objects_raises(tmp_path):
-    path = tmp_path / "pickle.npz"
-    write_npz(path, class_names=np.array(["a", "b"], dtype=object))
-    assert_raises(path, "holds pickled objects, which are never loaded")
-
-
-def test_an_npz_file_without_a_required_array_raises(tmp_path):
-    write_npz(tmp_path / "short.npz", labels=None)
-    assert_raises(tmp_path / "short.npz", "are required; missing: labels; found: ")
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        *((lambda data, kept=kept: data[:kept], CUT) for kept in (0, 10, 200, -30)),
+        (lambda data: data[:300] + b"\xff" * 10 + data[310:], "cannot be read as .npz, it may be damaged"),
+    ],
+)
+def test_a_damaged_npz_file_raises(tmp_path, damage, message):
+    path = tmp_path / "damaged.npz"
+    write_npz(path)
+    path.write_bytes(damage(path.read_bytes()))
+    assert_raises(path, message)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"images": np.zeros((4, 8, 8, 3))}, r"`images` must be uint8, 0\.\.255; got float64"),
+        ({"labels": None}, "are required; missing: labels; found: "),
+        ({"class_names": np.array(["a", "b"], dtype=object)}, "holds pickled objects, which are never loaded"),
         ({"class_names": np.array([1, 2])}, r"`class_names` must be an array of text \[classes\]; got int64 \(2,\)"),
         ({"class_split": np.array([0, 1])}, r"`class_split` must be an array of text"),
     ],
 )
-def test_npz_arrays_of_the_wrong_kind_raise(tmp_path, change, message):
+def test_npz_arrays_that_are_absent_pickled_or_of_the_wrong_kind_raise(tmp_path, change, message):
     path = tmp_path / "wrong.npz"
     write_npz(path, **change)
     assert_raises(path, message)
@@ -228,12 +206,6 @@ def test_a_class_folder_without_pictures_raises(tmp_path):
         images.images(str(tmp_path / "set"), size=8)
 
 
-def test_a_class_in_two_splits_raises(tmp_path):
-    write_pictures(tmp_path / "train", {"a": [1]})
-    write_pictures(tmp_path / "test", {"a": [2]})
-    assert_raises(tmp_path, "splits must not share a class; 'a'")
-
-
 @pytest.mark.parametrize("damage", ["cut", "text"])
 def test_an_unreadable_picture_raises_with_its_path(tmp_path, damage):
     write_pictures(tmp_path, {"a": [1, 2]}, size=(64, 64))
@@ -258,10 +230,6 @@ LIST = {"label_names": ["a", "b"], "image_names": ["a/00.png", "b/00.png"], "ima
     [
         ("{", "is not valid JSON"),
         ("[]", "needs the key `label_names` with a list; got NoneType"),
-        (
-            json.dumps({key: value for key, value in LIST.items() if key != "image_labels"}),
-            "needs the key `image_labels`",
-        ),
         (json.dumps({**LIST, "image_labels": [0, 2]}), r"`image_labels` must be in 0\.\.1; got 2 at position 1"),
         (json.dumps({**LIST, "image_labels": [0, -1]}), r"`image_labels` must be in 0\.\.1; got -1 at position 1"),
         (json.dumps({**LIST, "image_labels": [0]}), "must have the same length, at least 1; got 2 and 1"),
@@ -284,10 +252,6 @@ def test_options_are_checked(tmp_path):
     path = write_npz(tmp_path / "a.npz")
     with pytest.raises(OptionError, match="`images` needs a path"):
         images.images("", size=8)
-    with pytest.raises(OptionError, match=r"`size` must be an integer ≥ 1 and ≤ 1024; got 0"):
-        images.images(path, size=0)
-    with pytest.raises(OptionError, match="`per_class` must be an integer ≥ 1 or none; got 0"):
-        images.images(str(tmp_path), size=8, per_class=0)
     with pytest.raises(OptionError, match=r"`per_class` must be omitted for \.npz files"):
         images.images(path, size=8, per_class=3)
 

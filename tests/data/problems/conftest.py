@@ -1,4 +1,4 @@
-"""Fixtures: a small multi-task problem, and a cache folder instead of the user's."""
+"""Fixtures: a small multi-task problem, and one cache folder of all tests, as pictures take seconds to render."""
 
 import pytest
 import torch

@@ -8,11 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradhomog.errors import OptionError
 from gradhomog.experiments.results.artifacts import Trajectory
 from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.runs import Run
-from gradhomog.experiments.training.trainer import make_optimizer, make_trainable
+from gradhomog.experiments.training.trainer import make_trainable
 from gradhomog_data.problems import landscape
 from tests.experiments.run_helpers import trainer
 
@@ -84,10 +83,3 @@ def test_the_path_of_the_plain_learner_is_that_of_adam_on_the_mean_of_the_losses
 def test_a_few_hundred_points_of_a_long_run_are_kept():
     one = make_trainable(load(None, ["problem.name=landscape", "train.steps=100000"]), Run("landscape", "none", 0))
     assert one.keep_every == 200
-
-
-def test_rows_of_earlier_steps_have_no_metric():
-    config, run = load(None, [*SHORT, "train.metric=optimizer"]), Run("landscape", "moco", 0)
-    problem = make_trainable(config, run)
-    with pytest.raises(OptionError, match="moco keeps rows from step to step"):
-        problem.step(0, make_optimizer(config, problem), False)

@@ -5,12 +5,10 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from gradhomog.experiments.run_file import content
-from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.runs import Run
 from gradhomog.experiments.training.multi_task import batch_indices
 from gradhomog.experiments.training.trainer import make_trainable
 from tests.data.problems.conftest import data_of
-from tests.experiments.run_helpers import trainer
 
 
 def run(text, label=""):
@@ -70,22 +68,11 @@ def test_every_method_has_the_same_initial_network_and_the_same_batches(pairs):
     assert first[0].names == ("left", "right")
 
 
-def test_norms_and_cosines_are_reported_on_request_only(pairs):
-    network = make_trainable(pairs, run("none"))
-    outer = torch.optim.Adam(network.parameters())
-    brief, full = network.step(0, outer, inspect=False), network.step(1, outer, inspect=True)
-    assert brief.cosines is None
-    assert full.cosines.isfinite().all()
-    assert brief.accuracies.shape == full.accuracies.shape == (2,)
-
-
 def test_single_task_training_has_a_separate_network_for_each_task(pairs):
     network, reports = run_steps(pairs, SINGLE_TASK, steps=1)
     assert len(network.encoders) == 2
     assert reports[0].cosines.diagonal().tolist() == [1, 1]
     assert reports[0].cosines[0, 1].isnan()  # rows of different parameters have no cosine
-    grads = [[p.grad.norm() for p in encoder.parameters()] for encoder in network.encoders]
-    assert all(torch.stack(one).isfinite().all() for one in grads)
 
 
 @pytest.mark.parametrize("text", ['static(weights={"left": 1, "right": 3})', "gradnorm", "isi"])
@@ -100,8 +87,6 @@ def test_scores_are_accuracies_without_homogenizers(pairs):
     network, _ = run_steps(pairs, run("isi"), steps=1)
     split = data_of(pairs).test
     result = network.test([])
-    again = network.test([])
-    assert result.scores == again.scores
     with torch.no_grad():
         right = [
             (head(network.encoders[0](split.inputs)).argmax(1) == y).double().mean().item()
@@ -110,20 +95,3 @@ def test_scores_are_accuracies_without_homogenizers(pairs):
     assert result.scores == right
     assert result.domains == ["left", "right"]
     assert result.metric == "accuracy"
-
-
-def test_training_fits_the_columns_of_a_table(tmp_path):
-    random = torch.Generator().manual_seed(0)
-    x = torch.randn(200, 2, generator=random)
-    lines = [f"{a},{b},{a + b},{a - 2 * b}" for a, b in x.tolist()]
-    (tmp_path / "linear.csv").write_text("\n".join(["a,b,sum,gap", *lines]))
-    config = load(None, [
-        "problem.name=regression", f"problem.data={tmp_path / 'linear.csv'}", 'problem.targets=["sum", "gap"]',
-        "train.steps=120", "train.outer_lr=0.01", "train.validate_every=60",
-    ])  # fmt: skip
-    records = []
-    trainer(config, Run("regression", "none", 0), tmp_path / "run", records).train_and_test()
-    assert records[-1]["metric"] == "r2"
-    assert records[-1]["domains"] == ["sum", "gap"]
-    assert min(records[-1]["scores"]) > 0.95
-    assert records[-1]["validation"] > 0.95

@@ -23,10 +23,6 @@ def test_a_problem_needs_only_its_name_and_is_unchanged_after_writing_and_readin
     assert not {"learner", "domains", "episodes", "test"} & set(config.to_dict())
 
 
-def test_without_a_problem_the_resolved_file_has_no_problem_table():
-    assert "problem" not in load().to_dict()
-
-
 @pytest.mark.parametrize("name", available("problems"))
 def test_a_problem_has_defaults_that_the_user_overrides_key_by_key(name, tmp_path):
     own = load(None, [f"problem.name={name}", "train.steps=7"])
@@ -51,30 +47,19 @@ def test_a_problem_has_defaults_that_the_user_overrides_key_by_key(name, tmp_pat
             ["problem.name=glyph_pairs", "problem.scrpt=latin"],
             r"unknown key `problem.scrpt`. Did you mean `problem.scr",
         ),
-        (["problem.name=digit_pairs", "problem.script=latin"], r"unknown key `problem.script`."),
         (["problem.name=glyph_pairs", "problem.classes=1"], r"`problem.classes` must be an integer ≥ 2; got 1"),
-        (["problem.name=regression", "problem.test=1.0"], r"`problem.test` must be a number > 0 and < 1; got"),
-        (["problem.name=regression", "problem.targets=3"], r"`problem.targets` must be a list"),
         (["problem.name=glyph_pairs", "learner=fomaml"], r"`learner` is not used with `problem.name` 'glyph_pairs'"),
         (["problem.name=glyph_pairs", "train.inner_lr=0.1"], r"`train.inner_lr` is not used with"),
-        (["problem.name=glyph_pairs", "test.episodes=5"], r"`test` is not used with"),
         (["problem.name=regression", "network.size=28"], r"`network.size` is not used with"),
-        (["problem.name=landscape", "network.width=28"], r"`network` is not used with"),
         (["problem.name=landscape", "seeds=3"], r"`seeds` must be one seed: nothing in the problem is random"),
         (
             ["problem.name=landscape", "problem.starts=[]"],
             r"`problem.starts` must be .* length ≥ 1 and with length ≤ 26; got \[\]",
         ),
-        (
-            ["problem.name=landscape", "problem.starts=[[1, 2, 3]]"],
-            r"length ≥ 2 and with length ≤ 2 each.*; got \[\[1, 2, 3\]\]",
-        ),
         (["problem.name=landscape", "problem.starts=[[1, inf]]"], r"must be a list .*a number.*; got \[\[1, inf\]\]"),
         (["problem.name=landscape", "device=nowhere"], r"`device` must be one that PyTorch can use here"),
         (["problem.name=helmholtz", "problem.initial=5"], r"unknown key `problem.initial`"),
-        (["problem.name=helmholtz", "problem.conditions=all"], r"`problem.conditions` must be .*merged.*separate"),
         (["problem.name=helmholtz", "network.name=mlp"], r"`network.name` is not used with `problem.name` 'helmholtz'"),
-        (["problem.name=helmholtz", "train.lr_decay=0"], r"`train.lr_decay` must be a number > 0 and ≤ 1; got 0"),
     ],
 )
 def test_invalid_keys_and_values_raise_with_their_key_path(overrides, message):
@@ -86,9 +71,7 @@ def test_invalid_keys_and_values_raise_with_their_key_path(overrides, message):
 
 METHODS = (
     '["pcgrad"]',
-    '["mgda", "none", "pcgrad"]',
     '["pcgrad | pcgrad(seed=1) | pcgrad(seed=2) | pcgrad(seed=3)", "mgda"]',
-    '["static(weights=[1, 2])", "gradnorm | gradnorm(alpha=0.5) | gradnorm(alpha=3)"]',
 )
 
 
@@ -104,16 +87,8 @@ def test_every_table_has_the_plain_learner_and_static_weights_with_the_largest_b
     assert config.with_baselines().with_baselines() == config.with_baselines()
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["problem.name=glyph_pairs", 'homogenizers=["none", "static | static(weights=[1.0, 2.0])", "pcgrad"]'],
-        ['homogenizers=["pcgrad"]'],
-    ],
-    ids=["existing baselines", "learners"],
-)
-def test_existing_baselines_and_comparisons_of_learners_are_unchanged(overrides):
-    config = load(None, overrides)
+def test_comparisons_of_learners_get_no_baselines():
+    config = load(None, ['homogenizers=["pcgrad"]'])
     assert config.with_baselines() == config
 
 

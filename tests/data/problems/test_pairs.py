@@ -68,9 +68,8 @@ def test_too_few_pictures_raise():
         pairs_of(marked(instances=3))
 
 
-def test_glyph_pairs_of_one_seed_are_equal_and_cover_the_picture():
-    first, again = (data_of(load(None, GLYPHS)) for _ in range(2))
-    assert torch.equal(first.train.inputs, again.train.inputs)
+def test_glyph_pairs_cover_the_picture():
+    first = data_of(load(None, GLYPHS))
     assert first.train.inputs.shape == (60, 1, 16, 16)
     ink = first.train.inputs.amax(dim=0)[0] > 0  # somewhere in some picture
     assert ink[:8, :8].any()

@@ -15,10 +15,9 @@ from gradhomog.experiments.execution.comparison import dry_run
 from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.runs import Run
-from gradhomog.experiments.training.trainer import learning_rate, make_optimizer, make_trainable
+from gradhomog.experiments.training.trainer import make_optimizer, make_trainable
 from gradhomog_data.problems._tanh_network import TanhNetwork, value_and_derivatives
 from gradhomog_data.problems.pinn import (
-    CONDITIONS,
     PDE,
     VISCOSITY,
     Burgers,
@@ -27,7 +26,6 @@ from gradhomog_data.problems.pinn import (
     LowestLoss,
     burgers_solution,
     latin_hypercube,
-    make_grid,
     uniform,
 )
 from tests.data.problems.conftest import problem_run
@@ -68,27 +66,20 @@ def drawn(equation, seed=0):
     return {key: torch.from_numpy(value) for key, value in points.items()}
 
 
-@pytest.mark.parametrize("name", ["helmholtz", "klein_gordon"])
-def test_the_solution_has_no_residual_in_any_task(name):
+@pytest.mark.parametrize(("name", "bound"), [("helmholtz", 1e-7), ("klein_gordon", 1e-7), ("burgers", 1e-9)])
+def test_the_solution_has_no_residual_in_any_task(name, bound):
     equation = equation_with(name, conditions="separate")
     points = drawn(equation)
+    if name == "burgers":  # away from its front
+        inside = points[PDE]
+        points[PDE] = inside[(inside[:, 0].abs() > 0.05) & (inside[:, 1] > 0.01)]
     for task in equation.tasks:
         residual = equation.residual(task, points)
-        assert residual.abs().max() < (1e-4 if task == PDE else 1e-7)  # sources are of the order of 100
-
-
-def test_the_solution_of_burgers_equation_has_no_residual_away_from_its_front():
-    equation = equation_with("burgers", conditions="separate")
-    points = drawn(equation)
-    inside = points[PDE]
-    points[PDE] = inside[(inside[:, 0].abs() > 0.05) & (inside[:, 1] > 0.01)]
-    for task in equation.tasks:
-        residual = equation.residual(task, points)
-        assert residual.abs().max() < (1e-4 if task == PDE else 1e-9)
+        assert residual.abs().max() < (1e-4 if task == PDE else bound)  # sources are of the order of 100
 
 
 def test_the_residual_of_another_function_is_that_of_its_formula():
-    """u = x²y³ and u = t²x³: derivatives by hand."""
+    """u = x²y³, with derivatives by hand; Burgers' residual is compared in the textbook loop of training."""
 
     def helmholtz(points, first_order=0, second_order=0):
         x, y = points.T
@@ -96,27 +87,11 @@ def test_the_residual_of_another_function_is_that_of_its_formula():
             : 1 + first_order + second_order
         ]
 
-    def burgers(points, first_order=0, second_order=0):
-        x, t = points.T
-        return torch.stack([x**2 * t**3, 2 * x * t**3, 3 * x**2 * t**2, 2 * t**3])[: 1 + first_order + second_order]
-
     inside = torch.tensor([[0.25, -0.5], [0.75, 0.5]], dtype=torch.float64)
     x, y = inside.T
     source = (1 - 17 * math.pi**2) * torch.sin(math.pi * x) * torch.sin(4 * math.pi * y)
     expected = 2 * y**3 + 6 * x**2 * y + x**2 * y**3 - source
     torch.testing.assert_close(equation_with("helmholtz", helmholtz).pde(inside), expected)
-    expected = 3 * x**2 * y**2 + x**2 * y**3 * 2 * x * y**3 - VISCOSITY * 2 * y**3
-    torch.testing.assert_close(equation_with("burgers", burgers).pde(inside), expected)
-
-
-@pytest.mark.parametrize("name", EQUATIONS)
-def test_the_merged_loss_is_the_sum_of_the_losses_of_the_conditions(name):
-    equation = equation_with(name)
-    points = drawn(equation)
-    for values in points.values():  # other points than those of the conditions, so that losses are not zero
-        values *= 0.9
-    total = sum(equation.residual(task, points).square().mean() for task in equation.parts)
-    torch.testing.assert_close(equation.residual(CONDITIONS, points).square().mean(), total)
 
 
 def test_losses_of_conditions_are_sums_of_means_over_their_parts():
@@ -153,12 +128,6 @@ def test_a_latin_hypercube_has_one_point_in_each_interval_and_uniform_points_do_
     independent = uniform(random, 50, (-1, 0), (1, 1))
     assert len(set((independent[:, 1] * 50).astype(int).tolist())) < 50
     assert (uniform(random, 5, (0, 1), (1, 1))[:, 1] == 1).all()
-
-
-def test_a_grid_includes_the_sides_and_centres_of_cells_do_not():
-    points = make_grid((-1, 0), (1, 1), (3, 2))
-    assert points.tolist() == [[-1, 0], [-1, 1], [0, 0], [0, 1], [1, 0], [1, 1]]
-    assert make_grid((-1, 0), (1, 1), (3, 2), cells=True).tolist() == [[-0.5, 0.5], [0.5, 0.5]]
 
 
 def make_layers(sizes, dtype):
@@ -369,14 +338,6 @@ def test_the_state_with_the_lowest_loss_is_that_before_the_step_of_its_loss():
     assert lowest.sum == pytest.approx(1.9)
 
 
-def test_the_result_has_the_step_of_the_state_with_the_lowest_loss(tmp_path):
-    records = []
-    training = trainer(config("klein_gordon", "train.outer_lr=0.05"), Run("klein_gordon", "none", 0), tmp_path, records)
-    training.train_and_test()
-    sums = [sum(record["losses"]) for record in records if record["event"] == "step"]
-    assert records[-1]["lowest_loss_step"] == sums.index(min(sums))
-
-
 def test_the_tested_state_follows_the_option(tmp_path):
     scores = {}
     for state in ("lowest_loss", "last", "lowest_error"):
@@ -384,20 +345,14 @@ def test_the_tested_state_follows_the_option(tmp_path):
         records = []
         trainer(settings, Run("klein_gordon", "none", 0), tmp_path / state, records).train_and_test()
         result = records[-1]
+        sums = [sum(record["losses"]) for record in records if record["event"] == "step"]
+        assert result.get("lowest_loss_step") == (sums.index(min(sums)) if state == "lowest_loss" else None)
         validations = [record["score"] for record in records if record["event"] == "validation"]
         expected = {"lowest_loss": validations[-1], "last": validations[-1], "lowest_error": min(validations)}
         assert result["validation"] == expected[state]
         assert result["best_step"] == 12 or state == "lowest_error"
-        assert ("lowest_loss_step" in result) == (state == "lowest_loss")
         scores[state] = result["scores"][0]
     assert scores["lowest_loss"] != scores["last"]
-
-
-def test_the_rate_is_constant_between_reductions():
-    train = config("burgers", "train.outer_lr=0.1", "train.lr_decay=0.5", "train.lr_decay_every=3").train
-    assert [learning_rate(train, index) for index in (0, 2, 3, 5, 6)] == [0.1, 0.1, 0.05, 0.05, 0.025]
-    usual = load().train
-    assert learning_rate(usual, 10**6) == usual.outer_lr
 
 
 @pytest.mark.parametrize("outer", ["adam", "soap"])
@@ -408,14 +363,12 @@ def test_beta1_is_that_of_the_outer_optimizer(outer):
 
 
 @pytest.mark.slow
-def test_soap_trains_and_continues_from_a_checkpoint_bit_for_bit(tmp_path):
+def test_soap_continues_from_a_checkpoint_bit_for_bit(tmp_path):
     settings = config("klein_gordon", "train.outer=soap", "train.outer_lr=0.01", "train.steps=30")
-    run, records = Run("klein_gordon", "static(weights=[1, 10])", 0), []
-    whole = trainer(settings, run, tmp_path / "whole", records)
+    run = Run("klein_gordon", "static(weights=[1, 10])", 0)
+    whole = trainer(settings, run, tmp_path / "whole", [])
     before = {name: value.clone() for name, value in whole.trainable.network.state_dict().items()}
     assert whole.train_and_test()
-    losses = [sum(record["losses"]) for record in records if record["event"] == "step"]
-    assert sum(losses[-5:]) < sum(losses[:5])
     assert not trainer(settings, run, tmp_path / "parts", []).train_and_test(iter([False] * 17 + [True]).__next__)
     continued = trainer(settings, run, tmp_path / "parts", [])
     assert continued.done == 17
@@ -453,15 +406,6 @@ def by_adaptive_integration(x, t):
 def test_values_are_those_of_adaptive_integration(x, t):
     actual = burgers_solution(np.array([x]), np.array([t]), VISCOSITY)[0]
     assert actual == pytest.approx(by_adaptive_integration(x, t), rel=1e-9, abs=1e-10)
-
-
-def test_initial_and_boundary_conditions_hold_and_the_solution_is_odd():
-    x, t = np.linspace(-1, 1, 41), np.linspace(0, 1, 41)
-    np.testing.assert_allclose(burgers_solution(x, 0 * x, VISCOSITY), -np.sin(np.pi * x), atol=1e-12)
-    for side in (-1.0, 1.0):
-        np.testing.assert_allclose(burgers_solution(0 * t + side, t, VISCOSITY), 0, atol=1e-12)
-    inside = burgers_solution(x, 0 * x + 0.7, VISCOSITY)
-    np.testing.assert_allclose(inside, -burgers_solution(-x, 0 * x + 0.7, VISCOSITY), atol=1e-12)
 
 
 def test_the_largest_slope_is_that_of_the_literature():

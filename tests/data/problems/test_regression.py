@@ -7,10 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradhomog import ConfigError, DataError
-from gradhomog.experiments.run_file.schema import load
-from gradhomog.experiments.runs import Run
-from gradhomog.experiments.training.trainer import make_trainable
+from gradhomog import DataError
 from gradhomog_data.problems import regression
 from tests.data.problems.conftest import problem_run
 
@@ -90,12 +87,10 @@ def test_the_seed_determines_the_parts(csv):
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        ("", {}, "expected a line of different column names"),
         ("a,a\n1,2\n", {}, "expected a line of different column names, then lines of numbers"),
         ("a,b\n1,2\n3\n", {}, "row 2: expected 2 values, one per column name; got 1"),
         ("a,b\n1,x\n", {}, "column 'b', row 1: expected a number; found 'x'"),
-        ("a,b\n1,2\n3,\n", {}, "column 'b', row 2: expected a number; found ''"),
-        ("a,b\n1,nan\n", {}, "column 'b', row 1: expected a number; found 'nan'"),
+        ("a,b\n1,nan\n", {}, "column 'b', row 1: expected a number; found nan"),
         ("a,b\n1,2\n", {"targets": []}, "`problem.targets` must name columns of .*: a, b; got none"),
         ("a,bb\n1,2\n", {"targets": ["b"]}, "`problem.targets` must name columns, each once: a, bb; got 'b'. Did you"),
         ("a,b\n1,2\n", {"targets": ["b"], "inputs": ["b"]}, "`problem.inputs` must name columns that are not targets"),
@@ -126,16 +121,14 @@ def test_invalid_arrays_raise_with_their_name(arrays, message, tmp_path):
         load_data(tmp_path / "bad.npz")
 
 
-@pytest.mark.parametrize("name", ["nowhere.csv", "nowhere.npz"])
-def test_a_missing_file_raises_with_its_key(name):
-    with pytest.raises(DataError, match=rf"`problem.data` {name}(:| cannot be read)"):
-        load_data(name)
-
-
-def test_a_file_that_is_not_an_archive_raises_with_its_key(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("nowhere.csv", ": there is no such file"), ("nowhere.npz", ":"), ("text.npz", ": is not an .npz file")],
+)
+def test_a_file_that_is_missing_or_not_an_archive_raises_with_its_key(tmp_path, name, reason):
     (tmp_path / "text.npz").write_text("no archive")
-    with pytest.raises(DataError, match=r"`problem.data` .*text.npz: is not an .npz file"):
-        load_data(tmp_path / "text.npz")
+    with pytest.raises(DataError, match=rf"`problem.data` .*{name}{reason}"):
+        load_data(tmp_path / name)
 
 
 def test_an_unknown_data_set_raises_with_the_names_of_all():
@@ -148,14 +141,6 @@ def test_data_of_scikit_learn_without_it_raise_with_package_and_extra(monkeypatc
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(DataError, match=r"come from scikit-learn, which is not installed.*gradhomog\[problems\]"):
         load_data("breast_cancer", targets=[])
-
-
-def test_a_network_for_images_raises_for_a_table(csv):
-    config = load(
-        None, ["problem.name=regression", f"problem.data={csv}", 'problem.targets=["sum"]', "network.name=conv4"]
-    )
-    with pytest.raises(ConfigError, match=r"`network.name` conv4 takes square images"):
-        make_trainable(config, Run("regression", "none", 0))
 
 
 def test_a_relative_path_starts_at_the_working_directory(csv, monkeypatch):

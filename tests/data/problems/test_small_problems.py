@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from gradhomog import ConfigError
 from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.runs import Run
 from gradhomog.experiments.score_metrics import metric
@@ -102,28 +101,6 @@ def test_seeds_of_runs_change_network_and_batches_and_seeds_of_problems_change_t
 def test_no_example_is_in_two_splits(name):
     rows = [{tuple(row) for row in inputs.flatten(1).tolist()} for inputs in splits(made(name)[0])]
     assert len(set.union(*rows)) == sum(map(len, rows))
-
-
-@pytest.mark.slow_after_first
-@every_problem
-@pytest.mark.parametrize("text", ["pcgrad", "famo", "nash_mtl", "upgrad", "uw"])
-def test_methods_train_on_every_problem(name, text):
-    trainable, optimizer, _ = made(name, text)
-    assert torch.stack(train(trainable, optimizer, range(20))).isfinite().all()
-    assert all(parameter.isfinite().all() for parameter in trainable.parameters())
-
-
-@pytest.mark.parametrize(
-    ("name", "option", "message"),
-    [
-        *((name, "seed=-1", "must be an integer ≥ 0; got -1") for name in PLAIN_SCORES),
-        ("forgetting", "digit=10", "must be an integer ≥ 0 and ≤ 9; got 10"),
-        ("unequal_regressions", "tasks=1", "must be an integer ≥ 2; got 1"),
-    ],
-)
-def test_invalid_options_raise_with_their_key(name, option, message):
-    with pytest.raises(ConfigError, match=f"`problem.{option.partition('=')[0]}` {message}"):
-        made(name, "none", 0, f"problem.{option}")
 
 
 def test_min_snr_weights_are_those_of_the_schedule():

@@ -29,16 +29,13 @@ class Balance(Homogenizer):
         total = norms.sum()
         return len(norms) * norms / total if total > 0 else torch.ones_like(norms)
 
-    def keys(self, step):
-        return step.names
-
     def norms(self, step):
         norms = step.norms()
-        stored = keyed.read(self.average, self.keys(step), math.nan).to(norms)
+        stored = keyed.read(self.average, step.names, math.nan).to(norms)
         return torch.where(stored.isnan(), norms, torch.lerp(stored.nan_to_num(), norms, self.rate))
 
     def update(self, step):
-        return {"average": keyed.write(self.average, self.keys(step), self.norms(step))}
+        return {"average": keyed.write(self.average, step.names, self.norms(step))}
 
 
 class Rotate(Homogenizer):
@@ -119,16 +116,6 @@ class Clip(Homogenizer):
         return (block * scale.reshape(-1, *[1] * (block.dim() - 1))).to(block.dtype)
 
 
-class Veto(Homogenizer):
-    """The mean of the rows, or zero if the mean conflicts with a row."""
-
-    def mix(self, step):
-        gramian = step.gramian()
-        inner, norms = gramian.sum(dim=1), gramian.diagonal().sqrt()
-        conflicts = inner < -1e-10 * norms * norms.sum()
-        return torch.zeros_like(norms) if bool(conflicts.any()) else torch.ones_like(norms)
-
-
 class LossRatio(Homogenizer):
     """Weights in proportion to the ratio of each task's loss to the mean of its last losses.
 
@@ -175,6 +162,5 @@ GOOD = {
     LossRatio: make_spec(
         LossRatio, "differentiable stateful permutation_equivariant scale_equivariant loss_scale_invariant", "losses"
     ),
-    Veto: make_spec(Veto, f"differentiable non_conflicting {EQUIVARIANT}", "gramian"),
 }
 """Specs with all traits that each homogenizer can claim."""

@@ -66,16 +66,6 @@ def test_relationnet_lrp_conforms_except_for_constant_weights(check):
     check()
 
 
-@parametrize_with_checks(
-    ["maml(first_order=true)"],
-    kind="learners",
-    only=["*rows*", "feature_grads"],
-    expected_failures={"exact_rows": "the option ignores that the adapted parameters depend on the initial ones"},
-)
-def test_first_order_maml_conforms_except_for_exact_rows(check):
-    check()
-
-
 def test_every_built_in_learner_is_tested():
     assert {text.partition("(")[0] for text in DIFFERENT + DERIVED} | {"sharp_maml", "relationnet_lrp"} == set(
         available("learners")
