@@ -13,22 +13,11 @@ from gradhomog import OptionError
 from .lightning_modules import L, TwoTasks, batches, fit
 from .lightning_on_ranks import CASES, Adam
 from .measures import parameters
-from .torchrun import on_two_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice
 
 EVEN = slice(0, None, 2)
 """The examples of rank 0 in the batch of both ranks."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("lightning")
-
-
-@pytest.fixture(scope="module")
-def ranks(folder: Path) -> list[dict[Any, Any]]:
-    return on_two_ranks("lightning_on_ranks", folder)
 
 
 def in_one_process(module: Any, **options: Any) -> Tensor:
