@@ -6,19 +6,17 @@ import weakref
 
 import pytest
 import torch
-import torchopt
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse.linalg import LinearOperator, cg
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from gradhomog import TaskBatch
 from gradhomog_adapters.imaml import IMAML
 from gradhomog_adapters.imaml import conjugate_gradients as solve
 from gradhomog_adapters.reptile import Reptile
 from tests.adapters import checks
-from tests.adapters.checks import networks, tasks
+from tests.adapters.checks import INNER_OF_PYTORCH, networks, tasks
 
 # Enough inner and CG steps for the row to equal the derivative of the loss up to rounding, on these networks.
 SOLVED = {"proximal": 5.0, "inner_lr": 0.15, "inner_steps": 150, "cg_steps": 40}
@@ -74,20 +72,13 @@ def test_rows_are_derivatives_of_the_loss_at_the_solved_problem(adapt, norm):
     checks.assert_rows_match_finite_differences(learner, tasks())
 
 
-INNER = {
-    "sgd": (lambda: torchopt.sgd(lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
-    "momentum": (lambda: torchopt.sgd(lr=0.1, momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
-    "adam": (lambda: torchopt.adam(lr=0.1, betas=(0.5, 0.5)), lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.5, 0.5))),
-}
-
-
 @pytest.mark.parametrize("adapt", ["*", "head.*"])
-@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("inner", INNER_OF_PYTORCH)
 def test_every_inner_step_descends_on_the_proximal_objective(inner, adapt):
-    ours, theirs = INNER[inner]
+    ours, theirs = INNER_OF_PYTORCH[inner]
     encoder, head = networks(norm=inner != "adam")
     task = tasks()[0]
-    learner = IMAML(encoder, head, inner=ours(), inner_steps=2, test_steps=4, proximal=3.0, adapt=adapt)
+    learner = IMAML(encoder, head, inner=ours, inner_steps=2, test_steps=4, proximal=3.0, adapt=adapt)
     found = learner.predict(task.support_x, task.support_y, task.query_x)
     encoder, head = copy.deepcopy((encoder, head))
     parameters = [*head.parameters()] if adapt == "head.*" else [*encoder.parameters(), *head.parameters()]
@@ -221,18 +212,6 @@ def test_the_solution_of_an_indefinite_system_is_the_last_iterate_of_positive_cu
     assert b @ answer > 0
 
 
-@given(seeds, st.floats(1, 4), st.integers(1, 12))
-def test_the_solution_is_the_last_iterate_not_longer_than_longest(seed, max_norm_ratio, iterations):
-    matrix, b = system(seed, (0.05, 0.2, 1, 2, 1.5, 3, 0.8))
-    lengths = [
-        flat(solve(matrix_operator(matrix), named(b), iterations=k)).norm() / b.norm() for k in range(1, SIZE + 1)
-    ]
-    allowed = sum(bool(length <= max_norm_ratio) for length in lengths[:iterations])
-    solution = solve(matrix_operator(matrix), named(b), iterations=iterations, max_norm_ratio=max_norm_ratio)
-    expected = flat(solve(matrix_operator(matrix), named(b), iterations=allowed)) if allowed else b
-    assert_relative_error(flat(solution), expected, 1e-6)
-
-
 def test_a_curvature_below_rounding_counts_as_none_however_large_the_vectors():
     for factor in (1e-30, 1.0, 1e20):
         matrix = factor * torch.tensor([[1e-9, 1.0], [1.0, 0.0]])  # pᵀA p is 1e-9 of ‖p‖ ‖A p‖
@@ -262,17 +241,3 @@ def test_nonfinite_inputs_make_the_solution_nan(where, value, iterations):
     matrix, b = system(0)
     (matrix[2] if where == "operator" else b)[2] = value
     assert flat(solve(matrix_operator(matrix), named(b), iterations=iterations)).isnan().all()
-
-
-def test_solve_does_not_synchronize_with_the_device():
-    """Fake tensors have no values: the `.item()` call confirms that reading one raises."""
-    with FakeTensorMode():
-        matrix, b = torch.empty(SIZE, SIZE), torch.empty(SIZE)
-        solution = solve(matrix_operator(matrix), named(b), iterations=3, max_norm_ratio=2)
-        assert solution["layer.weight"].shape == (2, 2)
-        with pytest.raises(DataDependentOutputException):
-            solution["temperature"].item()
-    meta = solve(
-        matrix_operator(torch.empty(SIZE, SIZE, device="meta")), named(torch.empty(SIZE, device="meta")), iterations=3
-    )
-    assert all(t.is_meta for t in meta.values())

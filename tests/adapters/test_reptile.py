@@ -10,16 +10,9 @@ from torch import nn
 from gradhomog import OptionError, TaskBatch
 from gradhomog_adapters.reptile import Reptile
 from tests.adapters import checks
-from tests.adapters.checks import networks, tasks
+from tests.adapters.checks import BETAS, INNER_OF_PYTORCH, networks, tasks
 
 LR = 0.1
-# Their powers are exact in float32, in which TorchOpt corrects the bias for parameters of any dtype.
-BETAS = (0.5, 0.5)
-INNER = {
-    "sgd": (lambda: "sgd", lambda p: torch.optim.SGD(p, lr=LR)),
-    "momentum": (lambda: "momentum", lambda p: torch.optim.SGD(p, lr=LR, momentum=0.9)),
-    "adam": (lambda: torchopt.adam(lr=LR, betas=BETAS), lambda p: torch.optim.Adam(p, lr=LR, betas=BETAS)),
-}
 
 
 def make_learner(norm=False, homogenizers=None, **options):
@@ -51,12 +44,12 @@ def assert_rows_are_displacements(found, learner, model, divisor):
 
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 @pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("inner", INNER_OF_PYTORCH)
 def test_rows_are_displacements_by_an_optimizer_of_pytorch(inner, norm, engine):
     # The gradient of a bias before batch normalization is a rounding error, which Adam scales to a full step.
     norm = norm and inner != "adam"
-    ours, theirs = INNER[inner]
-    learner, batch = make_learner(norm, inner=ours(), inner_steps=3, engine=engine), tasks()
+    ours, theirs = INNER_OF_PYTORCH[inner]
+    learner, batch = make_learner(norm, inner=ours, inner_steps=3, engine=engine), tasks()
     rows = learner.rows(batch).jacobian
     for slot, task in enumerate(batch):
         found = {name: block[slot] for name, block in rows.items()}
@@ -73,7 +66,7 @@ def test_without_steps_rows_are_zero_and_the_loss_is_that_of_the_network():
 
 def test_with_unscaled_displacements_an_outer_sgd_takes_the_published_step():
     learner, batch, epsilon = make_learner(inner_steps=3, scale=1 / 3), tasks(), 0.7
-    models = [train_copy(learner, INNER["sgd"][1], task, 3) for task in batch]
+    models = [train_copy(learner, INNER_OF_PYTORCH["sgd"][1], task, 3) for task in batch]
     before = {name: p.detach().clone() for name, p in learner.named_parameters().items()}
     learner.step(batch, torch.optim.SGD(learner.parameters(), lr=epsilon))
     for name, parameter in learner.named_parameters().items():
@@ -140,7 +133,7 @@ def test_rows_of_minibatches_are_displacements_by_an_optimizer_of_pytorch():
     learner, task = make_recording_learner(inner_steps=4, inner_batch=4), tasks(1)[0]
     rows = learner.rows([task]).jacobian
     examples = [(x, labels(task, x)) for x in learner.encoder[0].inputs[:-1]]
-    model = train_copy(learner, INNER["sgd"][1], task, 4, examples)
+    model = train_copy(learner, INNER_OF_PYTORCH["sgd"][1], task, 4, examples)
     assert_rows_are_displacements({name: block[0] for name, block in rows.items()}, learner, model, LR * 4)
 
 
@@ -232,7 +225,7 @@ def test_a_kept_state_of_later_frozen_parameters_raises():
 def test_predictions_are_those_of_the_adapted_network():
     learner, task = make_learner(True, test_steps=4), tasks()[0]
     found = learner.predict(task.support_x, task.support_y, task.query_x)
-    model = train_copy(learner, INNER["sgd"][1], task, 4)
+    model = train_copy(learner, INNER_OF_PYTORCH["sgd"][1], task, 4)
     torch.testing.assert_close(found, model["head"](model["encoder"](task.query_x)).detach())
 
 
