@@ -1,14 +1,12 @@
-"""iMAML: rows against closed forms, dense solutions and finite differences; its conjugate gradients against SciPy."""
+"""iMAML: rows against closed forms and finite differences; conjugate gradients against minima over Krylov spaces."""
 
 import copy
 import math
-import weakref
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.sparse.linalg import LinearOperator, cg
 from torch import nn
 
 from gradhomog import TaskBatch
@@ -110,38 +108,14 @@ def test_rows_of_indefinite_systems_are_bounded_and_first_order_without_positive
     assert torch.equal(row, w)
 
 
-class LiveOutputCounter(nn.Module):
-    """Counts in each call how many of its earlier outputs are still alive."""
-
-    def __init__(self):
-        super().__init__()
-        self.outputs, self.most = [], 0
-
-    def forward(self, x):
-        self.most = max(self.most, sum(ref() is not None for ref in self.outputs))
-        result = torch.tanh(x)
-        self.outputs.append(weakref.ref(result))
-        return result
-
-
 @pytest.mark.parametrize("make", [IMAML, Reptile])
 def test_graphs_of_inner_steps_are_freed(make):
-    most = set()
     for steps in (3, 12):
         encoder, head = networks()
-        encoder.append(LiveOutputCounter())
+        encoder.append(checks.CallCounter())
         make(encoder, head, inner_steps=steps, engine="loop").rows(tasks(1))
-        assert len(encoder[-1].outputs) > steps
-        most.add(encoder[-1].most)
-    assert len(most) == 1
-    assert max(most) <= 2
-
-
-@pytest.mark.slow
-def test_rows_with_a_rotation_are_derivatives_too():
-    learner = IMAML(*networks(), "rotate", **SOLVED)
-    learner.step(tasks(), torch.optim.SGD(learner.parameters(), lr=0.0))
-    checks.assert_rows_match_finite_differences(learner, tasks())
+        assert encoder[-1].calls > steps
+        assert encoder[-1].most_alive <= 2
 
 
 # A matrix, a vector and a 0-d parameter, as in a network: 7 numbers.
@@ -179,20 +153,8 @@ def assert_relative_error(x, y, tolerance):
     assert (x - y).norm() <= tolerance * y.norm()
 
 
-@pytest.mark.slow
-@given(seeds, st.integers(1, SIZE))
-def test_each_iterate_is_that_of_scipy(seed, iterations):
-    matrix, b = system(seed)
-    calls = []
-    operator = LinearOperator((SIZE, SIZE), matvec=lambda v: calls.append(None) or matrix.numpy() @ v, dtype=float)
-    expected, _ = cg(operator, b.numpy(), rtol=0, atol=0, maxiter=iterations)
-    solution = solve(matrix_operator(matrix), named(b), iterations=iterations)
-    assert_relative_error(flat(solution), torch.as_tensor(expected), 1e-9)
-    assert iterations == len(calls)
-
-
-@given(seeds, st.integers(1, SIZE - 1), st.integers(1, 12))
-def test_the_solution_of_an_indefinite_system_is_the_last_iterate_of_positive_curvature(seed, negative, iterations):
+@given(seeds, st.integers(0, SIZE - 1), st.integers(1, 12))
+def test_the_solution_is_the_last_iterate_of_positive_curvature(seed, negative, iterations):
     generator = torch.Generator().manual_seed(seed)
     eigenvalues = 0.2 + torch.rand(SIZE, generator=generator, dtype=torch.float64)
     eigenvalues[:negative] *= -0.5
@@ -232,12 +194,3 @@ def test_batched_systems_stop_independently(seed):
         alone = solve(matrix_operator(matrices[i]), named(vectors[i]), iterations=5)
         for name, expected in alone.items():
             torch.testing.assert_close(found[name][i], expected, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("where", ["b", "operator"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("iterations", [1, 3])
-def test_nonfinite_inputs_make_the_solution_nan(where, value, iterations):
-    matrix, b = system(0)
-    (matrix[2] if where == "operator" else b)[2] = value
-    assert flat(solve(matrix_operator(matrix), named(b), iterations=iterations)).isnan().all()
