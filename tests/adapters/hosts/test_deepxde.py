@@ -75,9 +75,7 @@ def float64() -> Iterator[None]:
     "options",
     [
         {},
-        {"optimizer": "adam"},
         {"optimizer": "adam", "decay": ("step", 2, 0.5)},
-        {"loss_weights": [1, 100, 0.01]},
         {"loss_weights": [1, 0, 2]},
         {"loss": ["MSE", "MAE", "MSE"]},
         {"loss_weights": 5.0},

@@ -24,7 +24,6 @@ Adam, SGD = torch.optim.Adam, torch.optim.SGD
         (TwoTasks, SGD, {}),
         (TwoTasks, Adam, {}),
         (TwoTasks, SGD, {"accumulate_grad_batches": 3}),
-        (TwoTasks, SGD, {"gradient_clip_val": 0.5}),
         (TwoTasks, SGD, {"gradient_clip_val": 0.1, "gradient_clip_algorithm": "value"}),
         (TwoTasks, SGD, {"gradient_clip_val": 0.5, "accumulate_grad_batches": 2}),
         (TwoTasks, SGD, {"detect_anomaly": True}),
@@ -183,6 +182,11 @@ def test_an_object_that_is_not_a_callback_is_an_error() -> None:
         with pytest.raises(OptionError, match="must be one of the trainer's callbacks"):
             fit(module, callbacks=[])
         fit(module, epochs=1)
+
+
+def test_ranks_with_different_tasks_are_an_error() -> None:
+    with pytest.raises(OptionError, match=r"distributes the examples of a batch: `group` must be Ranks\('batch'"):
+        fit(TwoTasks("upgrad", group=gradhomog.Ranks("tasks")))
 
 
 def test_a_callback_whose_result_is_not_returned_is_an_error_before_a_parameter_changes() -> None:
