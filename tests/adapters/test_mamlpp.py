@@ -7,7 +7,7 @@ import torch
 import torchopt
 from torch import nn
 
-from gradhomog import Homogenizer, NonfiniteError, OptionError, TaskBatch, pipeline
+from gradhomog import Homogenizer, NonfiniteError, OptionError
 from gradhomog_adapters.maml import MAML
 from gradhomog_adapters.mamlpp import MAMLPP, cosine, loss_weights
 from tests.adapters.checks import networks, tasks
@@ -186,16 +186,15 @@ def test_running_statistics_average_the_inputs_of_each_step():
 
 
 def test_statistics_of_failed_and_dropped_tasks_are_not_recorded():
-    batch = tasks()
-    broken = TaskBatch(batch.support_x, batch.support_y, batch.query_x.clone(), batch.query_y, batch.domains)
+    broken = tasks()
     broken.query_x[1] = torch.nan
     learner = MAMLPP(*networks(True), norm="running")
-    before = copy.deepcopy(learner.state_dict())
+    outer, before = torch.optim.SGD(learner.parameters(), lr=0.1), copy.deepcopy(learner.state_dict())
     with pytest.raises(NonfiniteError):
-        learner.step(broken, torch.optim.SGD(learner.parameters(), lr=0.1))
+        learner.step(broken, outer)
     assert str(learner.state_dict()) == str(before)
-    learner = MAMLPP(*networks(True), pipeline("none", nonfinite="drop"), norm="running")
-    learner.step(broken, torch.optim.SGD(learner.parameters(), lr=0.1))
+    learner.homogenizers.nonfinite = "drop"
+    learner.step(broken, outer)
     found = dict(learner.extra_modules["statistics"].named_buffers())
     assert bool(torch.isfinite(found["encoder.1.running_mean"]).all())
     assert found["encoder.1.num_batches_tracked"].tolist() == [2] * 6
@@ -227,17 +226,16 @@ def test_the_outer_rate_is_that_of_torchs_cosine_schedule():
 
 @pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)])
 def test_a_failed_step_restores_the_rate(rate):
-    learner, batch = MAMLPP(*networks(True), inner_steps=1, anneal_steps=4), tasks()
+    learner, broken = MAMLPP(*networks(True), inner_steps=1, anneal_steps=4), tasks()
+    broken.query_x[0] = torch.nan
     outer = torch.optim.SGD(learner.parameters(), lr=rate)
     for expected in ({"lr"}, {"lr", "initial_lr"}):
         before = copy.deepcopy(outer.state_dict())
-        batch.query_x[0] = torch.nan
         with pytest.raises(NonfiniteError):
-            learner.step(batch, outer)
+            learner.step(broken, outer)
         assert outer.state_dict() == before
         assert expected <= set(outer.param_groups[0])
-        batch = tasks()
-        learner.step(batch, outer)
+        learner.step(tasks(), outer)
 
 
 def test_other_optimizers_raise_and_anneal_with_the_cosine_schedule():

@@ -26,8 +26,8 @@ def rows_of(name, norm=False, **options):
 # -- ANIL and BOIL ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "calls"), [("anil", 2), ("maml", 8)])
-def test_anil_encodes_the_support_set_once(name, calls):
+@pytest.mark.parametrize(("name", "calls"), [("anil", 2), ("cavia", 2), ("maml", 8)])
+def test_learners_that_do_not_adapt_the_encoder_encode_the_support_set_once(name, calls):
     encoder, head = networks()
     learner = gradhomog.learner(name, encoder.append(checks.CallCounter()), head, inner_steps=7, engine="loop")
     learner.rows(tasks(1))
@@ -202,14 +202,6 @@ def test_support_statistics_of_a_head_are_those_of_modulated_features():
         phi = (phi - 0.5 * gradient).detach()
     expected = outputs(hidden(task.query_x, phi), hidden(task.support_x, phi)).detach()
     torch.testing.assert_close(learner.predict(task.support_x, task.support_y, task.query_x), expected)
-
-
-def test_on_features_the_support_set_is_encoded_once():
-    encoder, head = networks()
-    calls = []
-    encoder.register_forward_hook(lambda *_: calls.append(1))
-    CAVIA(encoder, head, inner_steps=5, engine="loop").rows(tasks(count=1))
-    assert len(calls) == 2  # support set and query set
 
 
 # -- Sharp-MAML ------------------------------------------------------------------------------------------------------
