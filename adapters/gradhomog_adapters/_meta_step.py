@@ -37,7 +37,7 @@ class Snapshot:
             names.setdefault(id(parameter), []).append(name)
         self._tied = [group for group in names.values() if len(group) > 1]
         # TorchOpt replaces entries of these dicts, so the entries must be restored.
-        held: list[Container] = [entries for part in net.modules() for entries in (part._parameters, part._buffers)]
+        held: list[Any] = [entries for part in net.modules() for entries in (part._parameters, part._buffers)]
         self._containers = [(container, dict(container)) for container in held]
         self._buffers = list(net.buffers())
         self._values = [
