@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import gradhomog
-from gradhomog import MomentumWarning, OptionError
+from gradhomog import MomentumWarning, NonfiniteError, OptionError
 
 from .lightning_modules import QUIET
 from .measures import parameters
@@ -263,3 +263,11 @@ def test_weights_that_are_not_positive_factors_are_an_error(weights: Any) -> Non
 def test_a_weight_of_an_unknown_condition_is_an_error() -> None:
     with pytest.raises(OptionError, match="names of conditions, boundary, D; got edge"):
         train(solver(weighting("none", edge=2.0)))
+
+
+def test_a_loss_that_is_not_finite_is_an_error() -> None:
+    trained = solver(weighting("upgrad", boundary=float("inf")))
+    before = parameters(trained)
+    with pytest.raises(NonfiniteError, match="boundary"):
+        train(trained)
+    assert torch.equal(parameters(trained), before)
