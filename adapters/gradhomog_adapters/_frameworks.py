@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -205,9 +206,8 @@ class RunningMeans:
         parts = [values] * (1 if ranks is None else ranks.size)
         if len(parts) > 1:
             dist.all_gather_object(parts, values)  # names may differ: a task can be absent on a rank
-        sums: dict[str, tuple[float, float]] = {}
-        for part in parts:
-            for name, (total, weight) in part.items():
-                before = sums.get(name, (0.0, 0.0))
-                sums[name] = before[0] + total, before[1] + weight
-        return {name: total / weight for name, (total, weight) in sums.items()}
+        by_name = {name: [part[name] for part in parts if name in part] for name in dict.fromkeys(chain(*parts))}
+        return {
+            name: sum(total for total, _ in pairs) / sum(weight for _, weight in pairs)
+            for name, pairs in by_name.items()
+        }

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, Literal
 
 import torch
@@ -24,25 +25,21 @@ class Snapshot:
     """
 
     def __init__(self, net: nn.Module, inner: Sequence[torchopt.MetaOptimizer]) -> None:
+        self._net = net
+        names: dict[int, list[str]] = {}
+        for name, parameter in net.named_parameters(remove_duplicate=False):
+            if not parameter.is_leaf:
+                raise OptionError(
+                    f"the parameters of `net` must be leaf tensors when a meta-step starts; `{name}` is the "
+                    "result of an inner loop. Restore them first: torchopt.recover_state_dict(net, state), "
+                    "with a state extracted with by='reference', detach_buffers=True."
+                )
+            names.setdefault(id(parameter), []).append(name)
+        self._tied = [group for group in names.values() if len(group) > 1]
         # TorchOpt replaces entries of these dicts, so the entries must be restored.
-        self._parameters: list[tuple[Container, Container]] = []
-        self._buffers: list[tuple[Container, Container]] = []
-        slots: dict[int, list[tuple[str, Container, str]]] = {}
-        for path, module in net.named_modules():
-            container: Container = module._parameters
-            self._parameters.append((container, dict(container)))
-            self._buffers.append((module._buffers, dict(module._buffers)))
-            for name, parameter in container.items():
-                if parameter is not None:
-                    whole = f"{path}.{name}".lstrip(".")
-                    if not parameter.is_leaf:
-                        raise OptionError(
-                            f"the parameters of `net` must be leaf tensors when a meta-step starts; `{whole}` is the "
-                            "result of an inner loop. Restore them first: torchopt.recover_state_dict(net, state), "
-                            "with a state extracted with by='reference', detach_buffers=True."
-                        )
-                    slots.setdefault(id(parameter), []).append((whole, container, name))
-        self._tied = [places for places in slots.values() if len(places) > 1]
+        held: list[Any] = [entries for part in net.modules() for entries in (part._parameters, part._buffers)]
+        self._containers = [(container, dict(container)) for container in held]
+        self._buffers = list(net.buffers())
         self._values = [
             (name, parameter, parameter.detach().clone())
             for name, parameter in net.named_parameters()
@@ -50,7 +47,7 @@ class Snapshot:
         ]
         self._versions = [parameter._version for _, parameter, _ in self._values]
         for optimizer in inner:
-            _check_inner(optimizer, [container for container, _ in self._parameters])
+            _check_inner(optimizer, held)
         self._inner = [(optimizer, optimizer.state_dict()) for optimizer in inner]
 
     @contextmanager
@@ -68,18 +65,13 @@ class Snapshot:
         Returns:
             Names of the parameters that were modified in place since the last call.
         """
-        copies: dict[int, Tensor] = {}
-        for _, buffers in self._buffers:
-            for buffer in buffers.values():
-                if buffer is not None and id(buffer) not in copies:  # a buffer that is registered twice is copied once
-                    copies[id(buffer)] = buffer.detach().clone().requires_grad_(buffer.requires_grad)
+        # By identity: a buffer that is registered twice is copied once.
+        copies = {id(b): b.detach().clone().requires_grad_(b.requires_grad) for b in self._buffers}
         return self._write_back(copies)
 
     def _write_back(self, copies: Mapping[int, Tensor]) -> list[str]:
-        for container, parameters in self._parameters:
-            container.update(parameters)
-        for container, buffers in self._buffers:
-            container.update({name: copies.get(id(buffer), buffer) for name, buffer in buffers.items()})
+        for container, entries in self._containers:
+            container.update({name: copies.get(id(entry), entry) for name, entry in entries.items()})
         for optimizer, state in self._inner:
             optimizer.load_state_dict(state)
         pairs = zip(self._values, self._versions, strict=True)
@@ -92,9 +84,9 @@ class Snapshot:
 
     def split_parameters(self) -> list[str]:
         """Names of a shared parameter that modules now hold as different tensors; empty if there is none."""
-        for places in self._tied:
-            if len({id(container[key]) for _, container, key in places}) > 1:
-                return [name for name, _, _ in places]
+        for names in self._tied:
+            if len({id(attrgetter(name)(self._net)) for name in names}) > 1:
+                return names
         return []
 
 

@@ -56,20 +56,16 @@ class Network:
     def call(self, prefix: str, parameters: Parameters, buffers: Parameters, x: Tensor) -> Tensor:
         """Return the output of the module with a prefix: `"encoder."`, `"head."`, or `""` for both."""
         selected = self._submodels[prefix]
-        tensors: dict[str, Tensor] = {}
-        for local, canonical in selected.parameters:
-            if canonical in parameters:  # frozen parameters are not
-                tensors[local] = parameters[canonical]
+        # Frozen parameters are not among the given ones.
+        tensors = {local: parameters[name] for local, name in selected.parameters if name in parameters}
         for name in buffers:
             if name.rpartition(".")[0] in selected.module_names:
                 tensors[name.removeprefix(prefix)] = buffers[name]
         if torch.compiler.is_compiling():  # only within torch.func, whose transforms reject checkpoints themselves
             compiled: Tensor = functional_call(selected.module, tensors, (x,), tie_weights=False)
             return compiled
-        replaced = trained = False
-        for tensor in tensors.values():
-            replaced = replaced or not isinstance(tensor, nn.Parameter)
-            trained = trained or tensor.requires_grad
+        replaced = any(not isinstance(tensor, nn.Parameter) for tensor in tensors.values())
+        trained = any(tensor.requires_grad for tensor in tensors.values())
         first = trained and torch.is_grad_enabled() and prefix not in self._without_checkpoint
         # A checkpoint would recompute with the module's own tensors: correct only if none is replaced.
         checkpoints = torch.autograd.graph.disable_saved_tensors_hooks(NO_CHECKPOINTS) if replaced else nullcontext()

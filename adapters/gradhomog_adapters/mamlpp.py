@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Unpack
@@ -41,11 +41,6 @@ def affine_parameters(network: Network) -> dict[str, Tensor]:
     """The trainable scales and shifts of batch normalization."""
     affine_ids = {id(p) for layer in batch_norm_layers(network).values() for p in layer.parameters(recurse=False)}
     return {name: parameter for name, parameter in network.parameters().items() if id(parameter) in affine_ids}
-
-
-def copies_by_step(parameters: Parameters, inner_steps: int) -> nn.Module:
-    """Parameters `<name>` `[inner_steps, *]`, initially the given ones in every step."""
-    return parameter_module({name: torch.stack([p] * max(inner_steps, 1)) for name, p in parameters.items()})
 
 
 def statistics(network: Network, slots: int) -> nn.Module:
@@ -125,7 +120,7 @@ def anneal_rate(outer: Any, done: int, steps: int, final: float) -> Iterator[Non
             "TorchOpt pass a schedule, lr=gradhomog_adapters.mamlpp.cosine(1e-3, 1e-5, 50_000), and "
             "leave `anneal_steps` at 0."
         )
-    before = [(group, group["lr"], "initial_lr" in group) for group in outer.param_groups]
+    before = [(group, dict(group)) for group in outer.param_groups]
     try:
         for group in outer.param_groups:
             rate = group["lr"]
@@ -134,15 +129,14 @@ def anneal_rate(outer: Any, done: int, steps: int, final: float) -> Iterator[Non
                 raise OptionError(
                     f"`final_outer_lr` must not exceed the outer optimizer's rate, {initial:g}; got {final:g}."
                 )
-            annealed = cosine(initial, final, steps)(done)
+            annealed = _cosine_rate(initial, final, steps, done)
             # A new tensor, so that the old one can be restored.
             group["lr"] = torch.full_like(rate, annealed) if isinstance(rate, Tensor) else annealed
         yield
     except BaseException:
-        for group, rate, annealing in before:
-            group["lr"] = rate
-            if not annealing:
-                group.pop("initial_lr", None)
+        for group, options in before:
+            group.clear()
+            group.update(options)
         raise
 
 
@@ -271,7 +265,8 @@ class MAMLPP(MAML):
         if learn_rates:
             self.register_module("rates", rates(self.adapted, inner_steps, inner_lr))
         if self._layers:
-            self.register_module("norm", copies_by_step(self._layers, inner_steps))
+            copies = {name: torch.stack([p] * max(inner_steps, 1)) for name, p in self._layers.items()}
+            self.register_module("norm", parameter_module(copies))
         if self._keeps_statistics:
             self.register_module("statistics", statistics(self.network, inner_steps + 1))
         self._read_schedules()
@@ -322,13 +317,10 @@ class MAMLPP(MAML):
 
     @contextmanager
     def mode(self, training: bool) -> Iterator[None]:
-        with ExitStack() as stack:
-            stack.enter_context(super().mode(training))
+        recorded = {} if training or not self._keeps_statistics else self._recorded_statistics()
+        with super().mode(training), self._use_statistics(recorded, "frozen") if recorded else nullcontext():
             if training:
                 self._read_schedules()
-            elif self._keeps_statistics:
-                recorded = dict(self.extra_modules["statistics"].named_buffers())
-                stack.enter_context(self._use_statistics(recorded, "frozen"))
             yield
 
     @contextmanager
@@ -357,9 +349,8 @@ class MAMLPP(MAML):
                 "rank would average other tasks. Use another `norm`."
             )
         batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
-        with ExitStack() as stack:
-            if self.anneal_steps:
-                stack.enter_context(anneal_rate(outer, self.completed_steps, self.anneal_steps, self.final_outer_lr))
+        rate = (outer, self.completed_steps, self.anneal_steps, self.final_outer_lr)
+        with anneal_rate(*rate) if self.anneal_steps else nullcontext():
             found = self._updated_statistics(batch) if self._keeps_statistics else {}
             report = super().step(batch, outer, group, metric)
         for name, buffer in found.items():
@@ -380,9 +371,12 @@ class MAMLPP(MAML):
         self._passes = tuple(weights)
         self._loss_weights = to_device(torch.tensor(list(weights.values()), dtype=like.dtype), like.device)
 
+    def _recorded_statistics(self) -> dict[str, Tensor]:
+        return dict(self.extra_modules["statistics"].named_buffers())
+
     def _updated_statistics(self, batch: TaskBatch) -> dict[str, Tensor]:
         """Running statistics updated with those of a batch, after adaptation as at meta-test."""
-        current = dict(self.extra_modules["statistics"].named_buffers())
+        current = self._recorded_statistics()
         for task in batch:
             found = {name: buffer.clone() for name, buffer in current.items()}
             with super().mode(training=False), self._use_statistics(found, "running"):

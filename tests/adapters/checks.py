@@ -1,15 +1,37 @@
 """Smooth float64 networks, tasks, and assertions that hold for every learner."""
 
+import copy
+import weakref
 from dataclasses import replace
 
 import torch
+import torchopt
 from torch import nn
+from torch.func import functional_call
 
 from gradhomog import Task, TaskBatch
 
 WAYS, CLASSES = 3, 7
 MAPS = {"maps": True, "input_shape": [1, 6, 6]}
 """Options of RelationNet for the maps of `image_networks`."""
+INNER = {
+    "sgd": lambda: torchopt.sgd(lr=0.1),
+    "weight decay": lambda: torchopt.sgd(lr=0.1, weight_decay=0.05),
+    "momentum": lambda: torchopt.sgd(lr=0.1, momentum=0.9),
+    "nesterov": lambda: torchopt.sgd(lr=0.1, momentum=0.9, nesterov=True),
+    "dampening": lambda: torchopt.sgd(lr=0.1, momentum=0.9, dampening=0.5),
+    "adam": lambda: torchopt.adam(lr=0.02, eps_root=1e-8),
+    "rmsprop": lambda: torchopt.rmsprop(lr=0.02, eps=1e-3),
+    "clipped": lambda: torchopt.chain(torchopt.clip.clip_grad_norm(1e6), torchopt.sgd(lr=0.1)),
+}
+"""Inner optimizers."""
+BETAS = (0.5, 0.5)  # their powers are exact in float32, in which TorchOpt corrects the bias for parameters of any dtype
+INNER_OF_PYTORCH = {
+    "sgd": (torchopt.sgd(lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
+    "momentum": (torchopt.sgd(lr=0.1, momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
+    "adam": (torchopt.adam(lr=0.1, betas=BETAS), lambda p: torch.optim.Adam(p, lr=0.1, betas=BETAS)),
+}
+"""Inner optimizers, and the same ones of PyTorch."""
 
 
 def networks(norm=False, bias=True, seed=0):
@@ -65,13 +87,21 @@ def relation_learner(kind, maps=False, norm=False, **options):
 
 
 class CallCounter(nn.Module):
-    """Counts its calls: `vmap` makes as many calls for all tasks as the loop for one task."""
+    """Counts its calls, and in each call how many of its earlier outputs are still alive.
 
-    calls = 0
+    `vmap` makes as many calls for all tasks as the loop for one task.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.most_alive, self._outputs = 0, 0, []
 
     def forward(self, x):
         self.calls += 1
-        return x
+        self.most_alive = max(self.most_alive, sum(ref() is not None for ref in self._outputs))
+        result = torch.tanh(x)
+        self._outputs.append(weakref.ref(result))
+        return result
 
 
 def image_tasks(batch):
@@ -85,6 +115,33 @@ class FirstThreePixels(nn.Module):
 
     def forward(self, images):
         return images.flatten(1)[:, :3]
+
+
+def reference_row(net, inner, task, steps, first_order=False, loss=nn.functional.cross_entropy):
+    """One row with `torch.func` and TorchOpt only, by name: the gradient of the loss after the inner loop.
+
+    `task`: support inputs and targets, query inputs and targets.
+    """
+    net = copy.deepcopy(net)  # its buffers change
+    start = dict(net.named_parameters())
+
+    def loss_at(parameters, x, y):
+        return loss(functional_call(net, parameters, (x,)), y)
+
+    transformation, parameters = inner(), start
+    state = transformation.init(parameters)
+    for _ in range(steps):
+        found = torch.autograd.grad(
+            loss_at(parameters, *task[:2]), list(parameters.values()), create_graph=not first_order
+        )
+        gradients = dict(zip(parameters, found, strict=True))
+        updates, state = transformation.update(gradients, state, params=parameters, inplace=False)
+        parameters = torchopt.apply_updates(parameters, updates, inplace=False)
+        if first_order:
+            parameters = {name: p.detach().requires_grad_() for name, p in parameters.items()}
+    target = parameters if first_order else start
+    row = torch.autograd.grad(loss_at(parameters, *task[2:]), list(target.values()))
+    return dict(zip(target, row, strict=True))
 
 
 def reference_pairs(encoder, task):

@@ -1,24 +1,20 @@
-"""iMAML: rows against closed forms, dense solutions and finite differences; its conjugate gradients against SciPy."""
+"""iMAML: rows against closed forms and finite differences; conjugate gradients against minima over Krylov spaces."""
 
 import copy
 import math
-import weakref
 
 import pytest
 import torch
-import torchopt
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.sparse.linalg import LinearOperator, cg
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from gradhomog import TaskBatch
 from gradhomog_adapters.imaml import IMAML
 from gradhomog_adapters.imaml import conjugate_gradients as solve
 from gradhomog_adapters.reptile import Reptile
 from tests.adapters import checks
-from tests.adapters.checks import networks, tasks
+from tests.adapters.checks import INNER_OF_PYTORCH, networks, tasks
 
 # Enough inner and CG steps for the row to equal the derivative of the loss up to rounding, on these networks.
 SOLVED = {"proximal": 5.0, "inner_lr": 0.15, "inner_steps": 150, "cg_steps": 40}
@@ -74,20 +70,13 @@ def test_rows_are_derivatives_of_the_loss_at_the_solved_problem(adapt, norm):
     checks.assert_rows_match_finite_differences(learner, tasks())
 
 
-INNER = {
-    "sgd": (lambda: torchopt.sgd(lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
-    "momentum": (lambda: torchopt.sgd(lr=0.1, momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
-    "adam": (lambda: torchopt.adam(lr=0.1, betas=(0.5, 0.5)), lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.5, 0.5))),
-}
-
-
 @pytest.mark.parametrize("adapt", ["*", "head.*"])
-@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("inner", INNER_OF_PYTORCH)
 def test_every_inner_step_descends_on_the_proximal_objective(inner, adapt):
-    ours, theirs = INNER[inner]
+    ours, theirs = INNER_OF_PYTORCH[inner]
     encoder, head = networks(norm=inner != "adam")
     task = tasks()[0]
-    learner = IMAML(encoder, head, inner=ours(), inner_steps=2, test_steps=4, proximal=3.0, adapt=adapt)
+    learner = IMAML(encoder, head, inner=ours, inner_steps=2, test_steps=4, proximal=3.0, adapt=adapt)
     found = learner.predict(task.support_x, task.support_y, task.query_x)
     encoder, head = copy.deepcopy((encoder, head))
     parameters = [*head.parameters()] if adapt == "head.*" else [*encoder.parameters(), *head.parameters()]
@@ -119,38 +108,14 @@ def test_rows_of_indefinite_systems_are_bounded_and_first_order_without_positive
     assert torch.equal(row, w)
 
 
-class LiveOutputCounter(nn.Module):
-    """Counts in each call how many of its earlier outputs are still alive."""
-
-    def __init__(self):
-        super().__init__()
-        self.outputs, self.most = [], 0
-
-    def forward(self, x):
-        self.most = max(self.most, sum(ref() is not None for ref in self.outputs))
-        result = torch.tanh(x)
-        self.outputs.append(weakref.ref(result))
-        return result
-
-
 @pytest.mark.parametrize("make", [IMAML, Reptile])
 def test_graphs_of_inner_steps_are_freed(make):
-    most = set()
     for steps in (3, 12):
         encoder, head = networks()
-        encoder.append(LiveOutputCounter())
+        encoder.append(checks.CallCounter())
         make(encoder, head, inner_steps=steps, engine="loop").rows(tasks(1))
-        assert len(encoder[-1].outputs) > steps
-        most.add(encoder[-1].most)
-    assert len(most) == 1
-    assert max(most) <= 2
-
-
-@pytest.mark.slow
-def test_rows_with_a_rotation_are_derivatives_too():
-    learner = IMAML(*networks(), "rotate", **SOLVED)
-    learner.step(tasks(), torch.optim.SGD(learner.parameters(), lr=0.0))
-    checks.assert_rows_match_finite_differences(learner, tasks())
+        assert encoder[-1].calls > steps
+        assert encoder[-1].most_alive <= 2
 
 
 # A matrix, a vector and a 0-d parameter, as in a network: 7 numbers.
@@ -188,20 +153,8 @@ def assert_relative_error(x, y, tolerance):
     assert (x - y).norm() <= tolerance * y.norm()
 
 
-@pytest.mark.slow
-@given(seeds, st.integers(1, SIZE))
-def test_each_iterate_is_that_of_scipy(seed, iterations):
-    matrix, b = system(seed)
-    calls = []
-    operator = LinearOperator((SIZE, SIZE), matvec=lambda v: calls.append(None) or matrix.numpy() @ v, dtype=float)
-    expected, _ = cg(operator, b.numpy(), rtol=0, atol=0, maxiter=iterations)
-    solution = solve(matrix_operator(matrix), named(b), iterations=iterations)
-    assert_relative_error(flat(solution), torch.as_tensor(expected), 1e-9)
-    assert iterations == len(calls)
-
-
-@given(seeds, st.integers(1, SIZE - 1), st.integers(1, 12))
-def test_the_solution_of_an_indefinite_system_is_the_last_iterate_of_positive_curvature(seed, negative, iterations):
+@given(seeds, st.integers(0, SIZE - 1), st.integers(1, 12))
+def test_the_solution_is_the_last_iterate_of_positive_curvature(seed, negative, iterations):
     generator = torch.Generator().manual_seed(seed)
     eigenvalues = 0.2 + torch.rand(SIZE, generator=generator, dtype=torch.float64)
     eigenvalues[:negative] *= -0.5
@@ -219,18 +172,6 @@ def test_the_solution_of_an_indefinite_system_is_the_last_iterate_of_positive_cu
         krylov = torch.cat([basis, matrix @ basis[:, -1:]], 1)
     assert_relative_error(answer, expected, 1e-6)
     assert b @ answer > 0
-
-
-@given(seeds, st.floats(1, 4), st.integers(1, 12))
-def test_the_solution_is_the_last_iterate_not_longer_than_longest(seed, max_norm_ratio, iterations):
-    matrix, b = system(seed, (0.05, 0.2, 1, 2, 1.5, 3, 0.8))
-    lengths = [
-        flat(solve(matrix_operator(matrix), named(b), iterations=k)).norm() / b.norm() for k in range(1, SIZE + 1)
-    ]
-    allowed = sum(bool(length <= max_norm_ratio) for length in lengths[:iterations])
-    solution = solve(matrix_operator(matrix), named(b), iterations=iterations, max_norm_ratio=max_norm_ratio)
-    expected = flat(solve(matrix_operator(matrix), named(b), iterations=allowed)) if allowed else b
-    assert_relative_error(flat(solution), expected, 1e-6)
 
 
 def test_a_curvature_below_rounding_counts_as_none_however_large_the_vectors():
@@ -253,26 +194,3 @@ def test_batched_systems_stop_independently(seed):
         alone = solve(matrix_operator(matrices[i]), named(vectors[i]), iterations=5)
         for name, expected in alone.items():
             torch.testing.assert_close(found[name][i], expected, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("where", ["b", "operator"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("iterations", [1, 3])
-def test_nonfinite_inputs_make_the_solution_nan(where, value, iterations):
-    matrix, b = system(0)
-    (matrix[2] if where == "operator" else b)[2] = value
-    assert flat(solve(matrix_operator(matrix), named(b), iterations=iterations)).isnan().all()
-
-
-def test_solve_does_not_synchronize_with_the_device():
-    """Fake tensors have no values: the `.item()` call confirms that reading one raises."""
-    with FakeTensorMode():
-        matrix, b = torch.empty(SIZE, SIZE), torch.empty(SIZE)
-        solution = solve(matrix_operator(matrix), named(b), iterations=3, max_norm_ratio=2)
-        assert solution["layer.weight"].shape == (2, 2)
-        with pytest.raises(DataDependentOutputException):
-            solution["temperature"].item()
-    meta = solve(
-        matrix_operator(torch.empty(SIZE, SIZE, device="meta")), named(torch.empty(SIZE, device="meta")), iterations=3
-    )
-    assert all(t.is_meta for t in meta.values())

@@ -5,7 +5,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from scipy.spatial.distance import cdist
 from torch import nn
 
 from gradhomog import Homogenizer, NonfiniteError, OptionError, Task
@@ -34,15 +33,6 @@ def test_rows_are_those_of_the_reference_loss(make, norm):
     encoder.train()
     batch = checks.tasks(shape=(3,) if make is checks.networks else (1, 6, 6))
     checks.assert_rows_match_autograd(learner, batch, lambda task: protonet_loss(encoder, task))
-
-
-def test_outputs_are_the_squared_distances_of_scipy_to_the_means():
-    encoder, head = checks.networks()
-    task = checks.tasks(shots=4)[0]
-    outputs = ProtoNet(encoder, head).predict(task.support_x, task.support_y, task.query_x)
-    support, queries = (encoder(x).detach().numpy() for x in (task.support_x, task.query_x))
-    means = np.stack([support[task.support_y.numpy() == w].mean(0) for w in range(checks.WAYS)])
-    np.testing.assert_allclose(outputs.numpy(), -cdist(queries, means, "sqeuclidean"), rtol=1e-12)
 
 
 def test_close_classes_far_from_the_origin_are_separated_in_float32():

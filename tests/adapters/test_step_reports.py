@@ -6,7 +6,6 @@ from torch import nn
 
 import gradhomog
 from gradhomog import DataError, Homogenizer, MomentumWarning, TaskBatch
-from gradhomog.learners.learner_rows import stage_rows
 from gradhomog.step.step import make_step
 from gradhomog.testing import small_network
 from gradhomog_adapters.maml import MAML
@@ -107,19 +106,6 @@ def test_a_probe_draws_the_same_dropout_masks_and_restores_the_global_generator(
     plain, same = model.probe(tasks())
     assert torch.equal(plain.norms, same.norms)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_rows_by_stage_leave_the_pipeline_in_place_while_and_after_they_are_read():
-    model = learner([Halve(), "pcgrad"])
-    pipe, names = model.homogenizers, []
-    for name, _ in stage_rows(model, tasks()):
-        names.append(name)
-        assert model.homogenizers is pipe
-        if name == "Halve":
-            break  # the reader need not finish
-    assert names == ["plain", "Halve"]
-    model.step(tasks(), torch.optim.SGD(model.parameters(), lr=0.1))
-    assert model.homogenizers is pipe
 
 
 def small_learner(pipe, **options):

@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -33,28 +34,19 @@ def reference_outputs(learner, z):
 
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 @pytest.mark.parametrize("kind", [Baseline, BaselinePP])
-def test_rows_are_the_cross_entropy_over_all_training_classes(kind, engine):
+def test_rows_are_the_cross_entropy_over_all_classes_and_accuracies_over_those_of_a_task(kind, engine):
     encoder, head = checks.networks()
     learner = kind(encoder, head, classes=CLASSES, engine=engine)
+    batch, accuracies = checks.tasks(classes=CLASSES), []
 
     def loss(task):
-        x = torch.cat([task.support_x, task.query_x])
-        y = task.classes[torch.cat([task.support_y, task.query_y])]
-        return nn.functional.cross_entropy(reference_outputs(learner, encoder(x)), y)
+        outputs = reference_outputs(learner, encoder(torch.cat([task.support_x, task.query_x])))
+        of_task = outputs[len(task.support_y) :, task.classes].argmax(1)
+        accuracies.append(float((of_task == task.query_y).double().mean()))
+        return nn.functional.cross_entropy(outputs, task.classes[torch.cat([task.support_y, task.query_y])])
 
-    checks.assert_rows_match_autograd(learner, checks.tasks(classes=CLASSES), loss)
-
-
-@pytest.mark.parametrize("engine", ["loop", "vmap"])
-def test_training_accuracies_are_over_the_classes_of_each_task(engine):
-    encoder, head = checks.networks()
-    learner = Baseline(encoder, head, classes=CLASSES, engine=engine)
-    batch = checks.tasks(classes=CLASSES)
-    expected = []
-    for task in batch:
-        outputs = reference_outputs(learner, encoder(task.query_x))[:, task.classes]
-        expected.append(float((outputs.argmax(1) == task.query_y).double().mean()))
-    assert learner.rows(batch).accuracies.tolist() == pytest.approx(expected)
+    checks.assert_rows_match_autograd(learner, batch, loss)
+    assert learner.rows(batch).accuracies.tolist() == pytest.approx(accuracies)
 
 
 @pytest.mark.parametrize("kind", [Baseline, BaselinePP])
@@ -82,18 +74,20 @@ MISSING = "the tasks have no `classes`, and {} has classes=7"
         ("baseline", {"classes": CLASSES}, None, MISSING.format("Baseline")),
         ("meta_transfer", {"classes": CLASSES, "pretrain_steps": 1}, None, MISSING.format("MetaTransfer")),
         ("skd", {"classes": CLASSES}, None, MISSING.format("SKD")),
-        ("meta_transfer", {"classes": CLASSES, "pretrain_steps": 1}, "regression", "supports classification only"),
-        ("skd", {"classes": CLASSES}, "regression", "SKD supports classification only"),
     ],
 )
-def test_missing_and_invalid_class_indices_and_regression_raise(name, options, classes, message):
-    batch = checks.class_tasks(count=1)
-    if classes == "regression":
-        batch = replace(batch, support_y=batch.support_x[..., 0, 0], query_y=batch.query_x[..., 0, 0])
-    else:
-        batch = replace(batch, classes=classes and torch.tensor([classes]))
+def test_missing_and_invalid_class_indices_raise(name, options, classes, message):
+    batch = replace(checks.class_tasks(count=1), classes=classes and torch.tensor([classes]))
     with pytest.raises(DataError, match=message):
         gradhomog.learner(name, *checks.image_networks(flatten=True), **options).rows(batch)
+
+
+@pytest.mark.parametrize("learner", [partial(MetaTransfer, classes=CLASSES, pretrain_steps=1), SKD])
+def test_regression_raises(learner):
+    batch = checks.class_tasks(count=1)
+    batch = replace(batch, support_y=batch.support_x[..., 0, 0], query_y=batch.query_x[..., 0, 0])
+    with pytest.raises(DataError, match="supports classification only"):
+        learner(*checks.image_networks(flatten=True)).rows(batch)
 
 
 # -- the classifiers -------------------------------------------------------------------------------------------------
@@ -137,23 +131,18 @@ def test_the_fit_is_that_of_torch_optim_with_the_published_constants(make):
 
 
 @pytest.mark.parametrize("kind", [Baseline, BaselinePP])
-def test_predictions_do_not_depend_on_the_training_classifier(kind):
-    encoder, head = checks.networks()
+def test_predictions_depend_on_the_seed_and_not_on_earlier_tasks_or_the_training_classifier(kind):
     task = checks.tasks()[0]
-    found = []
-    for classes in (CLASSES, 2):
-        learner = kind(encoder, head, classes=classes, test_epochs=5)
-        found.append(learner.predict(task.support_x, task.support_y, task.query_x))
-    assert torch.equal(*found)
-
-
-def test_the_fit_depends_on_the_seed_and_not_on_earlier_tasks():
-    task = checks.tasks()[0]
-    one, again, other = (Baseline(*checks.networks(), test_epochs=5, seed=seed) for seed in (0, 0, 1))
-    first = one.predict(task.support_x, task.support_y, task.query_x)
-    assert torch.equal(one.predict(task.support_x, task.support_y, task.query_x), first)
-    assert torch.equal(again.predict(task.support_x, task.support_y, task.query_x), first)
-    assert not torch.equal(other.predict(task.support_x, task.support_y, task.query_x), first)
+    learners = [
+        kind(*checks.networks(), test_epochs=5, seed=seed, classes=classes)
+        for seed, classes in ((0, CLASSES), (0, 2), (1, CLASSES))
+    ]
+    first, again, same, other = (
+        learner.predict(task.support_x, task.support_y, task.query_x) for learner in (learners[0], *learners)
+    )
+    assert torch.equal(first, again)
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
 
 
 def make_meta_transfer(homogenizers=None, normalized=False, **options):
@@ -194,20 +183,6 @@ def test_rows_are_those_of_a_loop_with_scaled_and_shifted_convolutions(first_ord
         return cross_entropy(query @ weight.T + offset, task.query_y)
 
     checks.assert_rows_match_autograd(learner, class_tasks(), loss)
-
-
-@pytest.mark.parametrize("norm", ["batch", "support", "frozen"])
-def test_initially_the_network_is_the_frozen_one(norm):
-    options = {"inner_steps": 3, "test_steps": 5, "norm": norm}
-    learner, reference = (
-        make_meta_transfer(normalized=True, **options),
-        anil(*checks.image_networks(True, flatten=True), **options),
-    )
-    ours, theirs = learner.rows(class_tasks()), reference.rows(class_tasks())
-    torch.testing.assert_close(ours.losses, theirs.losses, rtol=1e-13, atol=0)
-    for name in ("head.0.weight", "head.0.bias"):
-        torch.testing.assert_close(ours.jacobian[name], theirs.jacobian[name], rtol=1e-10, atol=1e-14)
-    assert learner.evaluate(class_tasks()).losses == pytest.approx(reference.evaluate(class_tasks()).losses, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -331,13 +306,6 @@ def test_rows_of_generation_1_are_those_of_the_written_loss():
     checks.assert_rows_match_autograd(learner, class_tasks(), loss)
 
 
-def test_the_distillation_loss_of_equal_networks_is_zero_and_has_no_gradient():
-    learner = make_skd(generation0_steps=0, distance_weight=0)
-    rows = learner.rows(class_tasks())
-    assert float(rows.losses.abs().max()) < 1e-14
-    assert all(float(block.abs().max()) < 1e-15 for block in rows.jacobian.values())
-
-
 def test_the_teacher_is_the_network_after_generation_0_and_never_changes_again():
     learner = make_skd(normalized=True, generation0_steps=2)
     outer = torch.optim.SGD(learner.parameters(), lr=0.1)
@@ -345,13 +313,11 @@ def test_the_teacher_is_the_network_after_generation_0_and_never_changes_again()
     for seed in range(4):
         learner.step(class_tasks(seed=seed), outer)
         generations.append(learner.generation)
-        student.append(str(learner.encoder.state_dict().values()) + str(learner.extra_modules["classifier"].weight))
         part = learner.extra_modules["teacher"]
-        teacher.append(str(part.encoder.state_dict().values()) + str(part.classifier.weight))
-    remove = ", requires_grad=True"
+        student.append(str([learner.encoder.state_dict(), learner.extra_modules["classifier"].state_dict()]))
+        teacher.append(str([part.encoder.state_dict(), part.classifier.state_dict()]))
     assert generations == [0, 1, 1, 1]
-    assert teacher[1].replace(remove, "") == student[1].replace(remove, "")
-    assert teacher[1] == teacher[2] == teacher[3] != teacher[0]
+    assert teacher[0] != teacher[1] == teacher[2] == teacher[3] == student[1]
     assert len(set(student)) == 4
 
 

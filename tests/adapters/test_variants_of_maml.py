@@ -1,5 +1,7 @@
 """Variants of MAML: rows against finite differences, hand-written inner loops, closed forms, and MAML itself."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -24,8 +26,8 @@ def rows_of(name, norm=False, **options):
 # -- ANIL and BOIL ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "calls"), [("anil", 2), ("maml", 8)])
-def test_anil_encodes_the_support_set_once(name, calls):
+@pytest.mark.parametrize(("name", "calls"), [("anil", 2), ("cavia", 2), ("maml", 8)])
+def test_learners_that_do_not_adapt_the_encoder_encode_the_support_set_once(name, calls):
     encoder, head = networks()
     learner = gradhomog.learner(name, encoder.append(checks.CallCounter()), head, inner_steps=7, engine="loop")
     learner.rows(tasks(1))
@@ -59,27 +61,45 @@ def test_an_inner_loop_without_trainable_parameters_has_no_effect(options):
 # -- Meta-SGD --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("first_order", [False, True])
-def test_equal_rates_give_maml_also_if_they_are_frozen(first_order, frozen):
-    learner = MetaSGD(*networks(), rates=0.1, inner_steps=3, first_order=first_order, engine="loop")
+def with_rates(frozen, **options):
+    learner = MetaSGD(*networks(), rates=0.1, **options)
     learner.extra_modules.requires_grad_(not frozen)
-    ours, maml = learner.rows(tasks()).jacobian, rows_of("maml", inner_steps=3, first_order=first_order)
+    return learner
+
+
+def with_constant_rates(**options):
+    """ALFA whose generator returns rates of one and no decay."""
+    learner = ALFA(*networks(), inner_lr=0.1, **options)
+    last, count = learner.extra_modules["generator"][2], len(learner.adapted)
+    with torch.no_grad():
+        last.weight.zero_()
+        last.bias.copy_(torch.tensor([1.0] * count + [0.0] * count))
+    return learner
+
+
+@pytest.mark.parametrize("first_order", [False, True])
+@pytest.mark.parametrize("make", [partial(with_rates, False), partial(with_rates, True), with_constant_rates])
+def test_equal_rates_give_maml_also_if_they_are_frozen(make, first_order):
+    options = {"inner_steps": 3, "first_order": first_order}
+    ours, maml = make(**options, engine="loop").rows(tasks()).jacobian, rows_of("maml", **options)
     for name, rows in maml.items():
         torch.testing.assert_close(ours[name], rows, rtol=1e-12, atol=1e-15)
-    assert (set(ours) == set(maml)) is frozen
 
 
-def test_initial_rates_are_uniform_from_a_separate_generator():
+@pytest.mark.parametrize("kind", [partial(MetaSGD, rates=(0.2, 0.3)), ALFA])
+def test_initial_values_are_drawn_from_a_separate_generator(kind):
     encoder, head = networks()
     state = torch.get_rng_state()
-    drawn = [MetaSGD(encoder, head, rates=(0.2, 0.3), seed=seed).extra_modules.state_dict() for seed in (0, 0, 1)]
+    first, same, other = (str(kind(encoder, head, seed=seed).extra_modules.state_dict()) for seed in (0, 0, 1))
     assert torch.equal(torch.get_rng_state(), state)
-    values = torch.cat([value.flatten() for value in drawn[0].values()])
+    assert first == same != other
+
+
+def test_initial_rates_are_uniform():
+    rates = MetaSGD(*networks(), rates=(0.2, 0.3)).extra_modules.state_dict()
+    values = torch.cat([value.flatten() for value in rates.values()])
     assert 0.2 <= values.min() < 0.22
     assert 0.28 < values.max() <= 0.3
-    assert all(torch.equal(drawn[0][name], drawn[1][name]) for name in drawn[0])
-    assert not torch.equal(drawn[0]["rates.head.weight"], drawn[2]["rates.head.weight"])
 
 
 # -- ALFA ------------------------------------------------------------------------------------------------------------
@@ -94,19 +114,6 @@ def test_rows_are_derivatives_if_the_generator_of_alfa_ignores_gradients(recompu
         learner.extra_modules["generator"][2].bias += 1
     learner.extra_modules["generator"][0].requires_grad_(False)
     checks.assert_rows_match_finite_differences(learner, tasks(1))
-
-
-@pytest.mark.parametrize("first_order", [False, True])
-def test_a_generator_of_ones_and_no_decay_gives_maml(first_order):
-    options = {"inner_steps": 3, "first_order": first_order}
-    learner = ALFA(*networks(), inner_lr=0.1, engine="loop", **options)
-    last, count = learner.extra_modules["generator"][2], len(learner.adapted)
-    with torch.no_grad():
-        last.weight.zero_()
-        last.bias.copy_(torch.tensor([1.0] * count + [0.0] * count))
-    ours = learner.rows(tasks()).jacobian
-    for name, rows in rows_of("maml", **options).items():
-        torch.testing.assert_close(ours[name], rows, rtol=1e-12, atol=1e-15)
 
 
 def test_predictions_of_alfa_equal_a_hand_written_inner_loop():
@@ -136,15 +143,6 @@ def test_further_steps_than_in_training_use_the_last_rates():
     learner = ALFA(*networks(), inner_steps=2, test_steps=5)
     task = tasks()[0]
     assert bool(learner.predict(task.support_x, task.support_y, task.query_x).isfinite().all())
-
-
-def test_initial_weights_of_the_generator_have_a_separate_seed():
-    encoder, head = networks()
-    state = torch.get_rng_state()
-    first, same, other = (ALFA(encoder, head, seed=seed).extra_modules["generator"][0].weight for seed in (0, 0, 1))
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(first, same)
-    assert not torch.equal(first, other)
 
 
 # -- CAVIA -----------------------------------------------------------------------------------------------------------
@@ -204,14 +202,6 @@ def test_support_statistics_of_a_head_are_those_of_modulated_features():
         phi = (phi - 0.5 * gradient).detach()
     expected = outputs(hidden(task.query_x, phi), hidden(task.support_x, phi)).detach()
     torch.testing.assert_close(learner.predict(task.support_x, task.support_y, task.query_x), expected)
-
-
-def test_on_features_the_support_set_is_encoded_once():
-    encoder, head = networks()
-    calls = []
-    encoder.register_forward_hook(lambda *_: calls.append(1))
-    CAVIA(encoder, head, inner_steps=5, engine="loop").rows(tasks(count=1))
-    assert len(calls) == 2  # support set and query set
 
 
 # -- Sharp-MAML ------------------------------------------------------------------------------------------------------

@@ -1,7 +1,23 @@
 """The tests with a framework itself are collected only when their file is named: they take seconds to import."""
 
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if collection_path.match("test_*.py") and collection_path.name != "test_hosts.py" else None
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def ranks(request: pytest.FixtureRequest, folder: Path) -> list[dict[Any, Any]]:
+    """What the module of trainings that belongs to a `test_*_on_ranks.py` found on each rank."""
+    from .torchrun import on_two_ranks  # torch is not imported for the collection
+
+    return on_two_ranks(request.module.__name__.rpartition("test_")[2], folder)

@@ -81,11 +81,12 @@ def batches(count: int = 6, size: int = 4) -> Any:
 
 
 def fit(
-    module: Any, epochs: int = 2, path: Any = None, validation: Any = None, data: Any = None, **options: Any
-) -> Any:
+    module: Any, epochs: int = 2, path: Any = None, validation: Any = None, data: Any = None,
+    weights_only: bool | None = None, **options: Any,
+) -> Any:  # fmt: skip
     """Train a module whose `homogenized_loss`, if any, is a callback of the trainer."""
     given = [] if module.homogenized_loss is None else [module.homogenized_loss]
     options = {**QUIET, "callbacks": given, **options}
     trainer = L.Trainer(max_epochs=epochs, **options)
-    trainer.fit(module, batches() if data is None else data, validation, ckpt_path=path)
+    trainer.fit(module, batches() if data is None else data, validation, ckpt_path=path, weights_only=weights_only)
     return trainer

@@ -11,11 +11,9 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.utils.data import DataLoader
 
-from gradhomog import GradhomogError, Ranks
-
 from .lightning_modules import L, Manual, TwoTasks, batches, fit
 from .measures import parameters
-from .torchrun import save
+from .torchrun import error_of, save
 
 Adam, SGD = torch.optim.Adam, torch.optim.SGD
 RANK = int(os.environ.get("RANK", 0))
@@ -68,14 +66,11 @@ def main(out: str) -> None:
             found[name, method] = trained(kind(method, optimizer), **options)
     hooked = TwoTasks("upgrad")
     found["noop hook"] = trained(hooked, callbacks=[hooked.homogenized_loss, NoopHook()])
-    found["noop hook, accumulated"] = trained(
-        hooked := TwoTasks("upgrad", Adam), callbacks=[hooked.homogenized_loss, NoopHook()], accumulate_grad_batches=2
-    )
     found["bf16"] = trained(TwoTasks("upgrad").float(), precision="bf16-mixed")
     found["metrics"] = metrics()
     found["state"] = stateful(Path(out))
     found["without labels"] = without_labels()
-    found["errors"] = {name: message(name) for name in MESSAGES}
+    found["error"] = not_finite()
     save(out, found)
 
 
@@ -95,9 +90,15 @@ def stateful(out: Path) -> dict[str, Any]:
     return module.homogenized_loss.pipe.state_dict()
 
 
-def not_finite(module: Any) -> None:
-    losses = module.losses
+def not_finite() -> str:
+    """Return the error of a training with an infinite loss on one rank; no parameter has changed."""
+    module = TwoTasks("upgrad")
+    losses, before = module.losses, parameters(module)
     module.losses = lambda x: {**losses(x), "normals": losses(x)["normals"] * (torch.inf if RANK else 1)}
+    found = error_of(lambda: trained(module))
+    assert torch.equal(parameters(module), before)
+    assert module.homogenized_loss.pipe.steps == 0
+    return found
 
 
 def without_labels() -> Tensor:
@@ -113,34 +114,6 @@ def without_labels() -> Tensor:
 
     module.losses = labelled
     return trained(module)
-
-
-def model_parallel(module: Any) -> dict[str, Any]:
-    module.configure_model = lambda: None
-    return {"strategy": L.strategies.ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2)}
-
-
-MESSAGES: dict[str, tuple[str, dict[str, Any], Any]] = {
-    "not finite on rank 1": ("upgrad", {}, not_finite),
-    "reads rows": ("graddrop", {}, lambda module: None),
-    "no parameters": ("upgrad", {"parameters": None}, lambda module: None),
-    "tasks": ("upgrad", {"group": Ranks("tasks")}, lambda module: None),
-    "model parallel": ("upgrad", {}, model_parallel),
-}
-
-
-def message(name: str) -> str:
-    """Return the error of a training that cannot take a step; no parameter has changed."""
-    text, options, change = MESSAGES[name]
-    module = TwoTasks(text, **options)
-    before = parameters(module)
-    try:
-        trained(module, **(change(module) or {}))
-    except GradhomogError as error:
-        assert torch.equal(parameters(module), before)
-        assert module.homogenized_loss.pipe.steps == 0
-        return f"{type(error).__name__}: {error}"
-    return "no error"
 
 
 if __name__ == "__main__":

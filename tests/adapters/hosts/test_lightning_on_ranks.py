@@ -13,22 +13,11 @@ from gradhomog import OptionError
 from .lightning_modules import L, TwoTasks, batches, fit
 from .lightning_on_ranks import CASES, Adam
 from .measures import parameters
-from .torchrun import on_two_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice
 
 EVEN = slice(0, None, 2)
 """The examples of rank 0 in the batch of both ranks."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("lightning")
-
-
-@pytest.fixture(scope="module")
-def ranks(folder: Path) -> list[dict[Any, Any]]:
-    return on_two_ranks("lightning_on_ranks", folder)
 
 
 def in_one_process(module: Any, **options: Any) -> Tensor:
@@ -65,7 +54,6 @@ def test_all_ranks_have_the_same_parameters(precision: str, ranks: Any) -> None:
 def test_a_hook_that_sends_nothing_does_not_change_the_training(ranks: Any) -> None:
     for rank in ranks:
         close(rank["noop hook"], ranks[0]["sgd", "upgrad"])
-        close(rank["noop hook, accumulated"], in_one_process(TwoTasks("upgrad", Adam), accumulate_grad_batches=2))
 
 
 def test_metrics_are_those_of_the_whole_batch(ranks: Any) -> None:
@@ -97,26 +85,14 @@ def test_heads_without_labels_train_as_in_one_process(ranks: Any) -> None:
         close(rank["without labels"], expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "messages"),
-    [
-        ("not finite on rank 1", ["NonfiniteError: task 1 of domain normals is not finite"] * 2),
-        ("reads rows", ["OptionError: graddrop reads rows, which are distributed over 2 ranks"] * 2),
-        ("no parameters", ["OptionError: across ranks `parameters` is required"] * 2),
-        ("tasks", ["OptionError: a trainer distributes the examples of a batch: `group` must be Ranks('batch'"] * 2),
-        ("model parallel", ["OptionError: on several devices, HomogenizedLoss requires a strategy"] * 2),
-    ],
-)
-def test_an_error_ends_all_ranks_before_a_parameter_changes(name: str, messages: list[str], ranks: Any) -> None:
-    for rank, message in zip(ranks, messages, strict=True):
-        assert rank["errors"][name].startswith(message)
+def test_an_error_ends_all_ranks_before_a_parameter_changes(ranks: Any) -> None:
+    for rank in ranks:
+        assert rank["error"].startswith("NonfiniteError: task 1 of domain normals is not finite")
 
 
-@pytest.mark.parametrize("name", ["FSDPStrategy", "DeepSpeedStrategy"])
+@pytest.mark.parametrize("name", ["FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy"])
 def test_strategies_that_distribute_parameters_are_refused(name: str) -> None:
-    strategy = getattr(L.strategies, name)
-    trainer: Any = SimpleNamespace(
-        world_size=2, callbacks=[], strategy=strategy.__new__(strategy)
-    )  # needs a GPU, DeepSpeed
+    strategy = getattr(L.strategies, name)  # not created: it needs a GPU, DeepSpeed
+    trainer: Any = SimpleNamespace(world_size=2, callbacks=[], strategy=strategy.__new__(strategy))
     with pytest.raises(OptionError, match=rf"strategy='ddp'; got {name} on 2 devices"):
         TwoTasks("upgrad").homogenized_loss.setup(trainer, None, "fit")

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import gradhomog
-from gradhomog import MomentumWarning, OptionError
+from gradhomog import MomentumWarning, NonfiniteError, OptionError
 
+from .lightning_modules import QUIET
 from .measures import parameters
 
 _format = warnings.formatwarning
@@ -36,27 +37,18 @@ from pina.weighting import ScalarWeighting  # noqa: E402
 
 from gradhomog_adapters.pina import HomogenizedWeighting  # noqa: E402
 
-QUIET = {
-    "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False,
-    "logger": False,
-}  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice, and deprecations within PINA
 
 
 def poisson() -> Any:
     """The Poisson equation on a square with the conditions `boundary` and `D`, on the same points at every call."""
-    return _sampled(Poisson2DSquareProblem())
+    return sampled(Poisson2DSquareProblem)
 
 
-def inverse_poisson() -> Any:
-    """A Poisson equation with unknown coefficients."""
-    torch.manual_seed(0)  # their initial values are random
-    return _sampled(InversePoisson2DSquareProblem(load=False))
-
-
-def _sampled(problem: Any) -> Any:
+def sampled(kind: Any, **options: Any) -> Any:
     random.seed(0)  # PINA chooses edges of the boundary by it
-    torch.manual_seed(0)
+    torch.manual_seed(0)  # initial values of unknown coefficients are random
+    problem = kind(**options)
     for domain in problem.domains:
         problem.discretise_domain(n=12, mode="random", domains=domain)
     return problem
@@ -92,40 +84,30 @@ def weighting(text: str, **weights: float) -> HomogenizedWeighting:
 
 
 @pytest.mark.parametrize(
-    ("options", "training"),
+    ("options", "training", "weights", "unknown"),
     [
-        ({}, {}),
-        ({"optimizer": torch.optim.Adam}, {}),
-        ({"weight_decay": 0.1}, {}),
-        ({}, {"batch_size": 6, "accumulate_grad_batches": 2}),
-        ({}, {"gradient_clip_val": 1.0}),
+        ({}, {}, {}, False),
+        ({"optimizer": torch.optim.Adam}, {}, {}, False),
+        ({"weight_decay": 0.1}, {}, {}, False),
+        ({}, {"batch_size": 6, "accumulate_grad_batches": 2}, {}, False),
+        ({}, {"gradient_clip_val": 1.0}, {}, False),
+        ({}, {}, {"boundary": 20}, False),
+        ({}, {}, {}, True),
     ],
     ids=str,
 )
-def test_without_homogenizers_training_is_pinas(options: dict[str, Any], training: dict[str, Any]) -> None:
-    plain, homogenized = solver(**options), solver(weighting("none"), **options)
-    for trained in (plain, homogenized):
+def test_without_homogenizers_training_is_pinas(options: Any, training: Any, weights: Any, unknown: bool) -> None:
+    found = []
+    for given in (ScalarWeighting(weights), weighting("none", **weights)):
+        problem = sampled(InversePoisson2DSquareProblem, load=False) if unknown else poisson()
+        coefficients = [*problem.unknown_parameters.values()] if unknown else []
+        start = torch.stack([value.detach().clone() for value in coefficients]) if unknown else torch.zeros(0)
+        trained = solver(given, problem=problem, **options)
         torch.manual_seed(1)
-        trainer = train(trained, **training)
-        assert trainer.callback_metrics["train_loss"] > 0
-    torch.testing.assert_close(parameters(homogenized), parameters(plain), rtol=1e-10, atol=1e-12)
-
-
-def test_fixed_weights_without_homogenizers_are_pinas_scalar_weighting() -> None:
-    plain, homogenized = solver(ScalarWeighting({"boundary": 20})), solver(weighting("none", boundary=20))
-    losses = [train(trained).callback_metrics["train_loss"] for trained in (plain, homogenized)]
-    torch.testing.assert_close(losses[1], losses[0])
-    torch.testing.assert_close(parameters(homogenized), parameters(plain), rtol=1e-10, atol=1e-12)
-
-
-def test_without_homogenizers_unknown_coefficients_are_trained_as_by_pina() -> None:
-    plain, homogenized = inverse_poisson(), inverse_poisson()
-    start = {name: float(value.detach()) for name, value in plain.unknown_parameters.items()}
-    for problem, given in ((plain, None), (homogenized, weighting("none"))):
-        train(solver(given, problem=problem))
-    for name, value in homogenized.unknown_parameters.items():
-        assert float(value.detach()) != start[name]
-        torch.testing.assert_close(value, plain.unknown_parameters[name], rtol=1e-10, atol=1e-12)
+        loss = train(trained, **training).callback_metrics["train_loss"]
+        assert all(torch.tensor(coefficients) != start.flatten())
+        found.append(torch.cat([parameters(trained), torch.tensor(coefficients), loss.detach()[None]]))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-12)
 
 
 def test_without_homogenizers_an_ensemble_with_manual_optimization_is_pinas() -> None:
@@ -281,3 +263,11 @@ def test_weights_that_are_not_positive_factors_are_an_error(weights: Any) -> Non
 def test_a_weight_of_an_unknown_condition_is_an_error() -> None:
     with pytest.raises(OptionError, match="names of conditions, boundary, D; got edge"):
         train(solver(weighting("none", edge=2.0)))
+
+
+def test_a_loss_that_is_not_finite_is_an_error() -> None:
+    trained = solver(weighting("upgrad", boundary=float("inf")))
+    before = parameters(trained)
+    with pytest.raises(NonfiniteError, match="boundary"):
+        train(trained)
+    assert torch.equal(parameters(trained), before)

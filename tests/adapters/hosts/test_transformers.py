@@ -12,6 +12,7 @@ from gradhomog import MomentumWarning, OptionError
 
 from .measures import parameters, rows
 from .transformers_models import SumTrainer, TwoHeads, TwoTasks, arguments, examples, homogenized, trained, two_losses
+from .transformers_on_ranks import EncoderOnly, PerItem
 
 from gradhomog_adapters.transformers import HomogenizedTrainer  # isort: skip
 
@@ -46,13 +47,6 @@ def test_accumulated_batches_have_the_gradient_of_one_large_batch(tmp_path: Path
 
 
 def test_sums_divided_by_all_accumulated_items_are_not_divided_again(tmp_path: Path) -> None:
-    class PerItem(HomogenizedTrainer):
-        loss_is_scaled_for_ga = True
-
-        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-            losses = two_losses(model(**inputs), inputs, reduction="sum")
-            return self.homogenized_loss({k: loss / num_items_in_batch for k, loss in losses.items()}, model)
-
     found = [
         trained(PerItem, tmp_path, homogenizers=gradhomog.pipeline("none"), missing=6, max_steps=2, **options)
         for options in (
@@ -80,10 +74,6 @@ def test_one_step_follows_the_direction_of_the_tasks_gradients(tmp_path: Path) -
 
 
 def test_heads_outside_of_the_shared_parameters_receive_the_gradient_of_their_loss(tmp_path: Path) -> None:
-    class EncoderOnly(TwoTasks):
-        def shared_parameters(self, model):
-            return model.encoder
-
     options = {"max_steps": 1, "max_grad_norm": 0.0}
     plain = trained(SumTrainer, tmp_path, **options)
     found = trained(EncoderOnly, tmp_path, homogenizers=gradhomog.pipeline("static(weights=[1, 0])"), **options)
@@ -91,16 +81,13 @@ def test_heads_outside_of_the_shared_parameters_receive_the_gradient_of_their_lo
     assert not torch.allclose(parameters(found.model.encoder), parameters(plain.model.encoder))
 
 
-def test_the_logs_of_the_loss_contain_losses_and_weights(tmp_path: Path) -> None:
+def test_the_logs_of_the_loss_contain_losses_and_weights_if_there_are_any(tmp_path: Path) -> None:
     found = homogenized("static(weights=[1, 3])", tmp_path, logging_steps=2)
     first, second, end = found.state.log_history
     for log in (first, second):
         assert log["loss/sentiment"] + log["loss/topic"] == pytest.approx(log["loss"], rel=1e-6)
         assert (log["weight/sentiment"], log["weight/topic"]) == pytest.approx((0.5, 1.5))
     assert not any("sentiment" in key for key in end)
-
-
-def test_without_weights_only_losses_are_logged(tmp_path: Path) -> None:
     log = homogenized("trimmed_mean", tmp_path, max_steps=1).state.log_history[0]
     assert {key for key in log if "topic" in key} == {"loss/topic"}
 

@@ -12,7 +12,6 @@ import gradhomog
 from gradhomog import OptionError
 
 from .measures import parameters
-from .torchrun import on_two_ranks
 from .transformers_models import TwoTasks, examples, trained
 from .transformers_on_ranks import CASES, RESUMED, PerItem, accelerated
 
@@ -21,16 +20,6 @@ from accelerate.utils import DistributedType, ParallelismConfig  # isort: skip
 from gradhomog_adapters.transformers import ranks_of_accelerator  # isort: skip
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # deprecations within Transformers and PyTorch
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("transformers")
-
-
-@pytest.fixture(scope="module")
-def ranks(folder: Path) -> list[dict[Any, Any]]:
-    return on_two_ranks("transformers_on_ranks", folder)
 
 
 def in_one_process(folder: Path, kind: Any = TwoTasks, text: str = "upgrad", **options: Any) -> Any:

@@ -3,10 +3,13 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from gradhomog import GradhomogError
 
 ROOT = Path(__file__).parents[3]
 RANKS = 2
@@ -26,3 +29,12 @@ def on_two_ranks(module: str, out: Path) -> list[dict[str, Any]]:
 def save(out: str, found: dict[str, Any]) -> None:
     """Save the results of this rank."""
     torch.save(found, Path(out) / f"{os.environ['RANK']}.pt")
+
+
+def error_of(training: Callable[[], Any]) -> str:
+    """Return the class and the message of the error of a training."""
+    try:
+        training()
+    except GradhomogError as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"

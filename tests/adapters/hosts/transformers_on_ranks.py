@@ -14,10 +14,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hoo
 from transformers import TrainerCallback
 
 import gradhomog
-from gradhomog import GradhomogError, Ranks
+from gradhomog import Ranks
 
 from .measures import parameters
-from .torchrun import save
+from .torchrun import error_of, save
 from .transformers_models import SumTrainer, TwoTasks, examples, trained, two_losses
 
 RANK = int(os.environ.get("RANK", 0))
@@ -103,11 +103,11 @@ def main(out: str) -> None:
     found["accelerate"]["noop hook"] = accelerated("aligned_mtl", hook=noop_hook)
     found["noop hook"] = parameters(train(Hooked, "upgrad").model)
     found["errors"] = {
-        "not finite on rank 1": message(lambda: train(NotFinite, "upgrad")),
-        "reads rows": message(lambda: train(TwoTasks, "graddrop")),
+        "not finite on rank 1": error_of(lambda: train(NotFinite, "upgrad")),
+        "reads rows": error_of(lambda: train(TwoTasks, "graddrop")),
     }
     if importlib.util.find_spec("sentence_transformers") is not None:
-        found["errors"]["sentence transformers"] = message(lambda: sentence_transformers(folder))
+        found["errors"]["sentence transformers"] = error_of(lambda: sentence_transformers(folder))
     save(out, found)
 
 
@@ -150,14 +150,6 @@ def sentence_transformers(folder: Path) -> None:
     from .test_sentence_transformers import trained as trained_on_datasets
 
     trained_on_datasets(folder, "tracked(method='upgrad')", ddp_backend="gloo")
-
-
-def message(training: Any) -> str:
-    try:
-        training()
-    except GradhomogError as error:
-        return f"{type(error).__name__}: {error}"
-    return "no error"
 
 
 if __name__ == "__main__":

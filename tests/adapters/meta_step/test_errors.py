@@ -53,7 +53,7 @@ def test_an_adapted_network_and_an_adapted_inner_state_raise():
 @pytest.mark.parametrize("name", ["momentum", "adam"])
 def test_an_inner_optimizer_with_state_raises_if_it_is_not_passed(name):
     net = network()
-    inner = INNER[name][1](net)
+    inner = INNER[name](net)
     with pytest.raises(OptionError, match=r"`loss` of task 1 \(domain 'domain 1'\) .* inner=optimizer"):
         loop(net, gradhomog.pipeline("none"), tasks(), lambda net: inner)
 
