@@ -74,17 +74,6 @@ def test_support_and_query_of_a_task_share_the_draws_and_tasks_differ():
     assert not torch.equal(first, other)
 
 
-def test_draws_are_a_function_of_seed_and_step():
-    encoder, rows = network(), torch.ones(2, 3)
-    pipe = gradhomog.pipeline("fwt")
-    first, repeated = (outputs(pipe, encoder, images())[0] for _ in range(2))
-    assert torch.equal(first, repeated)
-    assert torch.equal(first, outputs(gradhomog.pipeline("fwt"), encoder, images())[0])
-    assert not torch.equal(first, outputs(gradhomog.pipeline("fwt(seed=1)"), encoder, images())[0])
-    pipe.combine(rows)
-    assert not torch.equal(first, outputs(pipe, encoder, images())[0])
-
-
 def test_without_begin_every_pass_has_new_draws_of_the_step():
     encoder, pipe = network(), gradhomog.pipeline("fwt")
     runs = []
