@@ -46,13 +46,6 @@ def test_a_plugin_of_others_is_described_from_its_source_without_an_import(
     assert (row["summary"], row["tier"]) == (summary, "")
 
 
-@pytest.mark.parametrize(
-    "module", ["no_such_package", "no_such_package.module", "json.no_such_module", "math", "ast.x"]
-)
-def test_a_module_without_a_python_source_has_no_sentence(module: str) -> None:
-    assert list_.first_sentence(module) == ""
-
-
 def test_listing_imports_no_plugin() -> None:
     code = (
         "import sys; from gradhomog.cli import main; main(['list'])\n"
