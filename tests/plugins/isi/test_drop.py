@@ -57,16 +57,13 @@ def of_layer(layer, inputs, radius, bandwidth=1.0, **more):
 @pytest.mark.parametrize(
     ("shape", "radius", "options"),
     [
-        ((17,), 3, {"kernel_size": 3, "padding": 1}),
         ((20,), 2, {"kernel_size": 4, "stride": 3, "padding": 2, "dilation": 2}),
-        ((6, 7), 2, {"kernel_size": 3, "padding": 1}),
         ((8, 6), 3, {"kernel_size": 1}),
         ((9, 8), 1, {"kernel_size": 3, "stride": 2}),  # the last column is not read
         ((7, 9), 2, {"kernel_size": (2, 3), "stride": (1, 2), "padding": (0, 1), "dilation": (2, 1)}),
         ((3, 2), 4, {"kernel_size": 5, "padding": 2}),  # patch and neighbourhood larger than the map
         ((1, 1), 3, {"kernel_size": 3, "padding": 1}),
         ((2, 2), 5, {"kernel_size": 1, "stride": 9, "padding": 4}),  # a patch entirely in the padding
-        ((4, 3, 5), 1, {"kernel_size": 3, "padding": 1}),
         ((4, 5, 4), 2, {"kernel_size": (1, 2, 3), "stride": (1, 2, 1), "padding": (0, 1, 2)}),
     ],
 )
