@@ -45,7 +45,6 @@ UNUSABLE = [
     ("reweight(variant='paper', solver='fixed_point')", ONES, "only fixed point is zero"),
     ("reweight(solver='fixed_point')", [-1.0, 1.0], "must not be negative unless beta=0"),
     ("reweight", None, "requires the losses"),
-    ("ldc_mtl(scale='paper')", [1.0, 1e-300], "weights N .* must be at most.*task 1"),
     ("go4align(scale='paper')", [1e300, 1e-300], "weights p ΣL / L, averaged by group, .* at most.*task 1"),
     ("go4align(lr=1e4)", [1e305, 2e305], r"`lr` times a loss must be finite; task 0 has 1e\+305"),
 ]
