@@ -123,13 +123,6 @@ def test_features_of_another_shape_raise_with_advice():
         pipe.combine(torch.eye(2), features=torch.zeros(3, 1, 4), feature_grads=torch.zeros(3, 1, 4))
 
 
-def test_another_number_of_features_raises():
-    pipe = gradhomog.pipeline("rotate")
-    learn(pipe, normal(2, 1, 6))
-    with pytest.raises(gradhomog.DataError, match="the number of features must not change, 6; got 5"):
-        pipe.transform(torch.zeros(1, 1, 5), [TaskKey(0)])
-
-
 # -- keys and state --
 
 
