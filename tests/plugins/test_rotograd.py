@@ -79,15 +79,6 @@ def test_first_norms_are_measured_again_once_after_the_burn_in():
         torch.testing.assert_close(learn(pipe, scaled), weights_of_the_paper(now, initial))
 
 
-def test_tasks_of_one_domain_share_a_first_norm_that_follows_the_domain():
-    directions = nn.functional.normalize(normal(3, 1, 4), dim=-1)
-    size = lambda *norms: torch.tensor(norms, dtype=torch.float64)[:, None, None]  # noqa: E731
-    pipe = gradhomog.pipeline("rotograd(rotation=false)")
-    learn(pipe, size(1, 3, 5) * directions, domains=["a", "a", "b"])
-    found = learn(pipe, size(5, 4) * directions[:2], domains=["b", "a"])
-    torch.testing.assert_close(found, weights_of_the_paper([5, 4], [5, 2]))
-
-
 def test_without_any_gradient_rows_are_unchanged():
     pipe = gradhomog.pipeline("rotograd")
     assert learn(pipe, torch.zeros(3, 2, 4, dtype=torch.float64)).tolist() == [1, 1, 1]
