@@ -101,7 +101,6 @@ def test_the_resolved_run_file_reproduces_the_table(tmp_path, capsys):
         (["train", "--set", 'homogenizers=["none", "pcgrad"]'], "`homogenizers` must have exactly one entry"),
         (["compare", "--resume"], "has this configuration to resume"),
         (["report", "nowhere"], "nowhere"),
-        (["profile", *overrides(), "--homogenizer", "pcgard"], "Did you mean 'pcgrad'?"),
     ],
 )
 def test_invalid_input_is_one_message_and_exit_code_2(arguments, message, tmp_path, monkeypatch, capsys):
