@@ -37,7 +37,6 @@ def program(tmp_path: Path) -> dict[str, str]:
         ("gradhomog co", {"compare", "completion"}),
         ("gradhomog show pcg", {"pcgrad"}),
         ("gradhomog show --kind domains ", {"functions", "glyphs", "images"}),
-        ("gradhomog check static pcg", {"pcgrad"}),
         ("gradhomog check cs", set()),  # an observer: the kit has no checks for it
         ("gradhomog data check folder eu", {"eurosat"}),
     ],
