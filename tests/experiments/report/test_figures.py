@@ -11,6 +11,7 @@ from gradhomog.experiments.analysis.summary import summarize
 from gradhomog.experiments.analysis.training_records import average, mean_cosine, norm_ratio, relative_distance
 from gradhomog.experiments.report.figures import curves, saliency, scores, style
 from gradhomog.experiments.report.figures.curves import method_stages
+from gradhomog.experiments.report.figures.saliency import MAX_METHODS
 from gradhomog.experiments.report.page import write_report
 from gradhomog.experiments.results.comparison_dir import run_dir
 from gradhomog.experiments.runs import Run
@@ -111,18 +112,6 @@ def test_the_band_of_a_mean_is_its_confidence_interval():
     assert math.isnan(curve[2][1])
 
 
-@pytest.mark.slow
-def test_a_legend_of_many_methods_or_learners_fits_into_the_figure():
-    labels = ["plain", *(f"method number {index} with a name of its own" for index in range(20))]
-    many = comparison(labels, 1, ["maml"], steps=2)
-    several = comparison(["plain", "pcgrad"], 1, [f"learner{index}(inner_lr=0.1)" for index in range(13)], steps=2)
-    for records in (many, several):
-        for figure in (curves.validation(records, summarize(records)), curves.conflict(records)):
-            figure.draw_without_rendering()
-            for legend in figure.legends:
-                assert legend.get_window_extent().y0 >= -1
-
-
 PIPELINE = "isi + rotate + reweight(beta=1.5)"
 
 
@@ -170,6 +159,31 @@ def test_the_panels_have_the_numbers_of_the_records():
         assert distance == pytest.approx(relative_distance(record["stages"][0]))
     # Weights change lengths, not directions.
     assert lines(left, "after mgda").get_ydata() == pytest.approx(lines(left, "before").get_ydata())
+
+
+def labels(figure):
+    """The labels of the rows, with spaces instead of line breaks."""
+    return [" ".join(axes.get_ylabel().split()) for axes in figure.axes[::3]]
+
+
+def of_methods(count, **more):
+    return {("maml", f"m{number}"): example_maps(number, **more) for number in range(count)}
+
+
+def test_all_methods_are_drawn_up_to_the_maximum():
+    found = {("maml", "plain"): example_maps(), ("maml", "x"): example_maps(saliency=None), **of_methods(MAX_METHODS)}
+    shown = labels(saliency.saliency(found))
+    assert shown == ["image", "saliency: plain", *(f"saliency: m{number}" for number in range(MAX_METHODS - 1))]
+
+
+def test_only_some_maps_of_the_first_and_the_last_method_are_drawn():
+    names = [f"isi: {layer}" for layer in range(9)]
+    found = {
+        ("maml", name): example_maps(1, maps=names, saliency=None) for name in ("isi", "isi + rotate", "isi + reweight")
+    }
+    shown = [text.split(" 0 to ")[0] for text in labels(saliency.saliency(found))[1:]]
+    layers = (0, 4, 8)
+    assert shown == [f"map of isi: {layer} in {name}" for name in ("isi", "isi + reweight") for layer in layers]
 
 
 def test_without_saliency_and_maps_or_without_runs_there_is_no_figure():
