@@ -66,7 +66,6 @@ def test_the_digest_depends_on_all_settings_that_determine_results():
         ("train.inner_lr=0", r"`train.inner_lr` must be a number > 0; got 0\."),
         ('domains.test=["a", "a"]', r"`domains.test` must not contain duplicates"),
         ("homogenizers=pcgrad", r"`homogenizers` must be a list \(a text each\); got .pcgrad."),
-        ("seeds=0", r"`seeds` must have at least one entry"),
         (f"seeds=[0, {10**30}]", r"`seeds` must be .*an integer ≥ 0 and < 4294967296 each.; got .0, 1000"),
         (f"train.outer_lr={10**400}", r"`train.outer_lr` must be a number > 0 within float64; got 1000"),
         ("seeds=x", r"`seeds` must be an integer or a list"),
