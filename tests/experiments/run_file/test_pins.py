@@ -5,6 +5,7 @@ import tomllib
 
 import pytest
 
+import gradhomog
 from gradhomog import ConfigError
 from gradhomog.experiments.execution.comparison import compare
 from gradhomog.experiments.results.records import records
@@ -37,15 +38,9 @@ def interrupted_folder(gradhomog_install, tmp_path):
 
 
 def test_run_files_name_the_distribution_and_version_of_every_plugin(interrupted_folder):
-    builtin = {f"gradhomog:{name}=={version()}" for name in ("functions", "maml")}
+    builtin = {f"gradhomog:{name}=={gradhomog.__version__}" for name in ("functions", "maml")}
     for path in (interrupted_folder / "run.toml", next((interrupted_folder / "runs").iterdir()) / "config.toml"):
         assert set(tomllib.loads(path.read_text())["plugins"]) == builtin | {"ours-dist:even==1.0"}
-
-
-def version():
-    import gradhomog
-
-    return gradhomog.__version__
 
 
 @pytest.mark.slow_after_first
