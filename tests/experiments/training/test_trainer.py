@@ -175,8 +175,6 @@ def test_the_run_file_of_a_run_contains_only_that_run(small, tmp_path):
 
 
 def test_files_of_one_stem_in_two_folders_are_two_domains(tmp_path):
-    import numpy as np
-
     paths = [tmp_path / name / "images.npz" for name in ("one", "two", "three")]
     for seed, path in enumerate(paths):
         path.parent.mkdir()
