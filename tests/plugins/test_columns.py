@@ -105,10 +105,8 @@ def test_on_features_tasks_that_agree_are_unchanged_also_where_a_feature_is_zero
 @pytest.mark.parametrize(
     ("features", "rows", "message"),
     [
-        ((), normal(2, 6), "requires the features of the tasks; got none"),
         (normal(2, 5, 3), normal(2, 15), r"got rows \[2, 15\] and features \[2, 5, 3\]"),
         (normal(2, 5, 3), {"z": normal(2, 5, 3)}, "of one batch that all tasks share"),  # other signs
-        (normal(1, 5, 3).expand(2, 5, 3), {"z": normal(2, 3, 5)}, "must be 'parameters' unless rows are gradients"),
         (normal(1, 5, 3).expand(2, 5, 3), {"z": normal(2, 5, 3), "y": normal(2, 5, 3)}, "must be 'parameters'"),
     ],
 )
