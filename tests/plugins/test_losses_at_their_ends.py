@@ -86,7 +86,6 @@ def test_a_common_factor_of_any_size_changes_nothing(method, factor):
     ("method", "losses", "task"),
     [
         ("geometric_mean", [1e-300, 1.0], 0),
-        ("geometric_mean", [5e-324, 1e308], 0),
         ("scale_invariant", [1.0, 5e-324], 1),
         ("stch(log=true)", [1.0, 1e-155], 1),
     ],
