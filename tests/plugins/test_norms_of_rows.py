@@ -27,6 +27,16 @@ def test_one_step_is_a_multiplicative_gradient_step_and_a_renormalization():
         weights = 3 * weights / weights.sum()
 
 
+@pytest.mark.parametrize(("ratio", "steps"), [(4, 150), (100, 300), (1e5, 600)])
+def test_with_alpha_zero_the_weighted_norms_become_equal_from_any_ratio(ratio, steps):
+    norms = torch.tensor([ratio, 1.0], dtype=torch.float64)
+    pipe = gradhomog.pipeline("gradnorm(alpha=0)")
+    for _ in range(steps):
+        result = pipe.homogenize(torch.diag(norms), torch.ones(2))
+    weighted = result.weights * norms
+    assert 0.9 < float(weighted[0] / weighted[1]) < 1.1
+
+
 def test_domains_keep_their_proportion_to_domains_that_are_not_in_the_batch():
     pipe = gradhomog.pipeline("gradnorm(alpha=0, lr=0.05)")
     norms = {"huge": 8.0, "large": 4.0, "small": 1.0}
