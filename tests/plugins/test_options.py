@@ -33,7 +33,6 @@ UNUSABLE = [
     ("cr_mogm(method='isi')", ONES, "cr_mogm: .*acts by `mix` alone; 'isi' acts by `attach`"),
     ("cr_mogm(method=\"mgda(normalize='loss')\")", [0.0, 1.0], "losses must be positive, because normalize='loss'"),
     ("tracked(method='rotate')", ONES, "tracked: .*acts by `mix` or `rows` alone; 'rotate' acts by `transform`"),
-    ("tracked(method='tracked')", ONES, "tracked: .*acts by `mix` or `rows` alone; 'tracked' acts by `choose`"),
     ("tracked(method=\"mgda(on='features')\")", ONES, "tracked: .*reads features"),
     ("tracked(method='ntk')", ONES, "tracked: .*'ntk' reads traces of kernels"),
     ("tracked(method='trimmed_mean', every=2)", ONES, "tracked: .*`every` must be 1 for 'trimmed_mean'"),
