@@ -8,19 +8,9 @@ import sys
 import pytest
 
 from gradhomog.cli import main
+from tests.hostile.plugins import plugin
 
-NOT_A_NUMBER = """
-    import gradhomog, torch
-
-    class Bad(gradhomog.Homogenizer):
-        "Divides by the norms."
-        def mix(self, step):
-            return 0 / torch.zeros(step.tasks)
-
-    @gradhomog.hookimpl
-    def gradhomog_homogenizer():
-        return gradhomog.HomogenizerSpec(factory=Bad, summary="", reference="new")
-"""
+UNDOCUMENTED = plugin("def mix(self, step): ...").replace('summary="faulty"', 'summary=""')
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +66,7 @@ def test_json_is_one_list_of_reports(capsys):
 
 
 def test_a_failure_of_any_plugin_is_exit_code_1(gradhomog_install, capsys):
-    bad = gradhomog_install("bad-one", NOT_A_NUMBER)
+    bad = gradhomog_install("bad-one", UNDOCUMENTED)
     assert main(["check", bad, "static", "--only", "documented"]) == 1
     out = capsys.readouterr().out
     assert "  ✗ documented  failed\n      `summary` must be one line" in out
@@ -84,7 +74,7 @@ def test_a_failure_of_any_plugin_is_exit_code_1(gradhomog_install, capsys):
 
 
 def test_an_expected_failure_is_exit_code_0_and_its_reason_is_printed(gradhomog_install, capsys):
-    bad = gradhomog_install("bad-one", NOT_A_NUMBER)
+    bad = gradhomog_install("bad-one", UNDOCUMENTED)
     expectations = ["--expect", "documented = a draft = a start", "--expect", "devices=slow"]
     assert main(["check", bad, "--only", "documented", *expectations]) == 0
     assert "  x documented  expected\n      a draft = a start (`summary` must be" in capsys.readouterr().out
@@ -97,8 +87,6 @@ def test_an_expected_failure_is_exit_code_0_and_its_reason_is_printed(gradhomog_
     ("arguments", "message"),
     [
         (["statik"], "Did you mean 'static'?"),
-        (["static", "--kind", "learners"], "static"),
-        (["static(weights=[1"], "static(weights=[1\n"),
         (
             ["landscape"],
             "landscape is a problem; `gradhomog check` checks homogenizers and learners. Run its own tests.",
@@ -106,12 +94,10 @@ def test_an_expected_failure_is_exit_code_0_and_its_reason_is_printed(gradhomog_
         (["glyphs:greek"], "glyphs:greek is a domain; `gradhomog check` checks homogenizers and learners. Call "),
         (["static", "--only", "documentd"], "['documentd'] matches none of: documented, "),
         (["static", "--expect", "documented"], "`--expect` must be CHECK=REASON, with a reason; got 'documented'."),
-        (["static", "--expect", "documented= "], "`--expect` must be CHECK=REASON, with a reason; got 'documented= '."),
     ],
 )
-@pytest.mark.parametrize("json", [[], ["--json"]], ids=["text", "json"])
-def test_invalid_input_is_one_message_and_exit_code_2(arguments, message, json, capsys):
-    assert main(["check", *arguments, *json]) == 2
+def test_invalid_input_is_one_message_and_exit_code_2(arguments, message, capsys):
+    assert main(["check", *arguments, "--json"]) == 2
     printed = capsys.readouterr()
     assert printed.err.startswith("gradhomog: ")
     assert message in printed.err

@@ -17,17 +17,6 @@ def overrides(*more):
     return [argument for override in (*SMALL, *more) for argument in ("--set", override)]
 
 
-def test_list_shows_every_plugin_with_its_distribution(capsys):
-    assert main(["list"]) == 0
-    out = capsys.readouterr().out
-    for name in ("pcgrad", "maml", "glyphs"):
-        assert name in out
-    assert main(["list", "learners", "--json"]) == 0
-    infos = json.loads(capsys.readouterr().out)
-    assert {"fomaml", "maml"} <= {info["name"] for info in infos}
-    assert {info["kind"] for info in infos} == {"learners"}
-
-
 def test_list_marks_disabled_plugins(monkeypatch, capsys):
     from gradhomog.registry import Registry, using
 
@@ -53,16 +42,6 @@ def test_show_gives_options_with_their_ranges_claims_and_documentation(capsys):
     assert "neighbours=none (an integer ≥ 1 or none)" in options
     assert main(["show", "glyphs", "--json"]) == 0
     assert "greek" in json.loads(capsys.readouterr().out)["variants"]
-
-
-def test_show_prints_the_maximum_number_of_tasks(gradhomog_install, capsys):
-    from tests.registry.sources import FINE
-
-    gradhomog_install("limited", FINE.replace("needs=", "max_tasks=64, needs="))
-    assert main(["show", "limited"]) == 0
-    assert "max tasks     64" in capsys.readouterr().out
-    assert main(["show", "limited", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["max_tasks"] == 64
 
 
 def test_env_prints_versions_and_plugins(capsys):
@@ -113,37 +92,20 @@ def test_the_resolved_run_file_reproduces_the_table(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["show", "pcgard"], "Did you mean 'pcgrad'?"),
-        (["compare", "nowhere.toml"], "nowhere.toml: there is no such file"),
         (["compare", "--set", "train.stpes=3"], "Did you mean `train.steps`?"),
         (["compare", "--set", 'homogenizers=["pcgrad +"]'], "expected a name"),
-        (["compare", "--set", "learner=mmal"], "Did you mean 'maml'?"),
         (["compare", "--set", 'learner="maml(inner_stpes=2)"'], "Did you mean 'inner_steps'?"),
-        (["compare", "--set", 'learner="maml(norm=3)"'], '`norm` must be one of "batch"'),
         (["compare", "--set", 'domains.train=["nowhere.npz"]'], "nowhere.npz"),
-        (["compare", "--set", "device=abacus"], "abacus"),
         (["compare", "--set", "device=meta"], "meta"),
-        (["compare", "--set", "threads=100000000000"], "`threads` must be an integer ≥ 1 and ≤ 1024"),
         (["compare", "--set", 'learner="maml(encoder=1)"'], "maml has no option 'encoder'"),
-        (["compare", "--set", 'learner="maml(registry=1)"'], "maml has no option 'registry'"),
-        (["compare", "--set", 'learner="maml(adapt=[])"'], "`adapt` must contain at least one pattern"),
-        (
-            ["train", "--set", 'homogenizers=["none | pcgrad"]', "--set", "seeds=1"],
-            "`homogenizers` must have exactly one entry",
-        ),
+        (["train", "--set", 'homogenizers=["none", "pcgrad"]'], "`homogenizers` must have exactly one entry"),
         (["compare", "--resume"], "has this configuration to resume"),
-        (
-            ["train", "--set", 'homogenizers=["none"]', "--set", "seeds=2"],
-            "`seeds` must have exactly one entry; got [0, 1]",
-        ),
         (["report", "nowhere"], "nowhere"),
-        (["diagnose", "nowhere.toml"], "nowhere.toml: there is no such file"),
-        (["diagnose", "--set", "problem.name=regresion"], "Did you mean 'regression'?"),
-        (["profile", *overrides(), "--homogenizer", "pcgard"], "Did you mean 'pcgrad'?"),
     ],
 )
 def test_invalid_input_is_one_message_and_exit_code_2(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    extra = overrides() if arguments[0] in ("compare", "train") and "nowhere.toml" not in arguments else []
+    extra = overrides() if arguments[0] in ("compare", "train") else []
     assert main([arguments[0], *extra, *arguments[1:]]) == 2
     err = capsys.readouterr().err
     assert message in err
@@ -175,19 +137,11 @@ def test_a_closed_pipe_is_exit_code_0():
     [
         (["compare", "--out", ""], "must be the path of a folder"),
         (["check"], "usage: gradhomog check"),
-        (["check", "static", "--kind", "adapters"], "usage: gradhomog check"),
-        (["new", "x", "--kind", "adapter"], "homogenizers"),
         (["new", "x", "--kind", "domains"], "homogenizers"),
         (["diagnose", "--batches", "2"], "from 3 to 1000000; got '2'"),
         (["diagnose", "--at", "-1"], "from 0 to 1000000; got '-1'"),
-        (["diagnose", "--seconds", "nan"], "at least 0; got 'nan'"),
-        (["profile", "--rounds", "2"], "from 3 to 1000000; got '2'"),
-        (["profile", "--seconds", "0"], "greater than 0; got '0'"),
         (["profile", "--seconds", "nan"], "greater than 0; got 'nan'"),
-        (["profile", "--threads", "0"], "from 1 to 1000000"),
         (["comapre", "something"], "unknown command 'comapre'. Did you mean 'compare'?"),
-        (["Show", "something"], "unknown command 'Show'. Did you mean 'show'?"),
-        (["lst", "something"], "unknown command 'lst'. Did you mean 'list'?"),
     ],
 )
 def test_arguments_that_the_parser_rejects_are_exit_code_2(arguments, message, capsys):

@@ -11,7 +11,7 @@ from gradhomog.cli import list_, main
 from gradhomog.experiments.suite.problems import problems
 from gradhomog.experiments.suite.row_files import stored_results
 from gradhomog.experiments.suite.scores import Scores
-from gradhomog.registry import PluginInfo, expression, installed
+from gradhomog.registry import expression, installed
 from tests.plugins.rows import BUILT_IN
 
 
@@ -45,13 +45,6 @@ def test_a_plugin_of_others_is_described_from_its_source_without_an_import(
     name = gradhomog_install("fake-described", source)
     row = listed(capsys, "homogenizers")[name]
     assert (row["summary"], row["tier"]) == (summary, "")
-
-
-@pytest.mark.parametrize(
-    "module", ["no_such_package", "no_such_package.module", "json.no_such_module", "math", "ast.x"]
-)
-def test_a_module_without_a_python_source_has_no_summary(module: str) -> None:
-    assert list_.summary(PluginInfo("x", "y", "1", module, "homogenizers")) == ""
 
 
 def test_listing_imports_no_plugin() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 import gradhomog
 from gradhomog.cli import main, parser
+from gradhomog.experiments.run_file.schema import load
 
 
 @pytest.mark.parametrize("spelling", ["sign-vote", "sign_vote", "gradhomog-sign-vote"])
@@ -36,23 +37,6 @@ def test_json_has_names_folder_files_and_commands(kind, tmp_path, capsys):
     assert 'name = "Ada"' in (tmp_path / "gradhomog-x-y" / "pyproject.toml").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("kind", ["homogenizers", "learners"])
-def test_the_printed_compare_command_is_valid(kind, tmp_path, capsys):
-    from gradhomog.experiments.run_file.schema import load
-
-    main(["new", "x-y", "--kind", kind, "--into", str(tmp_path), "--json"])
-    program, *words = shlex.split(json.loads(capsys.readouterr().out)["commands"][2])
-    given = parser().parse_args(words)
-    assert program == "gradhomog"
-    assert "x_y" in str(load(None, given.overrides).to_dict())
-
-
-def test_the_printed_commands_of_a_problem_name_it(tmp_path, capsys):
-    main(["new", "x-y", "--kind", "problem", "--into", str(tmp_path), "--json"])
-    _, show, compare = json.loads(capsys.readouterr().out)["commands"]
-    assert (show, compare) == ("gradhomog show x_y", "gradhomog compare --set problem.name=x_y")
-
-
 @pytest.mark.parametrize("kind", ["homogenizers", "learners", "problems"])
 def test_the_commands_of_the_readme_are_valid(kind, tmp_path, capsys):
     main(["new", "x-y", "--kind", kind, "--into", str(tmp_path)])
@@ -60,8 +44,10 @@ def test_the_commands_of_the_readme_are_valid(kind, tmp_path, capsys):
     lines = [line for line in readme.splitlines() if line.startswith("gradhomog ")]
     assert {line.split()[1] for line in lines} == {"show", "compare", "suite" if kind == "problems" else "check"}
     for line in lines:
-        parser().parse_args(shlex.split(line)[1:])
+        given = parser().parse_args(shlex.split(line)[1:])
         assert "x_y" in line
+        if given.command == "compare" and kind != "problems":  # which must be installed
+            assert "x_y" in str(load(None, given.overrides).to_dict())
 
 
 def test_a_folder_with_a_space_is_quoted_in_the_command(tmp_path, capsys):

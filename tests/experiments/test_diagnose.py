@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 
-from gradhomog.errors import ConfigError, OptionError
 from gradhomog.experiments.diagnose import diagnose, diagnose_trainable
 from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.runs import Run
@@ -70,13 +69,3 @@ def test_the_overhead_has_a_row_for_every_pipeline_except_separate_networks():
     assert found.overhead is not None
     assert [row.label for row in found.overhead.rows] == ["plain", "plain again", "pcgrad", "static"]
     assert "one training step" in found.render()
-
-
-def test_invalid_numbers_raise():
-    with pytest.raises(ConfigError, match="`batches` at least 3; got 0 and 2"):
-        diagnose(load(None, TABLE), at=0, batches=2)
-    for at in (-1, 41):
-        with pytest.raises(ConfigError, match=f"`train.steps` .40. and .* got {at} and 3"):
-            diagnose(load(None, TABLE), at=at, batches=3)
-    with pytest.raises(OptionError, match="at least 3 batches; got 0"):
-        diagnose_trainable(make(TABLE)[1], 0)

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 import gradhomog
 from gradhomog import OptionError
-from gradhomog.testing import jacobians
 from gradhomog_plugins.moco import project_onto_simplex
 from tests.plugins.rows import combine_in_tensors, normal
 
@@ -62,16 +61,6 @@ def test_state_by_domain_follows_the_domain_and_keeps_its_proportion():
     assert after["small"] >= held["small"] > held["big"] >= after["big"]
 
 
-def test_two_tasks_of_one_domain_share_a_weight_and_an_average():
-    pipe = gradhomog.pipeline("moco(beta=0.5, beta_decay=0, gamma=0.2)")
-    rows = torch.tensor([[5.0, 0.0], [0.0, 5.0], [1.0, 1.0]], dtype=torch.float64)
-    pipe.combine(rows, domains=["a", "a", "b"])
-    state = pipe.state_dict()["0:moco"]
-    torch.testing.assert_close(state["averages"][""]["a"], rows[:2].mean(0))
-    assert (state["weight_sums"], state["counts"]) == ({"a": 0.5, "b": 0.5}, {"a": 1, "b": 1})  # updated once
-    assert state["weights"]["a"] * 2 + state["weights"]["b"] == pytest.approx(3)
-
-
 # -- the projection of its weights -----------------------------------------------------------------------------------
 
 vectors = st.lists(st.floats(-5, 5), min_size=1, max_size=7).map(lambda v: torch.tensor(v, dtype=torch.float64))
@@ -85,10 +74,6 @@ def test_the_projection_is_on_the_simplex_and_no_point_of_it_is_nearer(values):
     # x is nearest if and only if ⟨e − x, v − x⟩ ≤ 0 for every corner e of the simplex.
     towards = torch.eye(len(values), dtype=torch.float64) - found
     assert (towards @ (values - found) <= 1e-12).all()
-
-
-def test_equal_values_of_any_size_are_projected_to_equal_weights():
-    assert project_onto_simplex(torch.full((4,), -1e18)).tolist() == [0.25] * 4
 
 
 SCALES = torch.tensor([1e3, 1.0, 1e-3], dtype=torch.float64)[:, None]
@@ -131,23 +116,6 @@ def test_by_default_every_coordinate_is_multiplied_by_the_root_mean_square_over_
     torch.testing.assert_close(found, quotients.mean(0) * roots.square().mean(0).sqrt(), rtol=1e-9, atol=1e-9)
 
 
-def test_coordinates_that_were_zero_for_a_task_are_zero_in_its_row():
-    rows = torch.tensor([[3.0, 0.0, 0.0], [4.0, 2.0, 0.0]], dtype=torch.float64)
-    found = gradhomog.pipeline("multiadam").combine(rows)
-    torch.testing.assert_close(found, torch.tensor([12.5**0.5, 0.5 * 2**0.5, 0.0], dtype=torch.float64))
-
-
-def test_a_key_that_is_absent_keeps_its_moments_and_its_count():
-    pipe = gradhomog.pipeline("multiadam(beta1=0.5)")
-    rows = normal(2, 4)
-    pipe.combine(rows, domains=["a", "b"])
-    pipe.combine(rows[:1], domains=["a"])
-    state = pipe.state_dict()["0:multiadam"]
-    assert state["counts"] == {"a": 2, "b": 1}
-    torch.testing.assert_close(state["means"][""]["b"], 0.5 * rows[1])
-    torch.testing.assert_close(state["roots"][""]["b"], 0.1 * rows[1].abs())
-
-
 def db_mtl(steps, beta, sigma):
     """The last direction of LibMTL's DB_MTL, without its epsilons: steps are pairs of rows and losses."""
     average = torch.zeros_like(steps[0][0])
@@ -184,15 +152,6 @@ def test_the_scales_differ_in_length_alone(sigma):
         lost *= 0.9 / count**sigma
         expected = paper.combine(rows, losses=losses) * losses.min() / 3 / (1 - lost)
         torch.testing.assert_close(mean.combine(rows, losses=losses), expected, rtol=1e-9, atol=1e-12)
-
-
-@given(jacobians(tasks=(1, 5), zero=False), st.integers(0, 100))
-def test_without_average_all_rows_are_as_long_as_the_longest_of_relative_loss(rows, seed):
-    losses = normal(len(rows), seed=seed).abs() + 0.01
-    relative = rows.norm(dim=1) / losses
-    result = gradhomog.pipeline("db_mtl(beta=0)").homogenize(rows, losses, inspect=True)
-    expected = (relative.max() * losses.min()).expand(len(rows))
-    torch.testing.assert_close(result.stages[-1].gramian.diagonal().sqrt(), expected, rtol=1e-9, atol=0)
 
 
 def test_without_log_no_losses_are_needed_and_rows_are_averaged_as_they_are():

@@ -14,15 +14,9 @@ FORMULAS = Path(__file__).parents[2] / "docs" / "methods" / "formulas.toml"
 
 # The parts in their order; a paragraph that starts with none of the labels belongs to the part before it.
 LABELS = (
-    "Args:",
-    "Use it when ",
-    "Differentiable|Not differentiable",
-    "State: ",
-    "Cost: ",
-    "Source: ",
-    "Deviations: ",
+    "Args:", "Use it when ", "Differentiable|Not differentiable", "State: ", "Cost: ", "Source: ", "Deviations: ",
     ">>> ",
-)
+)  # fmt: skip
 
 
 def factory(name: str) -> Any:

@@ -9,28 +9,12 @@ from gradhomog.registry import installed
 from tests.plugins.rows import BUILT_IN
 
 STATEFUL = [
-    "cr_mogm(method='mgda')",
-    "auto",
-    "autoscale(warmup=2)",
-    "db_mtl",
-    "dwa(period=2)",
-    "excess_mtl",
-    "go4align(lr=0.3, groups=3)",
-    "gradnorm(lr=0.2)",
-    "imtl_l(lr=0.2)",
-    "relobralo(alpha=0.7, rho=0.5)",
-    "lra(primary='a')",
-    "lra(primary='b')",
-    "metabalance(primary='a')",
-    "metabalance(primary='b', strategy='reduce')",
-    "multiadam(beta1=0.5)",
-    "ntk(every=2, average=0.5)",
-    "reweight(lr=0.2)",
-    "softadapt(order=3, beta=2)",
-    "stch(log=true, warmup=0, period=2, mu=0.5)",
-    "tracked",
-    "uw(lr=0.2)",
-]
+    "cr_mogm(method='mgda')", "auto", "autoscale(warmup=2)", "db_mtl", "dwa(period=2)", "excess_mtl",
+    "go4align(lr=0.3, groups=3)", "gradnorm(lr=0.2)", "imtl_l(lr=0.2)", "relobralo(alpha=0.7, rho=0.5)",
+    "lra(primary='a')", "lra(primary='b')", "metabalance(primary='a')", "metabalance(primary='b', strategy='reduce')",
+    "multiadam(beta1=0.5)", "ntk(every=2, average=0.5)", "reweight(lr=0.2)", "softadapt(order=3, beta=2)",
+    "stch(log=true, warmup=0, period=2, mu=0.5)", "tracked", "uw(lr=0.2)",
+]  # fmt: skip
 # They act in the network, or their formulas contain pairs of tasks, sums over tasks, or exactly one primary task.
 OTHERS = {
     "fwt", "isi", "rotate", "rotogbml", "rotograd", "gradvac", "ldc_mtl", "sdmgrad", "famo", "moco", "pcd",
@@ -83,17 +67,6 @@ def test_losses_in_a_dict_keep_their_state_if_a_key_is_left_out_or_in_another_pl
     torch.testing.assert_close(found.direction["0"], expected.direction["0"])
 
 
-@pytest.mark.parametrize("text", ['static(weights={"a": 1, "b": 3})', 'static(weights={"b": 3, "*": 1})'])
-def test_an_option_that_names_tasks_follows_the_names(text):
-    weight, pipe = torch.zeros(3, requires_grad=True), gradhomog.pipeline(text)
-    losses = dict(zip("abc", weight.unbind(), strict=True))
-    for names, expected in [("abc", [0.2, 0.6, 0.2]), ("cba", [0.2, 0.6, 0.2]), ("bc", [0, 0.75, 0.25])]:
-        found = gradhomog.backward({name: losses[name] for name in names}, pipe, parameters=[weight], retain_graph=True)
-        assert found.direction["0"].tolist() == pytest.approx(expected)
-    with pytest.raises(OptionError, match=r"`weights` has entries for the tasks .*b; got tasks without names"):
-        gradhomog.backward([losses["a"], losses["b"]], pipe, parameters=[weight])
-
-
 @pytest.mark.parametrize("names", [["a", ""], ["a", None], ["", "b"], [0, 1]])
 def test_a_batch_of_tasks_with_and_without_names_raises(names):
     for call in (
@@ -117,12 +90,6 @@ def test_tasks_have_names_in_every_step_or_in_none(text, first, then):
         with pytest.raises(OptionError, match="Pass names in every step"):
             pipe.combine(torch.eye(2), [1.0, 2.0], domains=then)
         pipe.combine(torch.eye(2), [1.0, 2.0], domains=first)
-
-
-def test_without_state_names_may_change():
-    pipe = gradhomog.pipeline("pcgrad")
-    pipe.combine(torch.eye(2), domains=["a", "b"])
-    assert pipe.combine(torch.eye(2)).tolist() == [0.5, 0.5]
 
 
 def test_every_stateful_method_of_the_catalogue_is_among_them():

@@ -14,11 +14,8 @@ learned_by_adam = pytest.mark.parametrize("method", ["uw", "imtl_l"])
     ("method", "loss", "message"),
     [
         ("geometric_mean", 0.0, "losses must be positive"),
-        ("geometric_mean", -1.0, "losses must be positive"),
         ("scale_invariant", 0.0, "losses must be positive"),
-        ("scale_invariant", -2.0, "losses must be positive"),
         ("uw_so", 0.0, "losses must be positive"),
-        ("uw_so", -1.0, "losses must be positive"),
         ("go4align", 0.0, "losses must be positive"),
         ("cosmos", -0.1, "losses must not be negative"),
         ("ldc_mtl", -1.0, "losses must not be negative for 'initial'"),
@@ -89,9 +86,6 @@ def test_a_common_factor_of_any_size_changes_nothing(method, factor):
     ("method", "losses", "task"),
     [
         ("geometric_mean", [1e-300, 1.0], 0),
-        ("geometric_mean", [1e300, 1.0], 1),
-        ("geometric_mean", [5e-324, 1e308], 0),
-        ("scale_invariant", [1.0, 1e-300], 1),
         ("scale_invariant", [1.0, 5e-324], 1),
         ("stch(log=true)", [1.0, 1e-155], 1),
     ],

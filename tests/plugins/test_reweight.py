@@ -33,10 +33,6 @@ def test_the_fixed_point_solves_the_papers_equation_exactly(values, beta):
     torch.testing.assert_close(weighted / weighted.mean(), target / target.mean(), rtol=1e-9, atol=0)
 
 
-def test_a_task_whose_gradient_vanishes_takes_everything():
-    assert float(weights("reweight(beta=0, solver='fixed_point')", [1e-9, 1.0, 1.0], [1.0] * 3)[0]) > 2.99
-
-
 def test_a_task_without_gradient_keeps_weight_one():
     assert fixed_point(torch.tensor([0.0, 4.0, 1.0]), torch.ones(3)).tolist() == pytest.approx([1.0, 0.4, 1.6])
 
@@ -66,7 +62,6 @@ def test_norms_that_are_equal_up_to_rounding_move_no_weight():
     assert found.tolist() == [1, 1, 1]
 
 
-DOMAINS = [f"domain {index}" for index in range(6)]
 TEXTS = [
     "reweight(beta=0, solver='fixed_point')",
     "reweight(beta=1.5, solver='fixed_point')",
@@ -79,42 +74,22 @@ def losses_for(rows, seed=0):
     return torch.rand(len(rows), generator=generator, dtype=torch.float64) + 0.05
 
 
-def play(text, rows, losses, steps=4, order=None):
-    """Return weights and direction of the last of several steps on the same rows, in an order that may vary by step."""
-    pipe = gradhomog.pipeline(text)
-    for step in range(steps):
-        now = torch.arange(len(rows)) if order is None else order[step]
-        domains = [DOMAINS[index] for index in now]
-        last = pipe.homogenize(rows[now], losses[now], domains=domains)
-    return last.weights[now.argsort()], last.direction[""]
-
-
 @pytest.mark.parametrize("text", TEXTS)
 @given(rows=jacobians(), seed=st.integers(0, 99))
 def test_no_weight_is_negative_and_they_sum_to_the_number_of_tasks(text, rows, seed):
     """The rows are float32 and include zero, duplicate and opposite rows."""
-    weights, _ = play(text, rows.float(), losses_for(rows, seed))
+    pipe = gradhomog.pipeline(text)
+    for _ in range(4):
+        weights = pipe.homogenize(rows.float(), losses_for(rows, seed)).weights
     assert float(weights.min()) > 0
     assert float(weights.sum()) == pytest.approx(len(rows), rel=1e-6)
-
-
-@pytest.mark.parametrize("text", [*TEXTS, "reweight(beta=4, lr=0.1)"])
-@given(seed=st.integers(0, 2**31), tasks=st.integers(1, 6), loss=st.floats(1e-3, 1e3))
-def test_tasks_with_equal_norms_and_losses_take_the_plain_step(text, seed, tasks, loss):
-    generator = torch.Generator().manual_seed(seed)
-    signs = torch.randint(0, 2, (tasks, 5), generator=generator) * 2.0 - 1
-    # Norms are equal to the last bit, because the leader's steps depend on signs, even on that of a rounding error.
-    rows = signs * torch.randn(5, generator=generator, dtype=torch.float64)
-    weights, direction = play(text, rows, torch.full((tasks,), loss, dtype=torch.float64))
-    torch.testing.assert_close(weights, torch.ones_like(weights), rtol=1e-6, atol=0)
-    torch.testing.assert_close(direction, rows.mean(0), rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.slow_after_first
 @pytest.mark.parametrize("beta", [0.0, 0.1, 1.5])
 def test_the_leader_with_decreasing_rates_converges_to_the_closed_form_within_a_hundredth(beta):
     norms, losses = torch.tensor([4.0, 1.0, 0.5, 2.0]), torch.tensor([1.0, 2.0, 0.5, 1.5])
-    exact, _ = play(f"reweight(beta={beta}, solver='fixed_point')", norms.diag(), losses, steps=1)
+    exact = gradhomog.pipeline(f"reweight(beta={beta}, solver='fixed_point')").homogenize(norms.diag(), losses).weights
     state = None
     for rate, steps in ((0.05, 150), (0.01, 100), (0.002, 100), (0.0005, 100)):
         pipe = gradhomog.pipeline(f"reweight(beta={beta}, lr={rate})")

@@ -42,11 +42,9 @@ CLOSED_FORMS = [
         [([1, 1], "ab"), ([0.5, 0.8], "ab"), ([3, 3], "cd"), ([9, 9, 9], "bca")], softmax(0.4, 0.5, 0.25),
     ),
     ("dwa(period=1)", [([1, 3, 1], "aab"), ([1, 1], "ab"), ([1, 1], "ab")], softmax(0.25, 0.5)),
-    ("dwa(period=1)", [[0, 0, 0]] * 3, [1, 1, 1]),
     ("dwa(period=1)", [[0, 1], [1e-30, 1], [1, 1]], [2, 0]),
     ("dwa(period=1, temperature=1e-320)", [[1, 1], [0.5, 0.9], [0.5, 0.9]], [0, 2]),
     # FAMO: Adam's first step has the length of its rate; a domain is updated from its second occurrence on.
-    ("famo", [[0, 0]] * 3, [1, 1]),
     ("famo", [[0, 1]] * 3, [2, 0]),
     (
         "famo(smoothing=0, lr=0.1, weight_decay=0)",
@@ -61,8 +59,6 @@ CLOSED_FORMS = [
         "go4align(groups=3, lr=0.5)",
         [([1, 2], "ab"), ([1, 1, 1], "ban")], shares(*softmax(-1, -0.5).tolist(), 1),
     ),
-    ("go4align(lr=0)", [[1e-300, 2e-300]], shares(2, 1)),
-    ("go4align(lr=0)", [[1e300, 2e300]], shares(2, 1)),
     ("go4align(lr=0)", [[5e-324, 1e308]], [2, 0]),
     # LDC-MTL: the penalty gives weight to the task that has fallen least; without it the bound is reached.
     ("ldc_mtl(penalty=0.4)", [[1, 1, 1], [0.5, 0.9, 0.7]], [0.6, 1.8, 0.6]),
@@ -76,7 +72,6 @@ CLOSED_FORMS = [
         "relobralo(alpha=0, rho=1, temperature=1)",
         [([1, 1], "ab"), ([1, 1], "cd"), ([0.5, 7, 2], "anb")], softmax(0.5, 1, 2),
     ),
-    ("relobralo(rho=0.5)", [[0, 0]] * 4, [1, 1]),
     ("relobralo(alpha=0, temperature=1)", [[0, 1], [0, 2]], softmax(1, 2)),
     ("relobralo(alpha=0)", [[0, 1], [1e-30, 1]], [2, 0]),
     ("relobralo(alpha=0, temperature=1e6)", [[0, 1], [1, 1]], softmax(1, 1e-6)),
@@ -93,7 +88,6 @@ CLOSED_FORMS = [
         WINDOW, shares(3 * math.exp(-0.5), 5.5 / 3 * math.exp(0.125)),
     ),
     ("softadapt", [[1, 3]], [1, 1]),
-    ("softadapt(variant='normalized')", [[1, 3]], [1, 1]),
     ("softadapt(variant='loss_weighted')", [[1, 3]], [0.5, 1.5]),
     ("softadapt(variant='loss_weighted')", [[0, 1], [0, 2]], [0, 2]),
     ("softadapt(variant='loss_weighted')", [[0, 0], [0, 0]], [1, 1]),
@@ -114,8 +108,7 @@ CLOSED_FORMS = [
     ),
     *((f"stch(mu={mu}, scale='{scale}')", [[1e306, 1e308, 1]], [0, total, 0])
       for mu in (0.1, 1e-3) for scale, total in (("mean", 3), ("paper", 1))),
-    # UW: one kind for all cancels in the mean; a loss of zero ends at the bound and not at infinity.
-    *((f"uw(kind='{kind}')", [[1, 3]], [1, 1]) for kind in ("regression", "classification")),
+    # UW: a loss of zero ends at the bound and not at infinity.
     ('uw(kind={"a": "classification", "*": "regression"})', [([1, 3], "ab")], [4 / 3, 2 / 3]),
     *(
         (f"{method}(lr=0.5, bound=2, scale='paper')", [[0, 1]] * 300, [2 * factor * math.exp(2), 2 * factor])
@@ -123,8 +116,6 @@ CLOSED_FORMS = [
     ),
     # UW-SO: the smallest loss has all weight.
     ("uw_so", [[5e-324, 1]], [2, 0]),
-    ("uw_so", [[1e-300, 2e-300]], [2, 0]),
-    ("uw_so", [[5e-324, 5e-324]], [1, 1]),
     ("uw_so", [[1e308, 1.7e308]], [1, 1]),
     # COSMOS and PBI on the ray of the preference; for large losses COSMOS is the weighted sum.
     *(

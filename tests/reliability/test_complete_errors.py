@@ -6,13 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradhomog import ConfigError, DataError, OptionError
+from gradhomog import ConfigError, DataError
 from gradhomog.cli import main
 from gradhomog.experiments.episodes.splits import streams
 from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.run_file.schema import load
-
-FUNCTIONS = ['domains.train=["functions:line"]', 'domains.test=["functions:step"]', "network.name=mlp"]
 
 
 def test_all_wrong_homogenizers_and_options_are_named_once() -> None:
@@ -26,25 +24,24 @@ def test_all_wrong_homogenizers_and_options_are_named_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "error", "message"),
+    ("settings", "message"),
     [
-        (['homogenizers=["pcgrad(order=3, sed=1)"]'], ConfigError, "2 errors:.*`order` must be.*no option 'sed'"),
-        (["domains.test=[]", "seeds=[1, 1]"], ConfigError, "`domains.test` must have .*`seeds` must not contain dup"),
-        (["colour=1"], ConfigError, r"^unknown key `colour`\."),  # not a list
-        ([FUNCTIONS[0], 'domains.test=["functions:stp"]', FUNCTIONS[2]], OptionError, "stp"),
+        (['homogenizers=["pcgrad(order=3, sed=1)"]'], "2 errors:.*`order` must be.*no option 'sed'"),
+        (["domains.test=[]", "seeds=[1, 1]"], "`domains.test` must have .*`seeds` must not contain dup"),
+        (["colour=1"], r"^unknown key `colour`\."),  # not a list
         (
-            [FUNCTIONS[0], 'domains.test=["glyphs:tifinagh(instances=2)"]'], ConfigError,
+            ['domains.train=["functions:line"]', 'domains.test=["glyphs:tifinagh(instances=2)"]'],
             "functions:line is regression with 1 target, and glyphs:tifinagh is class",
         ),
     ],
 )  # fmt: skip
-def test_the_errors_of_settings_are_named_together(settings: list[str], error: type[Exception], message: str) -> None:
+def test_the_errors_of_settings_are_named_together(settings: list[str], message: str) -> None:
     def prepare() -> None:
         config = load(None, settings)
         make_methods(config)
         streams(config, 0)
 
-    with pytest.raises(error, match=f"(?s){message}"):
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
         prepare()
 
 

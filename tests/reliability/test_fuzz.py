@@ -201,24 +201,7 @@ def test_any_bytes_are_an_array_or_rejected(content: bytes) -> None:
             assert stored.read("a").nbytes <= MAX_BYTES
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=8,
-)
-lists = st.lists(json_values, max_size=4)
-texts = st.lists(st.text(max_size=4) | st.sampled_from(["", ".", "..", "/", "/dev/null", "list.json"]), max_size=4)
 GOOD_LIST = b'{"label_names": ["a", "b"], "image_names": ["x.png", "y.png"], "image_labels": [0, 1]}'
-
-
-@given(
-    json_values
-    | st.fixed_dictionaries({
-        "label_names": texts | lists, "image_names": texts | lists, "image_labels": st.lists(st.integers(-1, 4)) | lists
-    })
-)  # fmt: skip
-def test_any_structure_is_a_file_list_or_rejected(content: Any) -> None:
-    read_images("list.json", json.dumps(content).encode())
 
 
 @given(st.binary(max_size=64) | mutated([GOOD_LIST]))

@@ -48,22 +48,6 @@ def write(path: Path, method: int = zipfile.ZIP_DEFLATED, **members: bytes | np.
     return path
 
 
-def write_zeros(path: Path, name: str, header: bytes, count: int) -> Path:
-    """Write an archive with a member of `count` compressed zeros after a header, in blocks."""
-    write(path)
-    with zipfile.ZipFile(path) as archive:
-        others = {info.filename: archive.read(info) for info in archive.infolist()}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for other, content in others.items():
-            if other != f"{name}.npy":
-                archive.writestr(other, content)
-        with archive.open(f"{name}.npy", "w", force_zip64=True) as opened:
-            opened.write(header)
-            for _ in range(count // 2**20):
-                opened.write(bytes(2**20))
-    return path
-
-
 def assert_rejected(path: Path, message: str, **options: Any) -> None:
     with pytest.raises(DataError, match=message) as caught:
         images.images(str(path), **{"size": 8, **options})
@@ -92,7 +76,7 @@ def peak_growth(path: Path) -> tuple[str, int]:
 @pytest.mark.parametrize("name", ["images", "extra"])
 def test_unused_arrays_are_never_decompressed(tmp_path: Path, name: str) -> None:
     """128 MiB of zeros in 128 KB: as images for four labels, and as an array of another name."""
-    path = write_zeros(tmp_path / "bomb.npz", name, array_bytes("|u1", (2**21, 8, 8)), 2**27)
+    path = write(tmp_path / "bomb.npz", **{name: array_bytes("|u1", (2**21, 8, 8), bytes(2**27))})
     assert path.stat().st_size < 2**20
     error, growth = peak_growth(path)
     assert growth < 2**26
@@ -130,15 +114,10 @@ def test_an_image_array_of_too_many_pixels_is_rejected(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (array_bytes("|u1", (2**40, 8, 8)), "declares .* bytes, .* and holds 0"),
-        (array_bytes("|u1", (4, 8, 8), bytes(255)), "declares 256 bytes, .* and holds 255"),
         (array_bytes("|u1", (4, 8, 8), bytes(257)), "declares 256 bytes, .* and holds 257"),
         (array_bytes("|u1", (-4, 8, -8), bytes(256)), "must hold numbers or text"),
-        (array_bytes("<U0", (2**40,)), "must hold numbers or text"),
-        (array_bytes("|O", (4,), bytes(32)), "holds pickled objects, which are never loaded"),
         (b"\x93NUMPY\x01\x00\xff\xff" + b"(" * 65535, "its header cannot be read"),
         (b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + b" " * 2**20, "its header cannot be read"),
-        (b"\x93NUMPY\x01\x00\x10\x00" + b"{'descr': '|u1'}", "its header cannot be read"),
-        (b"\x93NUMPY\x09\x00", "its header cannot be read"),
         (b"", "its header cannot be read"),
     ],
 )  # fmt: skip
@@ -235,16 +214,10 @@ def test_a_million_absent_files_are_counted_by_folders(tmp_path: Path) -> None:
     assert isfile.call_count == 1
 
 
-def test_labels_are_checked_before_files_are_looked_up(tmp_path: Path) -> None:
-    path = write_list(tmp_path / "list.json", image_labels=[0, 7])
-    assert_rejected(path, r"`image_labels` must be in 0\.\.1; got 7 at position 1")
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"image_names": ["a\0b.png", "\ud800.png"]}, "2 of the 2 listed images do not exist"),
-        ({"image_names": ["x" * 5000, "/dev/null"]}, "2 of the 2 listed images do not exist"),
         ({"label_names": [str(index % 99_999) for index in range(100_000)]}, "must differ from each other; '0'"),
         ({"label_names": [[[[]]] * 10_000]}, r"must be a list of text; got \[\[\[\]\], \[\[\]\]"),
     ],
@@ -257,7 +230,6 @@ def test_invalid_entries_of_a_list_are_rejected(tmp_path: Path, change: dict[str
     ("text", "message"),
     [
         ("[" * 100_000, "nested too deep"),
-        ('{"a":' * 100_000, "nested too deep"),
         ('{"label_names": [' + "9" * 5000 + "]}", "is not valid JSON"),
         ("\ufeff{}", "is not valid JSON"),
     ],

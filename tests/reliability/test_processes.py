@@ -44,28 +44,6 @@ def test_a_termination_while_the_program_starts_is_an_interrupt(
     assert (process.returncode, error) == (130, "gradhomog: interrupted.\n")
 
 
-def test_a_termination_while_a_report_is_written_is_an_interrupt(tmp_path: Path) -> None:
-    code = """
-import sys, time
-import gradhomog.experiments.report.page as page
-def write_report(folder):
-    print("writing", flush=True)
-    time.sleep(100)
-page.write_report = write_report
-from gradhomog.cli import main
-sys.exit(main(["report", "folder"]))
-"""
-    arguments = [sys.executable, "-c", code]
-    with subprocess.Popen(
-        arguments, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "writing\n"
-        process.terminate()
-        _, error = process.communicate(timeout=120)
-    assert (process.returncode, error) == (130, "gradhomog: interrupted.\n")
-
-
 def test_an_interrupt_during_the_creation_of_a_class_has_the_same_exit_code(tmp_path: Path) -> None:
     """Dataclasses and named tuples call `exec` during imports, where CPython would end the process by SIGINT."""
     code = """
@@ -103,13 +81,6 @@ def output(*arguments: str, encoding: str) -> subprocess.CompletedProcess[bytes]
     command = [sys.executable, "-m", "gradhomog", *arguments]
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
     return subprocess.run(command, capture_output=True, env=environment, timeout=300, check=False)
-
-
-@pytest.mark.slow
-def test_output_that_is_not_unicode_shows_question_marks() -> None:
-    done = output("show", "gradnorm", encoding="cp1252")  # its options have "≥"
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert b"alpha=1.5 (a number ? 0)" in done.stdout
 
 
 def test_json_output_is_complete_if_the_output_is_not_unicode(capsys: pytest.CaptureFixture[str]) -> None:

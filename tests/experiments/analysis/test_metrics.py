@@ -3,14 +3,11 @@
 import math
 
 import pytest
-from hypothesis import strategies as st
 
 from gradhomog import ConfigError
 from gradhomog.experiments.analysis.summary import improvement, summarize
 from gradhomog.experiments.score_metrics import METRICS, metric
 from tests.experiments.synthetic_records import result, with_start
-
-scores = st.floats(0.01, 0.99)
 
 
 def test_nan_is_the_worst_score():

@@ -80,9 +80,6 @@ def test_the_number_of_seeds_equals_that_of_statsmodels(effect, n):
     assert seeds_needed(3 * effect, 3.0) == n
 
 
-# Computed with statsmodels 0.14: TTestPower().power(effect, 10, 0.05).
-
-
 @pytest.mark.parametrize("deviation", [1e-300, 1e-17, 1e-3])
 def test_a_difference_far_above_the_spread_needs_two_seeds(deviation):
     assert seeds_needed(1.0, deviation) == 2

@@ -69,15 +69,10 @@ def test_different_runs_have_different_folders_and_methods_share_equal_runs():
     ("homogenizers", "message"),
     [
         ('["pcgard"]', r"`homogenizers`: unknown homogenizer 'pcgard'. Did you mean 'pcgrad'\?"),
-        ('["pcgrad(order=3)"]', r'`order` must be one of "random", "fixed"; got 3'),
-        ('["pcgrad("]', r"`homogenizers`: expected an option's name"),
         ('["pcgrad", "pcgrad "]', r"'pcgrad' occurs twice for maml"),
-        ('["static | pcgrad", "static | pcgrad(seed=1)"]', r"'static \| pcgrad \(tuned\)' occurs twice"),
         ('["static | static"]', r"contains a candidate twice"),
         ('["pcgrad |"]', r"expected a pipeline: write 'none'"),
-        ('["| pcgrad"]', r"expected a pipeline: write 'none'"),
         ('["maml"]', r"unknown homogenizer 'maml'. It is the name of a learner"),
-        ('["PCGrad"]', r"Did you mean 'pcgrad'\?"),
     ],
 )
 def test_invalid_pipelines_are_rejected_before_training(homogenizers, message):

@@ -78,11 +78,6 @@ def overwrite(runs):
     shutil.copytree(runs / PLAIN, runs / PLAIN_1)
 
 
-def remove_seed_1(runs):
-    for path in runs.glob("*-s1"):
-        shutil.rmtree(path)
-
-
 def edit_score(runs):
     path = runs / PLAIN / "events.jsonl"
     text = path.read_text()
@@ -94,6 +89,14 @@ def zero_cache(runs):
     (path,) = (runs.parent.parent / "cache" / "gradhomog").glob("pictures-*.npy")
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2].ljust(len(content), b"\0"))
+
+
+def edit_version(name):
+    def change(runs):
+        path = runs.parent / name
+        path.write_text(path.read_text().replace('"version": 2', '"version": 3'))
+
+    return change
 
 
 def append(name):
@@ -108,16 +111,16 @@ TAMPERINGS = {
     "two folders swapped": (swap, [f"{PLAIN}/result.json is the result of the run {PCGRAD}", f"{PCGRAD}/result.json"]),
     "a seed copied over another": (overwrite, [f"{PLAIN_1}/result.json is the result of the run {PLAIN}"]),
     "a result removed": (lambda runs: (runs / PLAIN / "result.json").unlink(), [f"{PLAIN}/result.json is missing"]),
-    "all folders of a seed removed": (remove_seed_1, [f"{PLAIN_1}/result.json is missing"]),
     "an unknown folder": (lambda runs: shutil.copytree(runs / PLAIN, runs / "copy"), ["runs/copy is not a run of"]),
-    "events emptied": (lambda runs: (runs / PLAIN / "events.jsonl").write_text(""), [f"{PLAIN}/events.jsonl is"]),
     "events removed": (lambda runs: (runs / PLAIN / "events.jsonl").unlink(), [f"{PLAIN}/events.jsonl is missing"]),
     "a score edited": (edit_score, [f"{PLAIN}/events.jsonl is damaged"]),
     "the cache zeroed": (zero_cache, ["/pictures-"]),
+    "the plan edited": (edit_version("plan.json"), ["plan.json is damaged"]),
+    "the manifest edited": (edit_version("manifest.json"), ["manifest.json is damaged"]),
     "the manifest removed": (lambda runs: (runs.parent / "manifest.json").unlink(), ["manifest.json is missing"]),
 } | {
     f"{name} changed": (append(name), [f"{name} is damaged"])
-    for name in ("summary.csv", "report.html", "run.toml", f"runs/{PLAIN}/config.toml", f"runs/{PLAIN}/best.pt")
+    for name in ("summary.csv", f"runs/{PLAIN}/best.pt")
 }  # fmt: skip
 
 
@@ -132,16 +135,7 @@ def test_verify_names_each_changed_file_and_fails(out, capsys, name):
         assert any(words in error for error in errors), errors
 
 
-@pytest.mark.parametrize("name", ["plan.json", "manifest.json"])
-def test_verify_names_a_file_with_changed_content(out, capsys, name):
-    path = out / name
-    path.write_text(path.read_text().replace('"version": 2', '"version": 3'))
-    code, errors = verify(out, capsys)
-    assert code == 1
-    assert any(f"{name} is damaged" in error for error in errors)
-
-
-@pytest.mark.parametrize("change", [swap, overwrite, edit_score])
+@pytest.mark.parametrize("change", [swap, edit_score])
 def test_the_report_of_exchanged_results_or_edited_events_is_an_error(out, capsys, change):
     """With two exchanged folders, the report attributed the numbers of one method to the other."""
     change(out / "runs")
@@ -188,23 +182,3 @@ def test_data_that_were_copied_to_another_folder_resume_and_verify(finished, tmp
     code, errors = verify(out, capsys)
     assert code == 0
     assert "the data were not compared" in errors[0]  # `plan.json` has the first path
-
-
-@pytest.mark.slow
-def test_an_unfinished_comparison_fails_until_it_is_resumed(out, finished, capsys):
-    remove_seed_1(out / "runs")
-    assert verify(out, capsys)[0] == 1
-    compare(config(finished / "pictures"), out, resume=True)
-    assert verify(out, capsys) == (0, [])
-
-
-def test_folders_of_an_earlier_format_are_refused(out, capsys):
-    from gradhomog.experiments.results import checksums
-
-    path = out / "plan.json"
-    content = {**checksums.read_json(path, ""), "version": 1}
-    path.unlink()
-    checksums.write_json(path, content)
-    for command in ("verify", "report"):
-        assert main([command, str(out)]) == (1 if command == "verify" else 2)
-        assert "has format version 1; this gradhomog reads 2" in capsys.readouterr().err

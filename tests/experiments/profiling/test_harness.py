@@ -12,7 +12,6 @@ from gradhomog.experiments.profiling.harness import (
     measure_all,
     peak_bytes,
     round_order,
-    tensor_bytes,
 )
 
 
@@ -156,8 +155,3 @@ def test_peak_memory_counts_what_is_live_at_one_time():
 
     assert peak_bytes(workload) == 96 * kilobyte
     assert peak_bytes(lambda: None) == 0
-
-
-def test_tensor_bytes_counts_all_tensors():
-    state = {"a": torch.zeros(3), "b": [torch.zeros(2, dtype=torch.float64), {"c": 5}], "d": "text"}
-    assert tensor_bytes(state) == 12 + 16

@@ -14,14 +14,9 @@ from gradhomog.experiments.profiling.harness import Quantiles
     ("function", "value", "text"),
     [
         (harness.ratio_text, 1.0449, "1.04"),
-        (harness.ratio_text, 29.33, "29.3"),
-        (harness.ratio_text, 4321.0, "4,321"),
-        (harness.ratio_text, 1 / 52, "1/52"),
         (harness.ratio_text, 1 / 52813, "1/52,813"),
         (harness.ratio_text, 0.0, "0.00"),
-        (harness.time_text, 12.34, "12.3 s"),
         (harness.time_text, 0.1072, "107 ms"),
-        (harness.time_text, 0.000234, "234 µs"),
         (harness.time_text, 5e-9, "5 ns"),
     ],
 )

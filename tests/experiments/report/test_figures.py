@@ -11,14 +11,14 @@ from gradhomog.experiments.analysis.summary import summarize
 from gradhomog.experiments.analysis.training_records import average, mean_cosine, norm_ratio, relative_distance
 from gradhomog.experiments.report.figures import curves, saliency, scores, style
 from gradhomog.experiments.report.figures.curves import method_stages
-from gradhomog.experiments.report.figures.saliency import MAX_METHODS, scaled_magnitude
+from gradhomog.experiments.report.figures.saliency import MAX_METHODS
 from gradhomog.experiments.report.page import write_report
 from gradhomog.experiments.results.comparison_dir import run_dir
 from gradhomog.experiments.runs import Run
 from tests.experiments.report.test_page import report
 from tests.experiments.results.test_artifacts import example_maps
 from tests.experiments.run_helpers import write_comparison
-from tests.experiments.synthetic_records import METHODS, comparison, result, stage, start, with_start
+from tests.experiments.synthetic_records import METHODS, comparison, result, stage, with_start
 
 
 def draw(records):
@@ -30,10 +30,6 @@ def draw(records):
         "weights": curves.weights(records),
         "validation": curves.validation(records, summary),
     }
-
-
-def test_without_results_there_are_no_figures():
-    assert set(draw([start()]).values()) == {None}
 
 
 def test_figures_without_enough_data_are_omitted():
@@ -98,55 +94,14 @@ def test_without_matplotlib_the_report_has_a_table_and_a_message_names_the_extra
     assert "pip install 'gradhomog[plot]'" in capsys.readouterr().err
 
 
-def test_many_methods_differ_in_colour_or_dashes():
-    looks = style.colors([str(number) for number in range(20)])
-    assert len(set(looks.values())) == 21
-
-
 def test_the_mean_cosine_leaves_out_the_diagonal_and_zero_rows():
     cosines = [[1, 0.5, None], [0.5, 1, None], [None, None, None]]
     assert mean_cosine({"cosines": cosines}) == 0.5
     assert math.isnan(mean_cosine({"cosines": [[1.0]]}))
 
 
-def test_the_norm_ratio_leaves_out_zero_rows():
-    assert norm_ratio({"norms": [2.0, 0.0, 8.0, None]}) == 4
-    assert math.isnan(norm_ratio({"norms": [2.0, 0.0]}))
-
-
 def test_a_row_with_a_norm_below_rounding_error_is_zero():
     assert norm_ratio({"norms": [2.0, 3e-8, 1.0]}) == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("steps", [1, 2])
-def test_a_run_of_one_or_two_steps_has_markers(steps):
-    for name, figure in draw(comparison([*METHODS[:2], METHODS[-1]], seeds=1, steps=steps)).items():
-        if name not in ("scores", "domains"):
-            drawn = [line for axes in figure.axes for line in axes.lines if line.get_color() != style.GUIDE_COLOR]
-            assert drawn
-            assert all(line.get_marker() == "o" for line in drawn)
-
-
-def test_a_method_that_coincides_with_plain_is_drawn_over_it():
-    records = comparison(["plain", "static"], seeds=1)
-    lines = {line.get_label(): line for line in curves.conflict(records).axes[0].lines}
-    assert lines["static"].get_zorder() > lines["plain"].get_zorder()
-    assert lines["static"].get_linewidth() < lines["plain"].get_linewidth()
-
-
-@pytest.mark.parametrize(
-    ("label", "lines"),
-    [
-        ("isi + rotate + reweight", ["isi + rotate +", "reweight"]),
-        ('reweight(solver="fixed_point", beta=1.5)', ["reweight(solver=", '"fixed_point",', "beta=1.5)"]),
-        ("glyphs:geometric", ["glyphs:", "geometric"]),
-        ("a" * 40, ["a" * 16, "a" * 16, "a" * 8]),
-        ("", [""]),
-    ],
-)
-def test_labels_are_wrapped_between_words(label, lines):
-    assert style.wrap_label(label, 16 if label != "glyphs:geometric" else 15).split("\n") == lines
 
 
 def test_the_band_of_a_mean_is_its_confidence_interval():
@@ -155,18 +110,6 @@ def test_the_band_of_a_mean_is_its_confidence_interval():
     assert curve[1] == pytest.approx((2.0, low, high))
     assert curve[2][0] == 2.0
     assert math.isnan(curve[2][1])
-
-
-@pytest.mark.slow
-def test_a_legend_of_many_methods_or_learners_fits_into_the_figure():
-    labels = ["plain", *(f"method number {index} with a name of its own" for index in range(20))]
-    many = comparison(labels, 1, ["maml"], steps=2)
-    several = comparison(["plain", "pcgrad"], 1, [f"learner{index}(inner_lr=0.1)" for index in range(13)], steps=2)
-    for records in (many, several):
-        for figure in (curves.validation(records, summarize(records)), curves.conflict(records)):
-            figure.draw_without_rendering()
-            for legend in figure.legends:
-                assert legend.get_window_extent().y0 >= -1
 
 
 PIPELINE = "isi + rotate + reweight(beta=1.5)"
@@ -202,11 +145,6 @@ def test_stages_are_those_of_probes_if_a_method_has_probes_else_of_steps():
         (PIPELINE, ["plain", "isi", "rotate", "reweight"], True),
     ]
     assert {len(runs) for by_stage, _ in chains.values() for runs in by_stage.values()} == {2}
-
-
-def test_a_homogenizer_that_occurs_twice_has_a_numbered_name():
-    [(by_stage, _)] = method_stages(comparison(["pcgrad + static + pcgrad"], seeds=1, steps=2)).values()
-    assert [*by_stage] == ["plain", "pcgrad", "static", "pcgrad#2"]
 
 
 def test_the_panels_have_the_numbers_of_the_records():
@@ -263,20 +201,6 @@ def test_zero_and_non_finite_saliency_can_be_drawn(tmp_path, channels):
     figure = saliency.saliency(own)
     first = [path.read_bytes() for path in style.save(figure, tmp_path / "saliency")]
     assert first == [path.read_bytes() for path in style.save(saliency.saliency(own), tmp_path / "saliency")]
-
-
-def test_scaled_magnitude_is_the_largest_magnitude_of_the_channels_over_its_99th_percentile():
-    saliency = np.zeros((2, 10, 20))
-    saliency[0, 0, :4] = [1, -2, 4, 400]
-    saliency[1, 0, 1] = 3
-    magnitude = np.abs(saliency).max(0)
-    found = scaled_magnitude(saliency)
-    assert found.max() == 1
-    assert found[0, 1] == pytest.approx(min(1, 3 / np.percentile(magnitude, 99)))
-    assert scaled_magnitude(saliency * 1e-12) == pytest.approx(found)
-    one = np.zeros((1, 20, 20))
-    one[0, 3, 3] = 5.0  # less than a hundredth of the pixels
-    assert scaled_magnitude(one)[3, 3] == 1
 
 
 @pytest.mark.slow

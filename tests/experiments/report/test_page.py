@@ -128,14 +128,6 @@ def test_every_reference_within_the_page_has_exactly_one_target(finished):
     assert {reference[1:] for reference in page.references} <= set(page.ids)
 
 
-def test_the_findings_come_first(finished):
-    _, _, page = finished
-    titles = ("Findings", "Scores", "Figures", "Tuning", "Runs", "Configuration")
-    places = [page.text.index(f"\n{title}\n") for title in titles]
-    assert places == sorted(places)
-    assert places[0] < page.text.index("significantly better than the best baseline") < places[1]
-
-
 def test_table_findings_candidates_and_versions_are_on_the_page(finished):
     _, summary, page = finished
     for row in summary.rows:

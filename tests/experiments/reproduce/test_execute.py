@@ -151,18 +151,6 @@ def message_of(call: Callable[[], object]) -> str:
     return str(error.value)
 
 
-def test_a_folder_with_results_is_continued_only_on_request_and_with_the_same_settings(
-    finished, settings: Settings
-) -> None:
-    folder = finished.folder
-    assert message_of(lambda: reproduce("strong", settings, folder)) == (
-        f"{folder} is not empty. Continue with --resume, or choose another --out."
-    )
-    other = replace(settings, overrides=[*settings.overrides, "train.inner_lr=0.5"])
-    message = message_of(lambda: reproduce("strong", other, folder, resume=True))
-    assert message.startswith(f"{folder / 'cub-1-shot-maml'} contains results of another configuration.")
-
-
 def _moved(settings: Settings, folder: Path) -> Settings:
     """The same settings with copies of the data in another folder."""
     folder.mkdir()
@@ -237,7 +225,6 @@ def test_an_unknown_learner_raises_before_any_training(settings: Settings, tmp_p
         (["strong", "--scale", "smal"], r"unknown scale 'smal'; .*Did you mean 'small'\?"),
         (["strong"], "Pass the folder of the data by --data"),
         (["strong", "--data", "missing"], "--data must be an existing folder"),
-        (["pinn", "--scale", "smal"], "unknown scale 'smal'"),
         (["pinn", "--data", "x", "--shots", "1"], "`pinn` needs no data; remove --data"),
     ],
 )

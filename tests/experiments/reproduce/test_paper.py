@@ -32,22 +32,14 @@ def test_the_ablation_and_the_tables_have_the_same_numbers_of_imaml() -> None:
                 assert published[table][row][column][0] == published["ablation"][in_ablation][column][0]
 
 
-def test_numbers_are_those_of_the_papers_and_belong_to_rows() -> None:
+def test_numbers_of_papers_belong_to_rows() -> None:
     paper, _ = read_experiment("weak")
-    assert paper.published["weak"]["MAML"]["cub 1-shot"] == [54.73, 0.97]
-    assert paper.published["strong"]["MAML"]["cub 1-shot"] == [40.66]
     for name, table in paper.published.items():
         titles = {row.title.replace("$learner", learner) for row in paper.experiments[name].rows
                   for learner in paper.experiments[name].learners}  # fmt: skip
         assert set(table) - titles == ({"Random"} if name == "strong" else set())
     pinn, _ = read_experiment("pinn")
-    numbers = pinn.published["pinn"]
-    assert set(numbers) <= {row.title for row in pinn.experiments["pinn"].rows}
-    assert numbers["Adam"]["klein_gordon"] == [0.0792, 0.0386]
-    for column, count, best in (("helmholtz", 9, "DCGD"), ("burgers_config", 3, "M-ConFIG")):
-        of_column = {row: cells[column][0] for row, cells in numbers.items() if column in cells}
-        assert len(of_column) == count
-        assert min(of_column, key=lambda row: of_column[row]) == best
+    assert set(pinn.published["pinn"]) <= {row.title for row in pinn.experiments["pinn"].rows}
 
 
 @pytest.fixture
@@ -91,12 +83,8 @@ def test_names_and_files_that_cannot_be_read_raise(third_party: Path) -> None:
     [
         ('score = "loss"', 'skore = "loss"', "`statistics`: unknown name 'skore'; known: difference, "),
         ("columns.toy", "columns.toys", r"`experiments.table1.columns`: unknown name 'toys'; known: toy"),
-        ('homogenizers = "pcgrad"', 'group = "g"', r"`experiments.table1.rows`: unknown name 'g'"),
         ('homogenizers = "pcgrad"', "colour = 1", r"unknown key `experiments.table1.rows\[1\].colour`"),
-        ("[published.table1]", "[published.table2]", "`published`: unknown name 'table2'"),
-        ("[0.5, 0.1]", "[]", r"`published` must be .*length ≥ 1"),
         ('summary = "20 steps, one seed: a check of the command"', "", r"`scales.smoke.summary` is missing"),
-        ('"PCGrad", homogenizers', "3, homogenizers", r"`experiments.table1.rows\[1\].title` must be a text; got 3"),
     ],
 )  # fmt: skip
 def test_errors_in_a_file_have_the_path_of_the_key(old: str, new: str, message: str) -> None:

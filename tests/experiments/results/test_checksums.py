@@ -68,9 +68,6 @@ def test_every_flipped_bit_and_cut_of_a_checkpoint_is_detected(tmp_path):
     ("change", "message"),
     [
         ({"done": -5}, "`done` must be an integer ≥ 0; got -5"),
-        ({"done": 7.0}, "`done` must be an integer ≥ 0; got 7.0"),
-        ({"done": True}, "`done` must be an integer ≥ 0; got True"),
-        ({"seconds": [0.5, "a"]}, "`seconds` must be a list .*; got"),
         ({"seconds": [-1.0]}, "`seconds` must be a list .*; got"),
         ({"network": 3}, "`network` must be a table by name .*; got 3"),
     ],

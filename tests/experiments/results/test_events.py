@@ -48,7 +48,6 @@ def test_non_finite_numbers_are_null_in_the_file_and_nan_when_read(tmp_path):
     ("line", "words"),
     [
         (b"half a line", "line 2: expected an event as a JSON object"),
-        (b'["event"]', "line 2: expected an `event` among start, step, probe, validation, failed"),
         (b'{"event": "party"}', "expected an `event` among"),
         (b'{"event": "validation", "step": 1, "score": 0.5}', "`half_width` is missing"),
         (b'{"event": "validation", "step": "1", "score": 0.5, "half_width": null}', "`step` must be an integer ≥ 0"),

@@ -54,36 +54,16 @@ def test_temporary_files_of_a_killed_process_are_removed_and_its_run_file_is_kep
     assert folder.config.read_text() == "seeds = 1\n"
 
 
-def test_a_failure_is_the_last_event_and_recorded_once(tmp_path):
-    folder = RunDir(tmp_path)
-    log = events.EventLog(folder.events)
-    log.append({"event": "validation", "step": 1, "score": 0.5, "half_width": None})
-    assert folder.failure() is None
-    folder.record_failure("out of ideas")
-    folder.record_failure("second")
-    assert folder.failure() == "out of ideas"
-    assert len(events.read(folder.events)) == 2
-
-
 def test_a_failure_replaces_the_unfinished_line_of_a_killed_process(tmp_path):
     folder = RunDir(tmp_path)
     validation = b'{"event": "validation", "step": 5, "score": 0.5, "half_width": null}\n'
     folder.events.write_bytes(validation + b'{"event": "ste')
+    assert folder.failure() is None
     folder.record_failure("the process ended: SIGKILL(-9)")
+    folder.record_failure("a second one, which is not recorded")
     assert folder.events.read_bytes().startswith(validation)
     assert [event["event"] for event in events.read(folder.events)] == ["validation", "failed"]
     assert folder.failure() == "the process ended: SIGKILL(-9)"
-
-
-def test_a_file_is_unchanged_until_the_new_one_is_complete(tmp_path):
-    path = tmp_path / "file.txt"
-    with atomic_write(path) as temporary:
-        temporary.write_text("first")
-        assert not path.exists()
-    with atomic_write(path) as temporary:
-        temporary.write_text("second")
-        assert path.read_text() == "first"
-    assert [(file.name, file.read_text()) for file in path.parent.iterdir()] == [("file.txt", "second")]
 
 
 def test_an_error_while_writing_keeps_the_previous_file(tmp_path):

@@ -20,13 +20,6 @@ def test_a_run_file_with_domains_has_the_defaults_for_images(tmp_path):
     )
 
 
-def test_overrides_of_the_first_comparison_keep_its_other_defaults():
-    config = load(None, ["train.steps=9", "domains.setting=weak", 'homogenizers=["none"]'])
-    assert (config.train.steps, config.domains.setting, config.homogenizers) == (9, "weak", ["none"])
-    assert config.domains.train == load().domains.train
-    assert config.train.inner_lr == load().train.inner_lr
-
-
 @given(
     ways=st.integers(1, 5),
     seeds=st.lists(st.integers(0, 99), min_size=1, max_size=4, unique=True),
@@ -69,23 +62,15 @@ def test_the_digest_depends_on_all_settings_that_determine_results():
     ("override", "message"),
     [
         ("train.stpes=3", r"unknown key `train.stpes`. Did you mean `train.steps`\?"),
-        ("colour=3", r"unknown key `colour`"),
         ("train=3", r"`train` must be a table"),
-        ("train.steps=0", r"`train.steps` must be an integer ≥ 1; got 0"),
         ("train.inner_lr=0", r"`train.inner_lr` must be a number > 0; got 0\."),
-        ("domains.setting=mild", r'`domains.setting` must be one of "weak", "strong"; got \'mild\''),
-        ("domains.train=[]", r"`domains.train` must have at least one entry"),
         ('domains.test=["a", "a"]', r"`domains.test` must not contain duplicates"),
-        ("homogenizers=[]", r"`homogenizers` must have at least one entry"),
         ("homogenizers=pcgrad", r"`homogenizers` must be a list \(a text each\); got .pcgrad."),
-        ("seeds=0", r"`seeds` must have at least one entry"),
         (f"seeds=[0, {10**30}]", r"`seeds` must be .*an integer ≥ 0 and < 4294967296 each.; got .0, 1000"),
         (f"train.outer_lr={10**400}", r"`train.outer_lr` must be a number > 0 within float64; got 1000"),
         ("seeds=x", r"`seeds` must be an integer or a list"),
-        ("network.channels=2", r"`network.channels` must be one of 0, 1, 3; got 2"),
         ("network.name=resnet", r"`network.name` must be one of conv4, conv6, .*; got 'resnet'\. Did you mean 'resnet"),
         ("train", r"--set must be key.path=value; got 'train'"),
-        ("seeds.first=1", r"`seeds` must be an integer or a list"),
     ],
 )
 def test_an_invalid_value_is_an_error_with_its_key_path(override, message):
@@ -93,9 +78,7 @@ def test_an_invalid_value_is_an_error_with_its_key_path(override, message):
         load(None, [override])
 
 
-def test_the_error_for_a_missing_or_invalid_file_has_its_name(tmp_path):
-    with pytest.raises(ConfigError, match=r"nowhere.toml: there is no such file"):
-        load(tmp_path / "nowhere.toml")
+def test_the_error_for_an_invalid_file_has_its_name(tmp_path):
     bad = tmp_path / "bad.toml"
     bad.write_text("seeds = = 3")
     with pytest.raises(ConfigError, match=r"bad.toml: invalid TOML: .*line 1"):

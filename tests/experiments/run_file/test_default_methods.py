@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import gradhomog
-from gradhomog.experiments.episodes.splits import streams
 from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.run_file.schema import FEW_SHOT, MULTI_TASK, load
 from gradhomog.experiments.runs import SINGLE, Run
@@ -46,11 +45,3 @@ def test_every_method_takes_a_step_from_the_same_initial_parameters():
             assert any(not torch.equal(a, b) for a, b in zip(before, trainee.parameters(), strict=True)), text
             losses.append(report.losses)
     assert all(torch.equal(losses[0], found) for found in losses)
-
-
-def test_a_batch_has_one_task_of_each_domain_and_errors_are_comparable_between_them():
-    config = load()
-    source = streams(config, 0)
-    assert sorted(source.train.batch(0).domains) == sorted(config.domains.train) == sorted(config.domains.test)
-    assert source.metric == "nmse"
-    assert config.test.episodes % len(config.domains.test) == 0  # an equal share for each

@@ -19,23 +19,13 @@ from gradhomog.experiments.suite.row_files import FILE, append_row, by_row, read
 from gradhomog.experiments.suite.scores import Scores
 from gradhomog.experiments.suite.tables import agreement
 from gradhomog.experiments.training.trainer import make_trainable
+from tests.hostile.plugins import plugin
 
 SMALL = SuiteProblem(
     "small", "Two losses of a point.", "f1", 16, [0.01, 0.03], {"problem": {"name": "landscape"}}, best=-16.0
 )
 
-NOTHING = """
-    import torch
-    from gradhomog import Homogenizer, HomogenizerSpec, hookimpl
-
-    class Nothing(Homogenizer):
-        def mix(self, step):
-            return torch.ones(step.tasks, dtype=torch.float64)
-
-    @hookimpl
-    def gradhomog_homogenizer():
-        return HomogenizerSpec(factory=Nothing, summary="does nothing")
-"""
+NOTHING = plugin("def mix(self, step): return torch.ones(step.tasks, dtype=torch.float64)")
 
 
 def run(method, seed, error, *, factor=1.0, validation=None, seconds=8.0, failure=""):
