@@ -13,7 +13,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradhomog import OptionError
 from tests.theory.distance_bounds import distance_bound
 
 
@@ -153,31 +152,6 @@ def test_the_printed_bound_fails_on_two_points():
     assert bound(family, 1.0, 0.01) == 2
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_the_printed_bound_fails_for_most_random_problems_with_a_small_rate(name):
-    family = FAMILIES[name]
-    lr = 0.01 / family.smoothness
-    failed = 0
-    for seed in range(50):
-        psi, points, first, second = random_problem(seed)
-        found = distance(family, psi, points, first, second, lr, 1, first_order=True)
-        failed += found > bound(family, variation(first, second), lr, variant="paper")
-    assert failed > 45
-
-
-@pytest.mark.parametrize("first_order", [True, False])
-def test_the_constant_2_is_attained_as_the_rate_vanishes(first_order):
-    """d / (G δ) → 2 for two opposite gradients; the printed bound tends to zero."""
-    family = FAMILIES["sine"]
-    points = (torch.ones(2, 1, dtype=torch.float64), torch.tensor([0.0, math.pi], dtype=torch.float64))
-    psi = torch.tensor([math.pi / 2], dtype=torch.float64)
-    for lr in (1e-2, 1e-4, 1e-6):
-        found = distance(family, psi, points, *torch.eye(2, dtype=torch.float64), lr, 1, first_order)
-        assert found == pytest.approx(2, abs=2 * lr)
-        assert found <= bound(family, 1.0, lr, first_order=first_order)
-        assert bound(family, 1.0, lr, variant="paper") == pytest.approx(4 * lr)
-
-
 def ripples(lr, turns):
     """Return losses of one parameter with G = L = 1: ∇ℓ = ±(1 − ε) ∓ ε sin(ψ/ε), with the sign of the point's a.
 
@@ -218,12 +192,6 @@ def test_through_one_inner_step_the_constant_is_larger_and_sharp_for_small_varia
     assert found > 1.015 * float(distance_bound(1e-6, 1.0, 1.0, lr))
 
 
-def test_the_first_order_constant_fails_through_the_inner_step_for_larger_variations_too():
-    found = ripple_distance(0.5, 1, 0.01, 1, first_order=False)
-    assert found > 1.5 * float(distance_bound(0.01, 1.0, 1.0, 0.5))
-    assert found <= float(distance_bound(0.01, 1.0, 1.0, 0.5, first_order=False))
-
-
 def test_through_two_inner_steps_no_multiple_of_the_variation_bounds_the_distance():
     """G = L = 1 and η = 0.5; d does not vanish if the curvature changes between the adapted points."""
     distances = []
@@ -235,20 +203,5 @@ def test_through_two_inner_steps_no_multiple_of_the_variation_bounds_the_distanc
         assert found <= bound(family, delta, 0.5, 2, first_order=False)
         distances.append(found)
     assert min(distances) > 1
-    with pytest.raises(OptionError, match=r"`hessian_smoothness` is required .* 2 inner steps"):
+    with pytest.raises(ValueError, match=r"`hessian_smoothness` is required .* 2 inner steps"):
         distance_bound(0.1, 1.0, 1.0, 0.5, 2, first_order=False)
-
-
-def test_formulas_of_the_bound():
-    assert distance_bound(0.3, 2.0, 5.0, 0.1, 0) == pytest.approx(2 * 2 * 0.3)
-    assert distance_bound(0.1, 2.0, 5.0, 0.1, 3) == pytest.approx(2 * 2 * 0.1 * 1.5**3)
-    assert distance_bound(0.1, 2.0, 5.0, 0.1, first_order=False) == pytest.approx(2 * 2 * 0.1 * (1.5**2 + 0.5))
-    assert distance_bound(0.1, 2.0, 5.0, 0.1, 3, variant="paper") == pytest.approx(4 * 0.1 * 2 * 5 * 0.1)
-    assert distance_bound(0.9, 2.0, 5.0, 0.1, 3) == 4  # no two rows of norm G are further apart than 2 G
-    assert distance_bound(0.9, 2.0, 5.0, 0.1, first_order=False) == pytest.approx(6)
-    one_sided = distance_bound(0.0, 1.0, 1.0, 0.5, support_variation=0.1)
-    assert one_sided == pytest.approx(2 * 0.5 * 0.1)
-    # By hand: J differs by (1 + ηL) η (2Lδ + 2Lδ + ρ 2ηGδ), L = G = 1, η = 0.5, ρ = 3, δ = 0.01.
-    by_hand = 1.5**2 * 2 * 0.01 * 1.5**2 + 1.5 * 0.5 * (0.02 + 0.02 + 3 * 0.01)
-    found = distance_bound(0.01, 1.0, 1.0, 0.5, 2, first_order=False, hessian_smoothness=3.0)
-    assert found == pytest.approx(by_hand)
