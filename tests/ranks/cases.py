@@ -1,6 +1,6 @@
 """Functions that run on every rank of a process group; they return numbers that a test compares."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradhomog
 from gradhomog import GradhomogError, Pipeline, Ranks
 from tests.adapters import checks
+from tests.autograd.networks import take_step
 from tests.ranks.recording import recorded
 
 STEPS = 3
@@ -44,20 +45,6 @@ def data(examples: int = 12) -> tuple[Tensor, Tensor]:
 
 def losses_of(outputs: Sequence[Tensor], y: Tensor) -> list[Tensor]:
     return [(output - target).square().mean() for output, target in zip(outputs, y.unbind(1), strict=True)]
-
-
-def take_step(call: str, batches: Iterable[Any], pipe: Pipeline, **options: Any) -> None:
-    """Take a step by `backward`, `loss` or `accumulated`; `batches`: the losses of each batch, computed when read."""
-    if call == "accumulated":
-        with gradhomog.accumulated(pipe, **options) as several:
-            for losses in batches:
-                several.add(losses)
-        return
-    (losses,) = batches
-    if call == "loss":
-        gradhomog.loss(losses, pipe, **options).backward()
-    else:
-        gradhomog.backward(losses, pipe, **options)
 
 
 def batches_of(call: str, losses: Callable[[Tensor, Tensor], list[Tensor]], x: Tensor, y: Tensor) -> Iterator[Any]:

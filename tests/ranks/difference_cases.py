@@ -11,7 +11,8 @@ import gradhomog
 from gradhomog import Ranks
 from gradhomog.ranks.communicator import GroupCommunicator
 from tests.adapters import checks
-from tests.ranks.cases import Model, data, error_of, losses_of, part_of, take_step
+from tests.autograd.networks import take_step
+from tests.ranks.cases import Model, data, error_of, losses_of, part_of
 
 
 def one_rank_differs(what: str) -> str:

@@ -10,7 +10,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 
 import gradhomog
 from gradhomog import GradhomogError, Ranks
-from tests.ranks.cases import Model, data, take_step
+from tests.autograd.networks import take_step
+from tests.ranks.cases import Model, data
 from tests.ranks.fully_sharded_cases import losses, mesh_of, sharded_model
 
 Change = Callable[[dict[str, Any]], object]
