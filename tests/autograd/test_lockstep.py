@@ -41,15 +41,6 @@ class Transformer(nn.Module):
         return x @ self.embedding.weight.T if self.tied else x
 
 
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.rnn = nn.LSTM(5, 6, num_layers=3, batch_first=True)
-
-    def forward(self, x):
-        return self.rnn(x)[0][:, -1]
-
-
 class Cell(nn.Module):
     """One layer, applied at each time step."""
 
@@ -127,7 +118,6 @@ def convolutional():
 NETWORKS = {
     "mlp": (mlp, (7, 5)),
     "conv": (convolutional, (6, 3, 8, 8)),
-    "lstm": (Recurrent, (4, 3, 5)),
     "cell": (Cell, (4, 3, 5)),
     "transformer": (Transformer, (4, 3)),
     "sparse": (lambda: Transformer(sparse=True), (4, 3)),

@@ -33,8 +33,9 @@ def test_its_backward_writes_the_gradients_of_gradhomog_backward_with_identical_
     assert repr(pipe.state_dict()) == repr(reference.state_dict())
 
 
-def test_its_value_is_the_mean_of_the_losses_of_the_present_tasks():
-    model, pipe = Model(), gradhomog.pipeline("mgda")
+@pytest.mark.parametrize("text", ["mgda", "tracked"])
+def test_its_value_is_the_mean_of_the_losses_of_the_present_tasks(text):
+    model, pipe = Model(), gradhomog.pipeline(text)
     losses = model.losses(model.encoder(inputs()))
     expected = torch.stack(losses).mean()
     torch.testing.assert_close(gradhomog.loss(losses, pipe, parameters=model.encoder).detach(), expected.detach())

@@ -12,7 +12,7 @@ from gradhomog import NonfiniteError, OptionError
 from gradhomog.rows import arithmetic
 from gradhomog.step.member import Member
 
-from .networks import Model, by_hand, gradients, inputs
+from .networks import Model, by_hand, flat, gradients, inputs, matrix
 
 
 class InfiniteDerivative(torch.autograd.Function):
@@ -471,11 +471,9 @@ def test_gradients_have_the_strides_of_their_parameters(text):
     parameters = [*net.parameters(), other := nn.Parameter(torch.randn(5, 4).t())]
     first, second = net(torch.randn(2, 3, 5, 5)).unbind(1)
     losses = [first.square().mean() + other.sum(), (second - 1).square().mean() + other.square().sum()]
-    rows = [torch.autograd.grad(loss, parameters, retain_graph=True) for loss in losses]
+    rows = matrix(losses, parameters)
     gradhomog.backward(losses, gradhomog.pipeline(text), parameters=parameters)
     assert [parameter.grad.stride() for parameter in parameters] == [parameter.stride() for parameter in parameters]
     if text == "mgda":
-        expected = gradhomog.pipeline("mgda").combine(
-            torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
-        )
-        torch.testing.assert_close(torch.cat([parameter.grad.flatten() for parameter in parameters]), expected)
+        expected = gradhomog.pipeline("mgda").combine(rows)
+        torch.testing.assert_close(flat(parameter.grad for parameter in parameters), expected)

@@ -212,10 +212,6 @@ def test_a_weighted_total_loss_gives_dependent_rows_and_separate_losses_do_not()
         assert "dependent_rows" not in codes((1.0, 0.0), (0.0, 1.0), (1.0, 1.0), params=params, noise=0.05)
 
 
-def test_orthogonal_expected_gradients_with_little_noise_are_no_conflict():
-    assert codes((5.0, 0.0), (0.0, 5.0), noise=0.01) == ["no_conflict", "little_noise", "plain_mean"]
-
-
 def test_one_unresolved_pair_prevents_the_claim_of_no_conflict():
     found = diagnosed((15.0, 0.0), (15.0, 0.5), (0.1, 0.0), params=10)
     assert "no_conflict" not in [one.code for one in found.recommendation]

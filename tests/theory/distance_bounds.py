@@ -25,9 +25,7 @@ def distance_bound(
     through one inner step: d_ij ≤ 2 G min{((1 + ηL)² + ηL) δ, 1 + ηL}
     `variant="paper"`:      d_ij ≤ 4 η G L δ,  as printed in the paper; it does not hold
 
-    Rows are gradients of the expected query loss after τ steps of gradient descent on the expected support loss. The
-    bound also holds for the difference of *expected* rows over sampled support and query sets of any size. It does not
-    hold for the rows of two independently sampled tasks: those differ even if δ = 0.
+    Rows are gradients of the expected query loss after τ steps of gradient descent on the expected support loss.
 
     Args:
         total_variation: δ in [0, 1], `[...]`; sup_A |P_i(A) − P_j(A)|, half the 1-norm for discrete distributions.
