@@ -173,17 +173,6 @@ def learner_gradients_of_unused_layers(engine: str, local: bool) -> dict[str, bo
     return {name: layer.weight.grad is not None for name, layer in layers.items()}
 
 
-def learner_message() -> str:
-    """Return the error of a meta-step with `Ranks("batch")`."""
-    learner = gradhomog.learner("maml", *checks.networks())
-    outer = torch.optim.SGD(learner.parameters(), lr=0.1)
-    try:
-        learner.step(checks.tasks(2), outer, group=Ranks("batch"))
-    except GradhomogError as error:
-        return str(error)
-    return "no error"
-
-
 def bytes_sent(over: str, tasks: int, width: int, text: str = "pcgrad") -> dict[str, int]:
     """Return the bytes of the parameters of a square layer, and those that this rank sends in a step."""
     model = nn.Linear(width, width, bias=False)

@@ -31,8 +31,3 @@ def test_local_meta_steps_keep_replicas_equal(processes):
 def test_a_parameter_is_unused_if_no_task_of_any_rank_uses_it(processes, engine, local):
     found = processes(cases.learner_gradients_of_unused_layers, 2, engine, local)
     assert found == [{"partly": True, "never": False, "head": False}] * 2
-
-
-def test_the_batch_of_a_learner_is_distributed_by_tasks(processes):
-    found = processes(cases.learner_message, 2)
-    assert all("`over` must be 'tasks'; got 'batch'" in text for text in found)
