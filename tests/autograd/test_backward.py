@@ -182,20 +182,6 @@ def test_a_row_that_is_not_finite_raises_and_nothing_is_written():
         assert repr(pipe.state_dict()) == repr(before)
 
 
-def test_with_the_policy_drop_a_row_that_is_not_finite_and_its_head_are_excluded():
-    model, reference = Model(), Model(tasks=3)
-    z = model.encoder(inputs())
-    losses = model.losses(z)
-    losses[1] = losses[1] * torch.nan
-    found = gradhomog.backward(losses, gradhomog.pipeline("mgda", nonfinite="drop"), parameters=model.encoder)
-    assert found.tasks == (0, 2)
-    assert model.heads[1].weight.grad is None
-    kept = reference.losses(reference.encoder(inputs()))
-    gradhomog.backward([kept[0], kept[2]], gradhomog.pipeline("mgda"), parameters=reference.encoder)
-    torch.testing.assert_close(model.encoder[0].weight.grad, reference.encoder[0].weight.grad)
-    torch.testing.assert_close(model.heads[2].weight.grad, reference.heads[2].weight.grad)
-
-
 @pytest.mark.parametrize("leaves", [True, False])
 def test_a_loss_that_depends_on_shared_parameters_by_another_path_raises(leaves):
     model = Model()
