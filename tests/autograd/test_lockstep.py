@@ -14,15 +14,6 @@ from gradhomog.errors import NonfiniteError, OptionError
 from .networks import Model, gradients, inputs
 
 
-class Residual(nn.Module):
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x):
-        return x + self.inner(x)
-
-
 class Transformer(nn.Module):
     """Encoder layers; the embedding is also the output layer, unless it is sparse."""
 
@@ -112,7 +103,7 @@ def convolutional():
     layers = [
         nn.Sequential(nn.Conv2d(c, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)) for c in (3, 4, 4)
     ]
-    return nn.Sequential(*layers, Residual(nn.Conv2d(4, 4, 1)), nn.Flatten())
+    return nn.Sequential(*layers, nn.Flatten())
 
 
 NETWORKS = {

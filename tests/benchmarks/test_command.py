@@ -31,7 +31,6 @@ TABLES = [
     (backward, "3x4x6", ["tracked"], [backward.BY_HAND, backward.SUMMED, "backward tracked", *PEERS]),
     (combine, "3x50", ["pcgrad", 'pcgrad(scale="paper")', "static"],
      [*FLOORS, "pcgrad", "torchjd PCGrad", 'pcgrad(scale="paper")', "static"]),
-    (combine, "2x50", ["gradnorm"], [*FLOORS, "gradnorm", combine.NORMS, combine.NORMS_READ]),
     *((overhead, shape, ["none", "upgrad"], [backward.SUMMED, backward.BY_HAND, "none", "upgrad"])
       for shape in ("2x16", "2x1x8", "2x3x16x4")),
     (ranks, "3x4x6", ["none"], [ranks.PLAIN, ranks.ALONE, "none, batch", "none, local"]),

@@ -27,11 +27,6 @@ def csv_column(folder, install):
     return ["compare", *[word for entry in problem for word in ("--set", entry)]]
 
 
-def toml_key(folder, install):
-    (folder / "a.toml").write_text(f"{json.dumps(TITLE)} = 1", encoding="utf-8")
-    return ["compare", str(folder / "a.toml")]
-
-
 def plugin_import(folder, install):
     install("bad-dist", f"raise RuntimeError({TITLE!r})", plugin="bad")
     return ["show", "bad"]
@@ -39,7 +34,6 @@ def plugin_import(folder, install):
 
 INPUTS = {
     "csv column": csv_column,
-    "toml key": toml_key,
     "pipeline": lambda folder, install: ["compare", "--set", f"homogenizers={json.dumps([TITLE])}"],
     "plugin": plugin_import,
     "file name": lambda folder, install: ["report", str(folder / TITLE)],
