@@ -32,20 +32,6 @@ class Transformer(nn.Module):
         return x @ self.embedding.weight.T if self.tied else x
 
 
-class Cell(nn.Module):
-    """One layer, applied at each time step."""
-
-    def __init__(self):
-        super().__init__()
-        self.cell = nn.GRUCell(5, 6)
-
-    def forward(self, x):
-        state = None
-        for step in x.unbind(1):
-            state = self.cell(step, state)
-        return state
-
-
 class Splits(nn.Module):
     """Nodes with several outputs, some of which are not used."""
 
@@ -109,7 +95,6 @@ def convolutional():
 NETWORKS = {
     "mlp": (mlp, (7, 5)),
     "conv": (convolutional, (6, 3, 8, 8)),
-    "cell": (Cell, (4, 3, 5)),
     "transformer": (Transformer, (4, 3)),
     "sparse": (lambda: Transformer(sparse=True), (4, 3)),
     "checkpoint": (lambda: Transformer(checkpointed=True), (4, 3)),

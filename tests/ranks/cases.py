@@ -145,8 +145,7 @@ def learner_steps(name: str, text: str, counts: Sequence[int], local: bool = Fal
         report = learner.step(tasks[part_of(counts)], outer, group=group)
     return {
         "parameters": [parameter.detach() for parameter in learner.parameters()],
-        "losses": report.losses, "domains": list(report.names), "weights": report.weights,
-        "state": learner.homogenizers.state_dict(),
+        "losses": report.losses, "domains": list(report.names),
     }  # fmt: skip
 
 
