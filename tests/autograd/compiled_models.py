@@ -12,6 +12,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import gradhomog
 from gradhomog import TaskBatch
 
+from .networks import matrix, take_step
+
 BACKEND = "aot_eager"  # the backward graphs of inductor, which compiles them to C++ in many seconds
 INDUCTOR = "inductor" if shutil.which("g++") else BACKEND
 TASKS = 3
@@ -141,14 +143,12 @@ def combine(kind: str, text: str) -> list[Tensor]:
     pipe, directions = gradhomog.pipeline(text), []
     for x in batches():
         _, losses = forward(x)
-        rows = [torch.autograd.grad(loss, shared(parameters), retain_graph=True) for loss in losses]
-        matrix = torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
-        directions.append(pipe.combine(matrix, losses=torch.stack(losses).detach()))
+        directions.append(pipe.combine(matrix(losses, shared(parameters)), losses=torch.stack(losses).detach()))
     return directions
 
 
-def trained(take_step: Callable[..., None], kind: str, text: str, autocast: bool = False) -> list[Tensor]:
-    """Gradients after a step on each batch."""
+def trained(call: str, kind: str, text: str, autocast: bool = False) -> list[Tensor]:
+    """Gradients after a step on each batch; `call`: `"features"`, or that of `take_step`."""
     dtype = torch.float32 if autocast else torch.float64
     parameters, forward = prepared(kind, dtype)
     pipe, gradients = gradhomog.pipeline(text), []
@@ -157,27 +157,11 @@ def trained(take_step: Callable[..., None], kind: str, text: str, autocast: bool
             parameter.grad = None
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
             z, losses = forward(x)
-        take_step(losses, pipe, shared(parameters), z)
+        # The compiled function returns losses only.
+        options = {"features": losses[0] if z is None else z, "level": "features"} if call == "features" else {}
+        take_step(call, [losses], pipe, parameters=shared(parameters), **options)
         gradients += [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]
     return gradients
-
-
-def backward(losses: Any, pipe: gradhomog.Pipeline, parameters: Any, z: Tensor) -> None:
-    gradhomog.backward(losses, pipe, parameters=parameters)
-
-
-def backward_features(losses: Any, pipe: gradhomog.Pipeline, parameters: Any, z: Tensor) -> None:
-    features = losses[0] if z is None else z  # the compiled function returns losses only
-    gradhomog.backward(losses, pipe, parameters=parameters, features=features, level="features")
-
-
-def loss(losses: Any, pipe: gradhomog.Pipeline, parameters: Any, z: Tensor) -> None:
-    gradhomog.loss(losses, pipe, parameters=parameters).backward()
-
-
-def accumulated(losses: Any, pipe: gradhomog.Pipeline, parameters: Any, z: Tensor) -> None:
-    with gradhomog.accumulated(pipe, parameters=parameters) as several:
-        several.add(losses)
 
 
 def learner(kind: str, text: str) -> list[Tensor]:
@@ -202,9 +186,9 @@ def learner(kind: str, text: str) -> list[Tensor]:
 
 ENTRY_POINTS: dict[str, Callable[[str, str], list[Tensor]]] = {
     "`pipe.combine`": combine,
-    "`backward`": functools.partial(trained, backward),
-    '`backward(level="features")`': functools.partial(trained, backward_features),
-    "`loss`": functools.partial(trained, loss),
-    "`accumulated`": functools.partial(trained, accumulated),
+    "`backward`": functools.partial(trained, "backward"),
+    '`backward(level="features")`': functools.partial(trained, "features"),
+    "`loss`": functools.partial(trained, "loss"),
+    "`accumulated`": functools.partial(trained, "accumulated"),
     "learner `maml`": learner,
 }

@@ -1,9 +1,13 @@
 """A small multi-task model, and its step computed by hand."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import gradhomog
+from gradhomog import Pipeline
 
 
 class Model(nn.Module):
@@ -38,12 +42,32 @@ def inputs(size=7, seed=2):
     return torch.randn(size, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
+def take_step(call: str, batches: Iterable[Any], pipe: Pipeline, **options: Any) -> None:
+    """Take a step by `backward`, `loss` or `accumulated`; `batches`: the losses of each batch, computed when read."""
+    if call == "accumulated":
+        with gradhomog.accumulated(pipe, **options) as several:
+            for losses in batches:
+                several.add(losses)
+        return
+    (losses,) = batches
+    if call == "loss":
+        gradhomog.loss(losses, pipe, **options).backward()
+    else:
+        gradhomog.backward(losses, pipe, **options)
+
+
+def matrix(losses: Iterable[Tensor], parameters: Iterable[Tensor]) -> Tensor:
+    """Rows `[tasks, params]`, by one `torch.autograd.grad` per loss."""
+    leaves, options = list(parameters), {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+    rows = [torch.autograd.grad(loss, leaves, **options) for loss in losses]
+    return torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
+
+
 def by_hand(model, text, losses, **options):
-    """Return the gradients of encoder and heads: rows by `torch.autograd.grad`, stacked, combined, split again."""
+    """Return the gradients of encoder and heads: rows, combined and split again."""
     shared = list(model.encoder.parameters())
-    rows = [torch.autograd.grad(loss, shared, retain_graph=True) for loss in losses]
-    matrix = torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
-    direction = gradhomog.pipeline(text).combine(matrix, losses=torch.stack(losses).detach(), **options)
+    rows = matrix(losses, shared)
+    direction = gradhomog.pipeline(text).combine(rows, losses=torch.stack(losses).detach(), **options)
     parts = direction.split([p.numel() for p in shared])
     heads = [
         gradient
@@ -55,3 +79,7 @@ def by_hand(model, text, losses, **options):
 
 def gradients(model):
     return [p.grad for p in [*model.encoder.parameters(), *model.heads.parameters()]]
+
+
+def flat(gradients):
+    return torch.cat([gradient.flatten() for gradient in gradients])

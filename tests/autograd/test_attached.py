@@ -7,6 +7,8 @@ from torch import nn
 import gradhomog
 from gradhomog import OptionError
 
+from .networks import take_step
+
 MESSAGE = r"isi must be attached to the encoder.*`with pipe\.attached\(encoder\):`.*learner.*meta_step\(..., encoder="
 
 
@@ -22,44 +24,38 @@ def encoder():
     return nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten())
 
 
-def backward(encoder, pipe):
-    gradhomog.backward(make_losses(encoder), pipe, parameters=encoder)
+def step(call, encoder, pipe):
+    take_step(call, [make_losses(encoder)], pipe, parameters=encoder)
 
 
-def loss(encoder, pipe):
-    gradhomog.loss(make_losses(encoder), pipe, parameters=encoder).backward()
+calls = pytest.mark.parametrize("call", ["backward", "loss", "accumulated"])
 
 
-def accumulated(encoder, pipe):
-    with gradhomog.accumulated(pipe, parameters=encoder) as several:
-        several.add(make_losses(encoder))
-
-
-@pytest.mark.parametrize("step", [backward, loss, accumulated])
+@calls
 @pytest.mark.parametrize("text", ["isi", "pcgrad + isi"])
-def test_a_step_without_the_attachment_that_the_pipeline_needs_raises(step, text, encoder):
+def test_a_step_without_the_attachment_that_the_pipeline_needs_raises(call, text, encoder):
     pipe = gradhomog.pipeline(text)
     with pytest.raises(OptionError, match=MESSAGE):
-        step(encoder, pipe)
+        step(call, encoder, pipe)
     with pipe.attached(encoder):
         pass
     with pytest.raises(OptionError, match=MESSAGE):
-        step(encoder, pipe)
+        step(call, encoder, pipe)
     with pytest.raises(ZeroDivisionError), pipe.attached(encoder):
         _ = 1 / 0
     with pytest.raises(OptionError, match=MESSAGE):
-        step(encoder, pipe)
+        step(call, encoder, pipe)
     assert encoder[0].weight.grad is None
     assert pipe.steps == 0
 
 
-@pytest.mark.parametrize("step", [backward, loss, accumulated])
-def test_an_attached_pipeline_takes_a_step_that_differs_from_the_plain_step(step, encoder):
+@calls
+def test_an_attached_pipeline_takes_a_step_that_differs_from_the_plain_step(call, encoder):
     pipe = gradhomog.pipeline("isi(rate=0.9)")
     with pipe.attached(encoder):
-        step(encoder, pipe)
+        step(call, encoder, pipe)
     homogenized, encoder[0].weight.grad = encoder[0].weight.grad, None
-    step(encoder, gradhomog.pipeline("pcgrad"))
+    step(call, encoder, gradhomog.pipeline("pcgrad"))
     assert pipe.steps == 1
     assert not torch.allclose(homogenized, encoder[0].weight.grad)
 

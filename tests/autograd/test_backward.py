@@ -9,7 +9,7 @@ from torch import nn
 import gradhomog
 from gradhomog import NonfiniteError, OptionError
 
-from .networks import Model, by_hand, gradients, inputs
+from .networks import Model, by_hand, flat, gradients, inputs, matrix
 
 PIPELINES = ["none", "static(weights=[1, 0.5, 2])", "pcgrad", "mgda", "gradnorm", "pcgrad(order='fixed') + gradnorm"]
 WAYS = ["given", "found", "features", "features found"]
@@ -96,12 +96,7 @@ def test_a_parameter_that_two_of_three_losses_share_has_a_zero_in_the_third_row(
     generator = torch.Generator().manual_seed(0)
     first, second = (torch.randn(4, dtype=torch.float64, generator=generator, requires_grad=True) for _ in range(2))
     losses = [(first * second).sum(), (first - 2 * second).square().sum(), first.square().sum()]
-    rows = torch.stack([
-        torch.cat([torch.zeros(4).double() if g is None else g for g in
-                   torch.autograd.grad(loss, [first, second], retain_graph=True, allow_unused=True)])
-        for loss in losses
-    ])  # fmt: skip
-    expected = gradhomog.pipeline("mgda").combine(rows)
+    expected = gradhomog.pipeline("mgda").combine(matrix(losses, [first, second]))
     found = gradhomog.backward(losses, gradhomog.pipeline("mgda"))
     torch.testing.assert_close(torch.cat([first.grad, second.grad]), expected)
     assert found.direction.keys() == {"0", "1"}
@@ -130,12 +125,8 @@ def test_several_features_and_a_module_used_twice():
     z, skip = deep[2](torch.tanh(deep[0](x))), wide(x) + wide(2 * x)
     shared = [*deep.parameters(), *wide.parameters()]
     gradhomog.backward(losses(z, skip), gradhomog.pipeline("mgda"), features=(z, skip), parameters=shared)
-    found = [p.grad for p in shared]
-    rows = [torch.autograd.grad(loss, shared) for loss in
-            (losses(deep[2](torch.tanh(deep[0](x))), wide(x) + wide(2 * x))[task] for task in range(2))]  # fmt: skip
-    matrix = torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
-    expected = gradhomog.pipeline("mgda").combine(matrix)
-    torch.testing.assert_close(torch.cat([g.flatten() for g in found]), expected)
+    rows = matrix(losses(deep[2](torch.tanh(deep[0](x))), wide(x) + wide(2 * x)), shared)
+    torch.testing.assert_close(flat(p.grad for p in shared), gradhomog.pipeline("mgda").combine(rows))
 
 
 def test_batch_statistics_are_updated_once_for_any_number_of_tasks():
@@ -191,20 +182,6 @@ def test_a_row_that_is_not_finite_raises_and_nothing_is_written():
         assert repr(pipe.state_dict()) == repr(before)
 
 
-def test_with_the_policy_drop_a_row_that_is_not_finite_and_its_head_are_excluded():
-    model, reference = Model(), Model(tasks=3)
-    z = model.encoder(inputs())
-    losses = model.losses(z)
-    losses[1] = losses[1] * torch.nan
-    found = gradhomog.backward(losses, gradhomog.pipeline("mgda", nonfinite="drop"), parameters=model.encoder)
-    assert found.tasks == (0, 2)
-    assert model.heads[1].weight.grad is None
-    kept = reference.losses(reference.encoder(inputs()))
-    gradhomog.backward([kept[0], kept[2]], gradhomog.pipeline("mgda"), parameters=reference.encoder)
-    torch.testing.assert_close(model.encoder[0].weight.grad, reference.encoder[0].weight.grad)
-    torch.testing.assert_close(model.heads[2].weight.grad, reference.heads[2].weight.grad)
-
-
 @pytest.mark.parametrize("leaves", [True, False])
 def test_a_loss_that_depends_on_shared_parameters_by_another_path_raises(leaves):
     model = Model()
@@ -253,10 +230,8 @@ INVALID = [
     (changed(losses=torch.tensor(1.0, requires_grad=True)), "one loss per task; got one scalar"),
     (with_losses(lambda m, z: [z.sum(), z]), r"task 1 must be a real scalar tensor; got shape \(7, 6\).* the mean"),
     (changed(losses=[None, None]), "all 2 losses are None.* Skip the batch"),
-    (changed(losses=[None, torch.tensor(1.0)]), "at least one loss must have a graph; got none"),
     (changed(losses=["a"]), r"task 0 must be a real scalar tensor; got str\. Pass .* as a tensor\."),
     (changed(losses=[0.5]), r"got float\. Pass the loss as a tensor, not as a number \(`\.item"),
-    (with_losses(lambda m, z: [z.sum().cfloat()] * 2), "must be a real scalar tensor"),
     (with_losses(lambda m, z: m.losses(z.detach())), r"depend on none of 0\.weight, 0\.bias"),
     (lambda m, z, c: c.update(losses=m.losses(z.detach()), parameters=None), "share a parameter; they share none"),
     (lambda m, z, c: c.update(losses=torch.stack(m.losses(z)), parameters=None), "stacked into one tensor"),
@@ -289,17 +264,12 @@ INVALID = [
     (changed(domains=["a"]), "`domains` must contain one name for each of the 3 tasks"),
     (changed(per="block"), "`per` must be"),
     (changed(per={1: "0.*", 2: "*"}), "`per` must map names of groups to patterns, all of them strings"),
-    (changed(per={"all": None}), "`per` must map names of groups to patterns, all of them strings"),
     (changed(per={"first": "0.*"}), "must have a pattern for every shared parameter"),
     (
         changed(per={"all": "*", "none": "9.*"}),
         "selects no parameter: it matches none, or only parameters that an earlier pattern matches",
     ),
     (changed(per="tensor", parameters=None), "`per` keeps a state"),
-    (
-        lambda m, z, c: c.update(per="layer", parameters=list(m.encoder.parameters())),
-        "'0', '1', … of a list.*per='tensor'",
-    ),
     (
         lambda m, z, c: c.update(per="layer", parameters=nn.ParameterList(m.encoder.parameters())),
         "'0', '1', … of a list.*per='tensor'",

@@ -9,7 +9,7 @@ import gradhomog
 from gradhomog import OptionError, TaskKey
 from gradhomog.step.step import make_step
 
-from .networks import Model, gradients, inputs
+from .networks import Model, flat, gradients, inputs, matrix, take_step
 
 NAMES = ("a", "b", "c")
 TEXT = "tracked(method='upgrad', average=0.5)"
@@ -34,38 +34,28 @@ def counted_losses(model, differentiated, number=0):
     return [Counted.apply(loss, task, differentiated) for task, loss in enumerate(losses)]
 
 
-def by_hand(model, steps, choose=lambda number: number % 3, text=TEXT):
+def by_hand(model, steps):
     """The encoder's gradient in each step, as one vector, from rows of one task per step."""
-    pipe, found = gradhomog.pipeline(text), []
-    shared = list(model.encoder.parameters())
+    pipe, found = gradhomog.pipeline(TEXT), []
     for number in range(steps):
-        slot = choose(number)
-        loss = counted_losses(model, [], number)[slot]
-        row = torch.cat([part.flatten() for part in torch.autograd.grad(loss, shared)])
-        pending = pipe.compute(make_step(row[None], slots=[slot]))
+        slot = number % 3
+        row = matrix([counted_losses(model, [], number)[slot]], model.encoder.parameters())
+        pending = pipe.compute(make_step(row, slots=[slot]))
         pending.commit()
         found.append(pending.result.direction[""])
     return found
 
 
 def encoder_gradient(model):
-    return torch.cat([parameter.grad.flatten() for parameter in model.encoder.parameters()])
+    return flat(parameter.grad for parameter in model.encoder.parameters())
 
 
-def by_backward(losses, pipe, model):
-    gradhomog.backward(losses, pipe, parameters=model.encoder)
+calls = pytest.mark.parametrize("call", ["backward", "loss"])
 
 
-def by_loss(losses, pipe, model):
-    value = gradhomog.loss(losses, pipe, parameters=model.encoder)
-    present = [loss.detach() for loss in losses if loss is not None]
-    torch.testing.assert_close(value.detach(), torch.stack(present).mean())
-    value.backward()
-
-
-@pytest.mark.parametrize("step", [by_backward, by_loss])
+@calls
 @pytest.mark.parametrize("passed", ["all losses", "chosen losses"])
-def test_only_the_chosen_loss_is_differentiated_and_only_its_head_has_a_gradient(step, passed):
+def test_only_the_chosen_loss_is_differentiated_and_only_its_head_has_a_gradient(call, passed):
     model, pipe = Model(), gradhomog.pipeline(TEXT)
     for number, expected in enumerate(by_hand(Model(), 7)):
         model.zero_grad()
@@ -74,7 +64,7 @@ def test_only_the_chosen_loss_is_differentiated_and_only_its_head_has_a_gradient
         [slot] = chosen = pipe.choose(3)
         assert chosen == pipe.choose(3) == (number % 3,)
         given = losses if passed == "all losses" else [losses[slot] if slot == task else None for task in range(3)]
-        step(given, pipe, model)
+        take_step(call, [given], pipe, parameters=model.encoder)
         assert differentiated == [slot]
         torch.testing.assert_close(encoder_gradient(model), expected)
         for task, (head, loss) in enumerate(zip(model.heads, counted_losses(model, [], number), strict=True)):
@@ -119,12 +109,9 @@ def test_each_group_of_parameters_keeps_averages_of_the_same_tasks():
         assert differentiated == [number % 3]
         loss = counted_losses(model, [], number)[number % 3]
         for layer, part in zip((model.encoder[0], model.encoder[2]), parts, strict=True):
-            row = torch.cat(
-                [g.flatten() for g in torch.autograd.grad(loss, list(layer.parameters()), retain_graph=True)]
-            )
-            pending = part.compute(make_step(row[None], slots=[number % 3]))
+            pending = part.compute(make_step(matrix([loss], layer.parameters()), slots=[number % 3]))
             pending.commit()
-            found = torch.cat([parameter.grad.flatten() for parameter in layer.parameters()])
+            found = flat(parameter.grad for parameter in layer.parameters())
             torch.testing.assert_close(found, pending.result.direction[""])
     resumed = gradhomog.pipeline(TEXT)
     resumed.load_state_dict(copy.deepcopy(pipe.state_dict()))
@@ -185,18 +172,15 @@ def weight_and_other():
     return (torch.ones(2, requires_grad=True) for _ in range(2))
 
 
-@pytest.mark.parametrize("step", [by_backward, by_loss])
-def test_a_parameter_that_only_other_losses_use_gets_the_kept_direction(step):
+@calls
+def test_a_parameter_that_only_other_losses_use_gets_the_kept_direction(call):
     weight, other = weight_and_other()
     pipe = gradhomog.pipeline("tracked(method='static')")
     expected = {0: (1.0, None), 1: (1.0, 1.5), 2: (1.0, 1.5)}  # task 0 does not use `other`
     for number in range(3):
         weight.grad = other.grad = None
         losses = [weight.sum(), (weight + 3 * other).sum()]
-        if step is by_backward:
-            gradhomog.backward(losses, pipe, parameters=[weight, other])
-        else:
-            gradhomog.loss(losses, pipe, parameters=[weight, other]).backward()
+        take_step(call, [losses], pipe, parameters=[weight, other])
         for parameter, value in zip((weight, other), expected[number], strict=True):
             if value is None:
                 assert parameter.grad is None

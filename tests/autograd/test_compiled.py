@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import gradhomog
 from gradhomog import OptionError
 
-from .compiled_models import ENCODERS, ENTRY_POINTS, Net, backward, batches, compiled, prepared, trained
+from .compiled_models import ENCODERS, ENTRY_POINTS, Net, batches, compiled, prepared, trained
 
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "compile.md"
 ONE_PASS, N_PASSES = "uw", "upgrad"
@@ -86,7 +86,7 @@ def test_a_cell_of_the_page_holds(kind: str, name: str, cell: str) -> None:
 @pytest.mark.parametrize(("kind", "name", "cell"), [c for c in cells("`backward`") if c.values[2] == "yes"])
 def test_autocast_gives_the_gradients_of_the_plain_model_under_autocast(kind: str, name: str, cell: str) -> None:
     found, plain, exact = (
-        torch.cat([gradient.flatten().double() for gradient in trained(backward, one, N_PASSES, autocast)])
+        torch.cat([gradient.flatten().double() for gradient in trained("backward", one, N_PASSES, autocast)])
         for one, autocast in ((kind, True), ("uncompiled", True), ("uncompiled", False))
     )
     assert (found - plain).norm() <= 0.02 * plain.norm()  # five units of bfloat16's precision, 2⁻⁸

@@ -7,7 +7,7 @@ from torch import nn
 import gradhomog
 from gradhomog import Homogenizer
 
-from .networks import Model, gradients, inputs
+from .networks import Model, gradients, inputs, matrix
 
 
 @pytest.mark.parametrize("nonfinite", ["raise", "drop"])
@@ -32,13 +32,7 @@ def test_feature_level_of_several_tensors_and_of_maps():
     x = torch.randn(2, 1, 5, 5)
     maps, flat = shared(x), other(x[:, 0, :3, :3].flatten(1))
     losses = [maps.square().mean() + flat.mean(), (maps - 1).square().mean(), flat.square().mean()]
-    rows = torch.stack([
-        torch.cat([torch.zeros(top.numel()) if g is None else g.flatten() for g, top in
-                   zip(torch.autograd.grad(loss, [maps, flat], retain_graph=True, allow_unused=True), (maps, flat),
-                       strict=True)])
-        for loss in losses
-    ])  # fmt: skip
-    feature_grads = gradhomog.pipeline("mgda").combine(rows).split([maps.numel(), flat.numel()])
+    feature_grads = gradhomog.pipeline("mgda").combine(matrix(losses, [maps, flat])).split([maps.numel(), flat.numel()])
     parameters = [*shared.parameters(), *other.parameters()]
     expected = torch.autograd.grad(
         [maps, flat], parameters, [feature_grads[0].view_as(maps), feature_grads[1].view_as(flat)], retain_graph=True
@@ -62,9 +56,7 @@ def test_groups_are_homogenized_separately(per, groups):
     named = dict(reference.encoder.named_parameters())
     losses = reference.losses(reference.encoder(inputs()))
     for group in groups:
-        rows = [torch.autograd.grad(loss, [named[name] for name in group], retain_graph=True) for loss in losses]
-        matrix = torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
-        expected = gradhomog.pipeline("mgda").combine(matrix)
+        expected = gradhomog.pipeline("mgda").combine(matrix(losses, [named[name] for name in group]))
         mine = torch.cat([dict(model.encoder.named_parameters())[name].grad.flatten() for name in group])
         torch.testing.assert_close(mine, expected)
     assert set(found.direction) == set(named)

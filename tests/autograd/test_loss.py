@@ -1,4 +1,4 @@
-"""`gradhomog.loss` in loops that call `loss.backward()`."""
+"""`gradhomog.loss` in loops that call `loss.backward()`, as a sum, and beside other terms."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch import nn
 import gradhomog
 from gradhomog import NonfiniteError, OptionError
 
-from .networks import Model, gradients, inputs
+from .networks import Model, by_hand, flat, gradients, inputs, matrix
 
 METHODS = ["none", "static(weights=[1, 2, 3])", "pcgrad", "upgrad", "gradnorm", "trimmed_mean", "uw"]
 
@@ -33,8 +33,9 @@ def test_its_backward_writes_the_gradients_of_gradhomog_backward_with_identical_
     assert repr(pipe.state_dict()) == repr(reference.state_dict())
 
 
-def test_its_value_is_the_mean_of_the_losses_of_the_present_tasks():
-    model, pipe = Model(), gradhomog.pipeline("mgda")
+@pytest.mark.parametrize("text", ["mgda", "tracked"])
+def test_its_value_is_the_mean_of_the_losses_of_the_present_tasks(text):
+    model, pipe = Model(), gradhomog.pipeline(text)
     losses = model.losses(model.encoder(inputs()))
     expected = torch.stack(losses).mean()
     torch.testing.assert_close(gradhomog.loss(losses, pipe, parameters=model.encoder).detach(), expected.detach())
@@ -79,11 +80,12 @@ def test_losses_are_validated_without_gradients_as_with_them(case):
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_without_gradients_it_is_the_mean_without_a_graph_and_takes_no_step(frozen):
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_without_gradients_it_is_the_reduction_without_a_graph_and_takes_no_step(reduction, frozen):
     model, pipe = Model().requires_grad_(not frozen), gradhomog.pipeline("gradnorm")
     with torch.no_grad():
-        value = total(model, pipe)
-        torch.testing.assert_close(value, torch.stack(model.losses(model.encoder(inputs()))).mean())
+        value = total(model, pipe, reduction=reduction)
+        torch.testing.assert_close(value, getattr(torch, reduction)(torch.stack(model.losses(model.encoder(inputs())))))
     assert not value.requires_grad
     assert pipe.steps == 0
 
@@ -165,3 +167,122 @@ def test_it_works_through_torch_autograd_grad_and_non_leaf_parameters():
     (gradient,) = torch.autograd.grad(value, leaf)
     torch.testing.assert_close(gradient, 2 * (1 - 2 * adapted.detach()) / 2)
     assert model.encoder[0].weight.grad is None
+
+
+# -- reduction="sum": value and scale are those of the sum, the direction is that of the pipeline --------------------
+
+
+def losses_of(model, **changed):
+    return {**dict(zip("abc", model.losses(model.encoder(inputs())), strict=True)), **changed}
+
+
+def summed(losses, pipe, model, **options):
+    return gradhomog.loss(losses, gradhomog.pipeline(pipe), parameters=model.encoder, reduction="sum", **options)
+
+
+def rows_of(model, *names):
+    losses = losses_of(model)
+    return matrix([losses[name] for name in names], model.encoder.parameters())
+
+
+def test_the_empty_pipeline_gives_the_value_and_the_gradient_of_the_sum():
+    model, plain = Model(), Model()
+    value, expected = summed(losses_of(model), "none", model), torch.stack([*losses_of(plain).values()]).sum()
+    assert torch.equal(value, expected)
+    value.backward()
+    expected.backward()
+    torch.testing.assert_close(gradients(model), gradients(plain), rtol=1e-14, atol=1e-13)  # the largest factor is 100
+
+
+@pytest.mark.parametrize("text", ["upgrad", "pcgrad", "trimmed_mean", "static(weights=[1, 2, 5])"])
+@pytest.mark.parametrize("factor", [1.0, 0.25, 8.0])
+def test_the_gradient_is_the_direction_times_the_number_of_losses_and_the_incoming_gradient(text, factor):
+    model = Model()
+    encoder, heads = (found := by_hand(model, text, list(losses_of(model).values())))[:4], found[4:]
+    (factor * summed(losses_of(model), text, model)).backward()
+    expected = [*(3 * factor * gradient for gradient in encoder), *(factor * gradient for gradient in heads)]
+    torch.testing.assert_close(gradients(model), expected)
+
+
+def test_an_absent_loss_is_left_out_of_sum_and_scale():
+    model = Model()
+    losses = losses_of(model)
+    expected = 2 * gradhomog.pipeline("upgrad").combine(rows_of(model, "a", "c"))
+    value = summed({**losses, "b": None}, "upgrad", model)
+    torch.testing.assert_close(value.detach(), (losses["a"] + losses["c"]).detach())
+    value.backward()
+    torch.testing.assert_close(flat(gradients(model)[:4]), expected)
+
+
+@pytest.mark.parametrize("kept", ["one", 2, "all"])
+def test_averages_of_constant_rows_have_the_scale_of_all_losses(kept):
+    model, pipe = Model(), gradhomog.pipeline([("tracked", {"method": "upgrad", "rows": kept})])
+    expected = 3 * gradhomog.pipeline("upgrad").combine(rows_of(model, "a", "b", "c"))
+    for _ in range(3):
+        model.zero_grad()
+        summed(losses_of(model), pipe, model).backward()
+    torch.testing.assert_close(flat(gradients(model)[:4]), expected)
+
+
+def test_weighted_heads_receive_the_gradient_of_the_weighted_sum():
+    model, plain = Model(), Model()
+    summed(losses_of(model), "static(weights=[1, 3, 2])", model, heads="weighted").backward()
+    sum(weight * loss for weight, loss in zip((0.5, 1.5, 1.0), losses_of(plain).values(), strict=True)).backward()
+    torch.testing.assert_close(gradients(model), gradients(plain))
+
+
+def test_a_dropped_loss_is_left_out_of_the_sum_of_gradients():
+    model = Model()
+    expected = rows_of(model, "a", "c").sum(0)
+    infinite = torch.inf * losses_of(model)["b"]
+    summed(losses_of(model, b=infinite), gradhomog.pipeline("none", nonfinite="drop"), model).backward()
+    torch.testing.assert_close(flat(gradients(model)[:4]), expected)
+
+
+def test_an_adversary_that_maximizes_the_sum_is_refused():
+    model = Model()
+    with pytest.raises(OptionError, match="must be minimized"):
+        (-summed(losses_of(model), "none", model)).backward()
+
+
+# -- a term of a sum, whose other terms depend on the same activations -----------------------------------------------
+
+
+def penalty(z):
+    return 0.1 * z.abs().mean() + z.square().mean()
+
+
+def of_two_graphs(text, level):
+    """The gradients of two backward passes through two graphs."""
+    model = Model()
+    z, pipe = model.encoder(inputs()), gradhomog.pipeline(text)
+    gradhomog.backward(model.losses(z), pipe, parameters=model.encoder, features=z, level=level)
+    penalty(model.encoder(inputs())).backward()
+    return gradients(model)
+
+
+@pytest.mark.parametrize("level", ["parameters", "features"])
+@pytest.mark.parametrize("text", ["none", "uw", "pcgrad", "graddrop", "upgrad"])
+def test_gradients_are_added_to_those_of_a_penalty_on_an_activation(text, level):
+    model, pipe = Model(), gradhomog.pipeline(text)
+    z = model.encoder(inputs())
+    (gradhomog.loss(model.losses(z), pipe, parameters=model.encoder, features=z, level=level) + penalty(z)).backward()
+    torch.testing.assert_close(gradients(model), of_two_graphs(text, level))
+    assert pipe.steps == 1
+
+
+def test_a_graph_that_backward_keeps_can_be_used_again():
+    model = Model()
+    z = model.encoder(inputs())
+    gradhomog.loss(model.losses(z), gradhomog.pipeline("pcgrad"), parameters=model.encoder).backward(retain_graph=True)
+    penalty(z).backward()
+    torch.testing.assert_close(gradients(model), of_two_graphs("pcgrad", "parameters"))
+
+
+def test_a_graph_that_nothing_else_uses_is_freed():
+    model = Model()
+    z = model.encoder(inputs())
+    of_weights = model.encoder[0].weight.square().sum()  # depends on a leaf, not on an activation
+    (gradhomog.loss(model.losses(z), gradhomog.pipeline("pcgrad"), parameters=model.encoder) + of_weights).backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        z.sum().backward()

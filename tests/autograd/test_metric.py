@@ -7,7 +7,7 @@ from torch import optim
 import gradhomog
 from gradhomog import OptionError, TaskBatch
 from tests.adapters import checks
-from tests.autograd.networks import Model, inputs
+from tests.autograd.networks import Model, inputs, take_step
 
 OPTIMIZERS = {
     "adam": lambda groups: optim.Adam(groups, lr=0.02, betas=(0.8, 0.99)),
@@ -16,6 +16,7 @@ OPTIMIZERS = {
     "rmsprop": lambda groups: optim.RMSprop(groups, lr=0.02, centered=True),
     "adagrad": lambda groups: optim.Adagrad(groups, lr=0.02, initial_accumulator_value=0.1),
     "sgd": lambda groups: optim.SGD(groups, lr=0.02, momentum=0.9),
+    "soap": lambda groups: pytest.importorskip("pytorch_optimizer").SOAP(groups, lr=0.02, precondition_frequency=2),
 }
 
 
@@ -33,44 +34,7 @@ def diagonal(name, optimizer, parameter, rate):
     return rate / ((square / (1 - decay ** float(state["step"]))).sqrt() + 1e-8)
 
 
-def by_hand(model, losses, text, metric):
-    shared = dict(model.encoder.named_parameters())
-    rows = [torch.autograd.grad(loss, list(shared.values()), retain_graph=True) for loss in losses]
-    columns = zip(*rows, strict=True)
-    stacked = {n: torch.stack(parts) * metric[n].sqrt() for n, parts in zip(shared, columns, strict=True)}
-    direction = gradhomog.pipeline(text).combine(stacked, losses=torch.stack(losses).detach())
-    return {name: part / metric[name].sqrt() for name, part in direction.items()}
-
-
-@pytest.mark.slow_after_first
-@pytest.mark.parametrize("text", ["pcgrad", "aligned_mtl", "and_mask"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("call", ["rows", "low", "loss", "accumulated"])
-def test_steps_equal_those_of_rows_multiplied_by_hand(name, text, call):
-    model = Model()
-    first, *others = model.encoder.parameters()
-    optimizer = OPTIMIZERS[name]([{"params": [first], "lr": 0.01}, {"params": [*others, *model.heads.parameters()]}])
-    pipe, options = gradhomog.pipeline(text), {"parameters": model.encoder, "metric": optimizer}
-    for step in range(3):
-        losses = model.losses(model.encoder(inputs(seed=step)))
-        relative = {n: 0.5 if p is first else 1.0 for n, p in model.encoder.named_parameters()}
-        metric = {n: diagonal(name, optimizer, p, relative[n]) for n, p in model.encoder.named_parameters()}
-        expected = by_hand(model, losses, text, metric)
-        optimizer.zero_grad()
-        if call in ("rows", "low"):
-            gradhomog.backward(losses, pipe, memory=call, **options)
-        elif call == "loss":
-            gradhomog.loss(losses, pipe, **options).backward()
-        else:
-            with gradhomog.accumulated(pipe, **options) as several:
-                several.add([loss / 4 for loss in losses])
-                several.add([3 * loss / 4 for loss in model.losses(model.encoder(inputs(seed=step)))])
-        found = {n: p.grad for n, p in model.encoder.named_parameters()}
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-        optimizer.step()
-
-
-def soap_metric(optimizer, parameter, rate):
+def root_of_soap(optimizer, parameter, rate):
     """P^½ of one parameter as a symmetric matrix, from algorithm 3 of SOAP (arXiv 2409.11321)."""
     state, group = optimizer.state.get(parameter, {}), optimizer.param_groups[0]
     if not state or group["step"] == 1:  # the first step only starts the eigenbases
@@ -81,36 +45,47 @@ def soap_metric(optimizer, parameter, rate):
     return basis @ torch.diag((rate / (square.sqrt().reshape(-1) + 1e-8)).sqrt()) @ basis.T
 
 
-@pytest.mark.parametrize("text", ["pcgrad", "aligned_mtl", "upgrad"])
-@pytest.mark.parametrize("call", ["rows", "low", "loss", "scale"])
-def test_steps_with_soap_equal_those_of_rows_times_a_dense_root(text, call):
-    soap = pytest.importorskip("pytorch_optimizer").SOAP
+def by_hand(name, model, losses, text, optimizer, rates):
+    """The direction of rows that are multiplied by P^½, a symmetric matrix per parameter, divided by it again."""
+    shared = dict(model.encoder.named_parameters())
+    if name == "soap":
+        roots = {n: root_of_soap(optimizer, p, rates[n]) for n, p in shared.items()}
+    else:
+        roots = {n: torch.diag(diagonal(name, optimizer, p, rates[n]).sqrt().flatten()) for n, p in shared.items()}
+    rows = [torch.autograd.grad(loss, list(shared.values()), retain_graph=True) for loss in losses]
+    stacked = {n: torch.stack(parts) for n, parts in zip(shared, zip(*rows, strict=True), strict=True)}
+    multiplied = {n: (block.flatten(1) @ roots[n]).view_as(block) for n, block in stacked.items()}
+    direction = gradhomog.pipeline(text).combine(multiplied, losses=torch.stack(losses).detach())
+    return {n: torch.linalg.solve(roots[n], part.flatten()).view_as(part) for n, part in direction.items()}
+
+
+@pytest.mark.slow_after_first
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *((name, text) for name in OPTIMIZERS for text in ("pcgrad", "aligned_mtl")),
+        *((name, "and_mask" if name != "soap" else "upgrad") for name in OPTIMIZERS),  # masks depend on the root
+    ],
+)
+@pytest.mark.parametrize("call", ["rows", "low", "loss", "accumulated"])
+def test_steps_equal_those_of_rows_multiplied_by_hand(name, text, call):
     model = Model()
     first, *others = model.encoder.parameters()
-    rates = [{"params": [first], "lr": 0.01}, {"params": [*others, *model.heads.parameters()]}]
-    optimizer = soap(rates, lr=0.02, precondition_frequency=2)
-    for step in range(6):
-        pipe = gradhomog.pipeline(text)
+    optimizer = OPTIMIZERS[name]([{"params": [first], "lr": 0.01}, {"params": [*others, *model.heads.parameters()]}])
+    rates = {n: 0.5 if p is first else 1.0 for n, p in model.encoder.named_parameters()}
+    options = {"parameters": model.encoder, "metric": optimizer}
+    for step in range(6 if name == "soap" else 3):
         losses = model.losses(model.encoder(inputs(seed=step)))
-        shared = dict(model.encoder.named_parameters())
-        roots = {n: soap_metric(optimizer, p, 0.5 if p is first else 1.0) for n, p in shared.items()}
-        rows = [torch.autograd.grad(loss, list(shared.values()), retain_graph=True) for loss in losses]
-        stacked = {n: torch.stack(parts) for n, parts in zip(shared, zip(*rows, strict=True), strict=True)}
-        multiplied = {n: (block.flatten(1) @ roots[n]).view_as(block) for n, block in stacked.items()}
-        direction = gradhomog.pipeline(text).combine(multiplied, losses=torch.stack(losses).detach())
-        expected = {n: torch.linalg.solve(roots[n], d.flatten()).view_as(d) for n, d in direction.items()}
+        expected = by_hand(name, model, losses, text, optimizer, rates)
+        shares = (0.25, 0.75) if call == "accumulated" else (1.0,)
+        batches = ([share * loss for loss in model.losses(model.encoder(inputs(seed=step)))] for share in shares)
         optimizer.zero_grad()
-        if call == "scale":
-            metric = gradhomog.OptimizerMetric(optimizer, shared)
-            found = metric.unscale(pipe.combine(metric.scale(stacked), losses=torch.stack(losses).detach()))
-            gradhomog.backward(losses, gradhomog.pipeline(text), parameters=model.encoder, metric=optimizer)
-        elif call == "loss":
-            gradhomog.loss(losses, pipe, parameters=model.encoder, metric=optimizer).backward()
-            found = {n: p.grad for n, p in shared.items()}
-        else:
-            gradhomog.backward(losses, pipe, parameters=model.encoder, metric=optimizer, memory=call)
-            found = {n: p.grad for n, p in shared.items()}
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)  # SOAP renews its bases in float32
+        memory = {"memory": call} if call in ("rows", "low") else {}
+        take_step(call, batches, gradhomog.pipeline(text), **options, **memory)
+        found = {n: p.grad for n, p in model.encoder.named_parameters()}
+        # SOAP renews its bases in float32.
+        rtol, atol = (1e-4, 1e-6) if name == "soap" else (1e-9, 1e-12)
+        torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
         optimizer.step()
 
 

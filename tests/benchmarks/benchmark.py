@@ -8,7 +8,6 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gradhomog.cli._output import count_bar, print_json
@@ -67,7 +66,7 @@ class Benchmark:
         return measure_all(comparisons, **budget)
 
     def main(self, description: str | None, arguments: Sequence[str] | None = None) -> int:
-        """Run the command, print the tables; the exit code is 1 for failures, 2 for invalid input."""
+        """Run the command, print Markdown or JSON; the exit code is 1 for failures, 2 for invalid input."""
         program = f"python -m tests.benchmarks.{self.name}"
         words = list(sys.argv[1:] if arguments is None else arguments)
         args = self._parser(program, description).parse_args(words)
@@ -80,16 +79,13 @@ class Benchmark:
         except GradhomogError as error:
             print(f"{program}: {error}", file=sys.stderr)
             return 2
-        if args.out is not None:
-            environment = ", ".join(f"{name} {version}" for name, version in versions().items() if version)
-            command = f"```console\n$ {program} {shlex.join(words)}\n```"
-            text = "\n\n".join([command, f"{environment}.", *map(markdown, tables)])
-            args.out.write_text(f"{text}\n", encoding="utf-8")
         if args.json:
             found = [table.record() for table in tables]
             print_json({"benchmark": self.name, "versions": versions(), "machine": machine(), "tables": found})
         else:
-            print("\n\n".join(table.render() for table in tables))
+            environment = ", ".join(f"{name} {version}" for name, version in versions().items() if version)
+            command = f"```console\n$ {program} {shlex.join(words)}\n```"
+            print("\n\n".join([command, f"{environment}.", *map(markdown, tables)]))
         return 1 if any(table.failures for table in tables) else 0
 
     def _parser(self, program: str, description: str | None) -> argparse.ArgumentParser:
@@ -102,9 +98,6 @@ class Benchmark:
             "--shape", action="append", default=[], type=_parse_shape, metavar="AxB", dest="shapes",
             help=f"shape of the inputs: {' or '.join(self.forms)}; may be repeated",
         )  # fmt: skip
-        command.add_argument(
-            "--out", type=_parse_file, metavar="FILE", help="also write the tables to this Markdown file"
-        )
         add_timing_options(command)
         return command
 
@@ -121,11 +114,3 @@ def _parse_shape(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.lower().split("x"))
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be integers separated by x; got {text!r}") from None
-
-
-def _parse_file(text: str) -> Path:
-    """The path of an output file, validated before the benchmark, which may take minutes."""
-    path = Path(text)
-    if not text.strip() or path.is_dir() or not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"must be a file in an existing folder; got {text!r}")
-    return path

@@ -32,7 +32,6 @@ TORCHJD: Mapping[str, str] = {
 EXPRESSIONS = (*(name for name in TORCHJD if name != "excess_mtl"), "gradnorm")
 
 FLOOR, SECOND_FLOOR, READ, PLAIN = "floor", "floor again", "weights @ J", "J @ J.T, weights @ J"
-NORMS, NORMS_READ = "norms", "norms, weights @ J"
 
 
 @dataclass(frozen=True)
@@ -107,8 +106,6 @@ def minimal_steps(tasks: int) -> dict[str, Callable[[Batch], Any]]:
         FLOOR: lambda batch: (arithmetic.gramian(batch.rows), weights @ batch.rows),
         PLAIN: lambda batch: (batch.rows @ batch.rows.T, weights @ batch.rows),
         READ: lambda batch: weights @ batch.rows,
-        NORMS: lambda batch: arithmetic.squared_norms(batch.rows),
-        NORMS_READ: lambda batch: (arithmetic.squared_norms(batch.rows), weights @ batch.rows),
     }
 
 
@@ -123,10 +120,7 @@ def workloads(texts: Sequence[str], tasks: int) -> tuple[dict[str, Workload], di
         found[text] = homogenized(text)
         members = expression.parse(text)
         name = "none" if not members else members[0][0] if len(members) == 1 else ""
-        if name == "gradnorm":
-            found |= {label: minimal[label] for label in (NORMS, NORMS_READ)}
-            peers[text] = NORMS_READ
-        elif name in TORCHJD:
+        if name in TORCHJD:
             peers[text] = f"torchjd {TORCHJD[name]}"
             found.setdefault(peers[text], peer(TORCHJD[name], tasks))
     return found, peers
@@ -141,7 +135,7 @@ def compare(texts: Sequence[str], gradients: Gradients) -> Comparison:
             f"{FLOOR}: the fastest known computation of the Gramian of J, and weights @ J with fixed weights.",
             f"{SECOND_FLOOR}: the same operations; the distance of its ratio from × 1.00 is the measurement error.",
             f"over {FLOOR}: median over rounds of the difference in the same round.",
-            f"to peer: ratio to the aggregator of TorchJD (for gradnorm, to {NORMS_READ}), in rounds that have both.",
+            "to peer: ratio to the aggregator of TorchJD, in rounds that have both.",
         ),
         shared_budget=False, columns=partial(further_columns, peers),
     )  # fmt: skip

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 
 from gradhomog import OptionError
-from gradhomog.experiments.profiling.harness import Comparison, Workload
+from gradhomog.experiments.profiling.harness import Comparison
 from gradhomog.experiments.run_file import content
 from gradhomog.learners.learner import Learner
 from gradhomog.learners.scoring import default_loss
@@ -40,7 +40,7 @@ VECTORIZED = 'maml(engine="vmap")'
 LARGEST_AT_ONCE = 4 * 28 * 28 * 64
 """Maximum of tasks · pixels · filters for workloads that keep the graphs of all tasks: summed losses and `VECTORIZED`,
 which took 14 GB for 4 tasks at 84 px with 32 filters."""
-CHANNELS_LAST, ROWS = "maml, channels last", "maml, rows only"
+CHANNELS_LAST = "maml, channels last"
 
 # -- inputs --------------------------------------------------------------------------------------------------------
 
@@ -263,11 +263,10 @@ def exact_gradient(setting: Setting) -> nn.Module:
 
 def compare(texts: Sequence[str], setting: Setting) -> Comparison:
     made, notes = steps(texts, setting)
-    rows: dict[str, Workload] = {} if texts else {ROWS: learner("maml", setting.network()).rows}
     networks = {label: step.network for label, step in made.items()}
     return Comparison(
         f"one meta-step of MAML, {STEPS} inner steps: {setting.title}",
-        {**made, **rows}, setting.batch, (BY_HAND, META_SGD, HIGHER),
+        made, setting.batch, (BY_HAND, META_SGD, HIGHER),
         (
             "A meta-step: the gradient of the mean query loss, of second order unless the label differs, and Adam.",
             "cosine: between its gradient and that of the hand-written loop in float64, on the first batch.",

@@ -90,13 +90,7 @@ def test_an_error_names_stage_file_and_line_and_nothing_changes(fail, stage, bod
             """,
             "raised in `attach`: ValueError: after the first",
         ),
-        (
-            """
-            def attach(self, encoder):
-                return [encoder.register_forward_hook(lambda module, given, out: 2 * out), "no handle"]
-            """,
-            "must return from `attach` handles with a method `remove`; got str",
-        ),
+        ("def attach(self, encoder): return ['no handle']", "handles with a method `remove`; got str"),
         (
             """
             def attach(self, encoder):
@@ -154,9 +148,7 @@ FEATURES = "features of shape (1, 5, 4), torch.float32 on cpu"
 WRONG = {
     "mix": {
         "None": (WEIGHTS, "got NoneType"),
-        "numpy.ones(2)": (WEIGHTS, "got ndarray"),
         "torch.ones(3)": (WEIGHTS, "got a tensor (3,) torch.float32 on cpu"),
-        "torch.ones(2, dtype=torch.complex64)": (WEIGHTS, "torch.complex64"),
         "torch.ones(2, device='meta')": (WEIGHTS, "on meta"),
         "torch.eye(2).to_sparse()": (WEIGHTS, "got a tensor (2, 2)"),
         "torch.tensor([1.0, float('nan')])": ("returned NaN or infinity from `mix`: [1.0, nan]",),
@@ -167,7 +159,6 @@ WRONG = {
         "step.jacobian.materialize()": (CREATED, "got a dict of"),
         "step.jacobian.select([0])": ("a Jacobian of 2 tasks with the blocks 'encoder.weight'", "of 1 tasks"),
         "gradhomog.as_jacobian(torch.ones(2, 3))": ("a Jacobian of 2 tasks with the blocks", "with blocks ''"),
-        "step.jacobian.map(lambda v: v[:, :1])": (ROWS, "got a Jacobian of 2 tasks"),
         "step.jacobian.map(torch.Tensor.double)": (ROWS, "torch.float64"),
         "step.jacobian.map(torch.Tensor.numpy)": ("raised in `rows`", "AttributeError"),
         "step.jacobian.map(lambda v: v / 0)": ("returned NaN or infinity from `rows`",),
@@ -179,7 +170,6 @@ WRONG = {
     "transform": {
         "None": (FEATURES, "got NoneType"),
         "features.detach().numpy()": (FEATURES, "got ndarray"),
-        "features[0]": (FEATURES, "got a tensor (5, 4)"),
         "features.double()": (FEATURES, "torch.float64"),
         "features.detach()": ("features with a graph to its input", "got a tensor (1, 5, 4)"),
         "features / 0": ("returned NaN or infinity from `transform`",),
@@ -187,7 +177,6 @@ WRONG = {
     "measured": {
         "None": ("numbers, or lists of numbers, by name", "got NoneType"),
         "{'angle': torch.ones(2)}": ("numbers, or lists of numbers, by name", "'angle': a tensor (2,)"),
-        "{'angle': ['wide']}": ("numbers, or lists of numbers, by name", "'angle': list"),
     },
 }
 
@@ -216,9 +205,8 @@ MAPS = "must return from `maps` one map for each of 3 inputs, as tensors by name
 @pytest.mark.parametrize(
     ("result", "words"),
     [
-        ("1 / 0", "raised in `maps`: ZeroDivisionError"), ("None", MAPS + "; got NoneType"),
-        ("[inputs]", MAPS + "; got list"), ("{'layer': inputs[:1]}", "'layer': a tensor (1, 2)"),
-        ("{'layer': inputs.sum()}", "'layer': a tensor ()"), ("{'layer': inputs.numpy()}", "'layer': ndarray"),
+        ("1 / 0", "raised in `maps`: ZeroDivisionError"), ("[inputs]", MAPS + "; got list"),
+        ("{'layer': inputs[:1]}", "'layer': a tensor (1, 2)"), ("{'layer': inputs.numpy()}", "'layer': ndarray"),
     ],
 )  # fmt: skip
 def test_invalid_maps_raise(gradhomog_install, result, words):

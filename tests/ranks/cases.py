@@ -1,6 +1,6 @@
 """Functions that run on every rank of a process group; they return numbers that a test compares."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradhomog
 from gradhomog import GradhomogError, Pipeline, Ranks
 from tests.adapters import checks
+from tests.autograd.networks import take_step
 from tests.ranks.recording import recorded
 
 STEPS = 3
@@ -44,20 +45,6 @@ def data(examples: int = 12) -> tuple[Tensor, Tensor]:
 
 def losses_of(outputs: Sequence[Tensor], y: Tensor) -> list[Tensor]:
     return [(output - target).square().mean() for output, target in zip(outputs, y.unbind(1), strict=True)]
-
-
-def take_step(call: str, batches: Iterable[Any], pipe: Pipeline, **options: Any) -> None:
-    """Take a step by `backward`, `loss` or `accumulated`; `batches`: the losses of each batch, computed when read."""
-    if call == "accumulated":
-        with gradhomog.accumulated(pipe, **options) as several:
-            for losses in batches:
-                several.add(losses)
-        return
-    (losses,) = batches
-    if call == "loss":
-        gradhomog.loss(losses, pipe, **options).backward()
-    else:
-        gradhomog.backward(losses, pipe, **options)
 
 
 def batches_of(call: str, losses: Callable[[Tensor, Tensor], list[Tensor]], x: Tensor, y: Tensor) -> Iterator[Any]:
@@ -158,8 +145,7 @@ def learner_steps(name: str, text: str, counts: Sequence[int], local: bool = Fal
         report = learner.step(tasks[part_of(counts)], outer, group=group)
     return {
         "parameters": [parameter.detach() for parameter in learner.parameters()],
-        "losses": report.losses, "domains": list(report.names), "weights": report.weights,
-        "state": learner.homogenizers.state_dict(),
+        "losses": report.losses, "domains": list(report.names),
     }  # fmt: skip
 
 
@@ -184,17 +170,6 @@ def learner_gradients_of_unused_layers(engine: str, local: bool) -> dict[str, bo
     learner.step(checks.tasks(2), outer, group=Ranks("tasks", local=local))
     layers = {"partly": whole.partly, "never": whole.never, "head": head}
     return {name: layer.weight.grad is not None for name, layer in layers.items()}
-
-
-def learner_message() -> str:
-    """Return the error of a meta-step with `Ranks("batch")`."""
-    learner = gradhomog.learner("maml", *checks.networks())
-    outer = torch.optim.SGD(learner.parameters(), lr=0.1)
-    try:
-        learner.step(checks.tasks(2), outer, group=Ranks("batch"))
-    except GradhomogError as error:
-        return str(error)
-    return "no error"
 
 
 def bytes_sent(over: str, tasks: int, width: int, text: str = "pcgrad") -> dict[str, int]:

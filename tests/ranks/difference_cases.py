@@ -11,7 +11,8 @@ import gradhomog
 from gradhomog import Ranks
 from gradhomog.ranks.communicator import GroupCommunicator
 from tests.adapters import checks
-from tests.ranks.cases import Model, data, error_of, losses_of, part_of, take_step
+from tests.autograd.networks import take_step
+from tests.ranks.cases import Model, data, error_of, losses_of, part_of
 
 
 def one_rank_differs(what: str) -> str:
@@ -29,19 +30,16 @@ def one_rank_differs(what: str) -> str:
         pipe.load_state_dict(pipe.state_dict())
     if what == "nonfinite":
         pipe = gradhomog.pipeline("uw", nonfinite="drop" if first else "raise")
-    elif what == "debug":
-        pipe = gradhomog.pipeline("uw", debug=first)
     elif what == "steps":
         pipe.steps = int(first)
     elif what == "residuals":
         pipe, options["residuals"] = gradhomog.pipeline("ntk"), residuals if first else None
     elif first:
         changed = {
-            "inspect": True, "heads": "weighted", "level": "features", "per": "layer",
-            "scaler": torch.amp.GradScaler("cpu"), "gather": Ranks("batch", gather=True),
+            "level": "features", "per": "layer", "scaler": torch.amp.GradScaler("cpu"),
             "examples": Ranks("batch", examples=12),
         }  # fmt: skip
-        name = "group" if what in ("gather", "examples") else what
+        name = "group" if what == "examples" else what
         options |= {name: changed[what]} if what in changed else {}
     return error_of(lambda: gradhomog.backward(losses, pipe, **options), model)
 
@@ -166,22 +164,13 @@ def no_examples_on_rank_1(text: str, several: bool) -> list[Tensor | None]:
     return gradients_of_a_pair(model, extra)
 
 
-def infinite_gradient_on_rank_1(text: str, scaled: bool) -> Any:
-    """Return the error of a step with an infinite gradient on rank 1; with a scaler its scale and the steps after."""
+def infinite_gradient_on_rank_1(text: str) -> str:
+    """Return the error of a step with an infinite gradient on rank 1."""
     (x, y), model, pipe = data(), Model(), gradhomog.pipeline(text)
     losses = losses_of(model(x), y)
     if dist.get_rank() == 1:
         model.encoder[0].weight.register_hook(lambda gradient: torch.inf * gradient)
-    if not scaled:
-        return error_of(lambda: gradhomog.backward(losses, pipe, parameters=model.encoder, group=Ranks()), model)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    gradhomog.backward(losses, pipe, parameters=model.encoder, scaler=scaler, group=Ranks())
-    before = [parameter.clone() for parameter in model.parameters()]
-    scaler.step(optimizer)
-    scaler.update()
-    unchanged = all(map(torch.equal, before, model.parameters()))
-    return {"scale": scaler.get_scale(), "steps": pipe.steps, "unchanged": unchanged}
+    return error_of(lambda: gradhomog.backward(losses, pipe, parameters=model.encoder, group=Ranks()), model)
 
 
 def dropped_on_rank_1() -> list[Tensor]:
@@ -201,22 +190,18 @@ def head_gradients() -> list[Tensor]:
     return [parameter.grad for parameter in model.heads.parameters() if parameter.grad is not None]
 
 
-def learner_of_another_seed(local: bool) -> tuple[str, int]:
-    """Return the error of a meta-step in which rank 1 has another encoder, and the number of steps of the pipeline."""
-    learner = gradhomog.learner("maml", *checks.networks(), homogenizers="uw")
-    if dist.get_rank() == 1:
+def learner_error(case: str) -> tuple[str, int]:
+    """Return the error of a meta-step that cannot be taken, and the number of steps of the pipeline."""
+    learner, first = gradhomog.learner("maml", *checks.networks(), homogenizers="uw"), dist.get_rank() == 0
+    outer, tasks, group = torch.optim.SGD(learner.parameters(), lr=0.1), list(checks.tasks(2)), Ranks("tasks")
+    if case == "over the batch":
+        group = Ranks("batch")
+    elif case == "local":
+        group = Ranks("tasks", local=True)
+    if case in ("another seed", "local") and not first:
         nn.init.ones_(learner.parameters()[0])
-    outer = torch.optim.SGD(learner.parameters(), lr=0.1)
-    message = error_of(lambda: learner.step(checks.tasks(2), outer, group=Ranks("tasks", local=local)), learner)
-    return message, learner.homogenizers.steps
-
-
-def learner_tasks(case: str) -> str:
-    """Return the error of a meta-step in which rank 1 has no tasks, or tasks with fewer queries."""
-    learner = gradhomog.learner("maml", *checks.networks(), homogenizers="pcgrad")
-    outer = torch.optim.SGD(learner.parameters(), lr=0.1)
-    tasks: Any = list(checks.tasks(2))
-    if dist.get_rank() == 1:
-        fewer = [replace(task, query_x=task.query_x[:6], query_y=task.query_y[:6]) for task in tasks]
-        tasks = [] if case == "none" else fewer
-    return error_of(lambda: learner.step(tasks, outer, group=Ranks("tasks")), learner)
+    elif case == "no tasks" and not first:
+        tasks = []
+    elif case == "fewer queries" and not first:
+        tasks = [replace(task, query_x=task.query_x[:6], query_y=task.query_y[:6]) for task in tasks]
+    return error_of(lambda: learner.step(tasks, outer, group=group), learner), learner.homogenizers.steps

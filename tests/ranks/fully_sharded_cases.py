@@ -12,7 +12,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import gradhomog
 from gradhomog import GradhomogError, Ranks
-from tests.ranks.cases import STEPS, Model, batches_of, data, losses_of, part_of, take_step
+from tests.autograd.networks import take_step
+from tests.ranks.cases import STEPS, Model, batches_of, data, losses_of, part_of
 from tests.ranks.recording import recorded
 
 WHOLE = MixedPrecisionPolicy()

@@ -97,20 +97,24 @@ def messages(per: Any) -> dict[str, Any]:
     return {**found.calls, "bytes": found.sent["reduce_scatter"]}
 
 
-def overflow_on_rank_1(local: bool) -> list[tuple[float, dict[str, int]]]:
-    """Return the scale of a gradient scaler and the steps of each group, after a step that overflows and a second."""
-    (x, y), model, pipe = data(), Model(torch.float32), gradhomog.pipeline("upgrad")
+def overflow_on_rank_1(text: str, per: Any, local: bool) -> list[tuple[float, int, bool]]:
+    """Return after a step that overflows, and after a second: the scale of a gradient scaler, the steps, if it changed.
+
+    The steps are those of every group.
+    """
+    (x, y), model, pipe = data(), Model(torch.float32), gradhomog.pipeline(text)
     scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=1024.0), torch.optim.SGD(model.parameters(), lr=0.01)
     weight, found = model.encoder[2].weight, []
     for infinite in (dist.get_rank() == 1, False):
         optimizer.zero_grad()
-        losses = losses_of(model(x.float()), y.float())
+        losses, before = losses_of(model(x.float()), y.float()), [parameter.clone() for parameter in model.parameters()]
         if infinite:
             losses[1] = losses[1] + (weight - weight.detach()).sum().sqrt()
         gradhomog.backward(
-            losses, pipe, parameters=model.encoder, scaler=scaler, per="layer", group=Ranks("batch", local=local)
+            losses, pipe, parameters=model.encoder, scaler=scaler, per=per, group=Ranks("batch", local=local)
         )
         scaler.step(optimizer)
         scaler.update()
-        found.append((scaler.get_scale(), {name: part.steps for name, part in pipe.groups.items() if part.steps}))
+        (steps,) = {part.steps for part in (pipe, *pipe.groups.values())}
+        found.append((scaler.get_scale(), steps, not all(map(torch.equal, before, model.parameters()))))
     return found

@@ -77,6 +77,9 @@ def test_every_group_is_exchanged_by_messages_of_its_own(processes, per, groups)
         assert 3 * 4 * numbers <= found["bytes"] <= 3 * 4 * (numbers + groups)  # half of the float64 rows
 
 
+@pytest.mark.parametrize(
+    ("text", "per"), [("none", "model"), ("uw", "model"), ("pcgrad", "model"), ("upgrad", "layer")]
+)
 @pytest.mark.parametrize("local", [False, True])
-def test_an_overflow_on_one_rank_lowers_the_scale_on_all_and_the_next_step_is_taken(processes, local):
-    assert processes(cases.overflow_on_rank_1, 2, local) == [[(512.0, {}), (512.0, {"0": 1, "2": 1})]] * 2
+def test_an_overflow_on_one_rank_lowers_the_scale_on_all_and_the_next_step_is_taken(processes, text, per, local):
+    assert processes(cases.overflow_on_rank_1, 2, text, per, local) == [[(512.0, 0, False), (512.0, 1, True)]] * 2

@@ -1,4 +1,4 @@
-"""Steps across ranks are those of one process, with the same bits on every rank."""
+"""Steps and meta-steps across ranks are those of one process, with the bytes of the cost model."""
 
 import pytest
 import torch
@@ -60,3 +60,46 @@ def test_local_directions_are_averaged_and_reported(processes):
     found = processes(cases.local_directions, 2)
     assert_same_bits([one["gradients"] for one in found])
     assert [one["exchanged"] for one in found] == ["directions", "directions"]
+
+
+SMALL = 2000  # bytes of headers, losses, Gramians and padding
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(("over", "tasks"), [("batch", 1), ("batch", 4), ("tasks", 1), ("tasks", 3)])
+def test_rows_and_the_direction_are_sent_once(processes, ranks, over, tasks):
+    """Data-parallel training sends 2 P (K − 1) / K bytes, for any number of tasks."""
+    for found in processes(cases.bytes_sent, ranks, over, tasks, 200):
+        share = found["parameters"] * (ranks - 1) / ranks
+        assert abs(found["total"] - (tasks + 1) * share) <= SMALL
+
+
+@pytest.mark.parametrize("text", ["none", "static(weights=[1, 2, 3, 4])", "uw"])
+def test_weights_that_read_no_row_cost_what_data_parallelism_costs(processes, text):
+    for found in processes(cases.bytes_sent, 3, "batch", 4, 200, text):
+        assert abs(found["total"] - 2 * found["parameters"] * 2 / 3) <= SMALL
+
+
+@pytest.mark.parametrize("text", ["upgrad", "none", "rotate + reweight", "gradnorm"])
+@pytest.mark.parametrize("counts", [[1, 3], [2, 1, 1]])
+def test_three_meta_steps_are_those_of_one_process(processes, text, counts):
+    (expected,) = processes(cases.learner_steps, 1, "maml", text, [sum(counts)])
+    found = processes(cases.learner_steps, len(counts), "maml", text, counts)
+    for one in found:
+        torch.testing.assert_close(one["parameters"], expected["parameters"], rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(one["losses"], expected["losses"])
+        assert one["domains"] == expected["domains"]
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0]["parameters"], other["parameters"], strict=True))
+
+
+def test_local_meta_steps_keep_replicas_equal(processes):
+    first, second = processes(cases.learner_steps, 2, "fomaml", "pcgrad", [2, 2], True)
+    assert all(torch.equal(a, b) for a, b in zip(first["parameters"], second["parameters"], strict=True))
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_a_parameter_is_unused_if_no_task_of_any_rank_uses_it(processes, engine, local):
+    found = processes(cases.learner_gradients_of_unused_layers, 2, engine, local)
+    assert found == [{"partly": True, "never": False, "head": False}] * 2

@@ -22,11 +22,9 @@ class AnnotatedOptions(Homogenizer):
         label: str = "x",
         mode: Literal["fast", "slow"] = "fast",
         many: list[float] = [],
-        some: Sequence[int] = (),
         bare: list = [],  # type: ignore[type-arg]
         pair: tuple[int, str] = (1, "a"),
-        table: dict[str, int] = {},
-        lookup: Mapping[str, float] = {},
+        table: dict[str, float] = {},
         plain: Mapping = {},  # type: ignore[type-arg]
         maybe: int | None = None,
         weights: Sequence[float] | Literal["random"] | None = None,
@@ -34,8 +32,6 @@ class AnnotatedOptions(Homogenizer):
         at_least: Annotated[float, Ge(0)] = 0.0,
         positive: Annotated[float, Gt(0)] = 1.0,
         share: Annotated[float, Interval(ge=0, lt=1)] = 0.5,
-        part: Annotated[float, Interval(gt=0, le=1)] = 1.0,
-        whole: Annotated[int, Ge(1)] = 1,
         limit: Annotated[int, Ge(1)] | None = None,
         unbounded: Annotated[float, Interval(ge=0, le=math.inf)] = math.inf,
         each: Sequence[Annotated[float, Ge(0)]] = (),

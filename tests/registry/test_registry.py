@@ -159,9 +159,7 @@ BROKEN = {
         ["cannot be imported: ModuleNotFoundError", "no_such_module"],
         ImportError,
     ),
-    "syntax": ("def (", ["cannot be imported: SyntaxError"], SyntaxError),
     "script without a guard": ("raise SystemExit(3)", ["cannot be imported: SystemExit: 3"], SystemExit),
-    "no hook": ("", ["has no hook `gradhomog_homogenizer`", "mark it with @gradhomog.hookimpl"], None),
     "hook not marked": (
         FINE.replace("@hookimpl", ""),
         ["has no hook `gradhomog_homogenizer`", "mark it with @gradhomog.hookimpl"],
@@ -179,7 +177,6 @@ BROKEN = {
     ),
     "hook raises": (hook("return 1 / 0"), ["raised in `gradhomog_homogenizer`: ZeroDivisionError"], ZeroDivisionError),
     "hook exits": (hook("raise SystemExit(2)"), ["raised in `gradhomog_homogenizer`: SystemExit"], SystemExit),
-    "hook returns nothing": (hook("pass"), ["must return a HomogenizerSpec", "got NoneType"], None),
     "hook returns another spec": (
         hook("return LearnerSpec(factory=dict, summary='')"),
         ["must return a HomogenizerSpec from `gradhomog_homogenizer`; got LearnerSpec"],
@@ -294,18 +291,12 @@ def test_the_factory_of_a_homogenizer_plugin_must_return_a_homogenizer(gradhomog
     name = gradhomog_install("odd", FINE.replace("factory=Fine", "factory=object"))
     with pytest.raises(PluginRunError, match=r"of odd 1\.2 \(odd\) must return a gradhomog\.Homogenizer; got object"):
         gradhomog.pipeline(name, registry=Registry())
-    name = gradhomog_install("nothing", FINE.replace("factory=Fine", "factory=lambda: None"))
-    with pytest.raises(PluginRunError, match=r"must return a gradhomog\.Homogenizer; got NoneType"):
-        gradhomog.pipeline(name, registry=Registry())
 
 
 def test_the_factory_of_a_learner_plugin_must_return_a_learner(gradhomog_install: InstallDistribution) -> None:
-    source = hook(
-        "return LearnerSpec(factory=lambda encoder, head, homogenizers, rate=1.0: encoder, summary='')",
-        "gradhomog_learner()",
-    )
-    name = gradhomog_install("odd-learner", source, kind="learners")
-    module = torch.nn.Identity()
+    factory = "lambda encoder, head, homogenizers, rate=1.0: encoder"
+    source = hook(f"return LearnerSpec(factory={factory}, summary='')", "gradhomog_learner()")
+    name, module = gradhomog_install("odd-learner", source, kind="learners"), torch.nn.Identity()
     with pytest.raises(PluginRunError, match=r"of odd-learner 1\.2.*must return a gradhomog\.Learner; got Identity"):
         gradhomog.learner(f"{name}(rate=2)", module, module, registry=Registry())
     with pytest.raises(OptionError, match=r"odd_learner has no option 'rat'. Did you mean 'rate'"):
@@ -313,9 +304,8 @@ def test_the_factory_of_a_learner_plugin_must_return_a_learner(gradhomog_install
 
 
 def test_the_factory_of_a_domain_plugin_must_return_a_domain(gradhomog_install: InstallDistribution) -> None:
-    source = hook(
-        "return DomainSpec(factory=lambda variant, size, noise=0.0: variant, summary='')", "gradhomog_domain()"
-    )
+    factory = "lambda variant, size, noise=0.0: variant"
+    source = hook(f"return DomainSpec(factory={factory}, summary='')", "gradhomog_domain()")
     name = gradhomog_install("odd-domain", source, kind="domains")
     with pytest.raises(PluginRunError, match=r"of odd-domain 1\.2.*must return a gradhomog\.Domain; got str"):
         gradhomog.domain(f"odd-domain:{name}:greek(noise=1)", registry=Registry())

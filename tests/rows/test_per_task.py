@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradhomog import as_jacobian
-from gradhomog.rows import Jacobian, PerTaskRows
-from gradhomog.rows.arithmetic import STACKED
+from gradhomog.rows import Jacobian, PerTaskRows, all_finite
+from gradhomog.rows.arithmetic import SMALL_TENSOR, STACKED
+from gradhomog.rows.storage import SMALL_COPY
 from gradhomog.testing import jacobians
 
 
@@ -108,3 +109,83 @@ def test_the_only_allocation_as_long_as_a_row_is_the_direction():
         assert allocations.new_tensors == []
         rows.weighted_mean(torch.ones(4, dtype=torch.float64))
     assert [shape for _, shape in allocations.new_tensors] == [(2 * STACKED,)]
+
+
+# -- many small tensors, by a number of operations that stays small --------------------------------------------------
+
+TASKS = 5
+LARGE = SMALL_COPY // TASKS + 7  # with such a tensor, not all parameters are copied into one matrix
+
+
+def with_small(small, dtype=torch.float32):
+    """Rows of one large parameter and many small ones."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"large": (LARGE,), **{f"small.{index}": (3, index % 7 + 1) for index in range(small)}}
+    return {name: torch.randn(TASKS, *shape, generator=generator).to(dtype) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 1e-2)]
+)
+def test_statistics_and_means_are_those_of_one_matrix_in_float64(dtype, tolerance, missing):
+    blocks = with_small(30, dtype)
+    absent = {(name, task) for index, name in enumerate(blocks) for task in range(TASKS) if (index + task) % 4 == 0}
+    found, fresh = (per_task(blocks, absent if missing else (), scale=0.5) for _ in range(2))
+    exact = as_jacobian({name: block.double() for name, block in found.materialize().items()})
+    close = {"rtol": tolerance, "atol": tolerance * float(exact.norms().max()) ** 2}
+    torch.testing.assert_close(found.gramian(), exact.gramian(), **close)
+    torch.testing.assert_close(fresh.squared_norms(), exact.squared_norms(), **close)
+    weights = torch.linspace(-1, 2, TASKS, dtype=torch.float64)
+    means = found.weighted_mean(weights)
+    for name, expected in exact.weighted_mean(weights).items():
+        assert (means[name].dtype, means[name].shape) == (dtype, expected.shape)
+        close = {"rtol": tolerance, "atol": tolerance * float(expected.abs().max())}
+        torch.testing.assert_close(means[name].double(), expected, **close)
+
+
+def test_parameters_may_have_no_elements_and_two_dtypes():
+    like = {"empty": torch.zeros(0), "half": torch.zeros(0, dtype=torch.bfloat16)}  # such as parts on one rank
+    found = Jacobian(PerTaskRows({name: [tensor, tensor] for name, tensor in like.items()}, like))
+    assert found.gramian().tolist() == [[0, 0], [0, 0]]
+    assert found.finite_tasks() == [True, True]
+    like = {str(index): torch.zeros(4, dtype=(torch.float32, torch.float64)[index % 2]) for index in range(8)}
+    parts = {name: [torch.full_like(tensor, task + 1) for task in range(2)] for name, tensor in like.items()}
+    found = Jacobian(PerTaskRows(parts, like))
+    assert found.gramian().tolist() == [[32, 64], [64, 128]]
+    assert {name: mean.dtype for name, mean in found.mean().items()} == {n: like[n].dtype for n in like}
+
+
+@pytest.mark.parametrize("place", ["small.3", "large"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_task_that_is_not_finite_is_found_in_a_small_and_in_a_large_tensor(place, value):
+    blocks = with_small(10)
+    blocks[place][2].view(-1)[-1] = value
+    assert per_task(blocks).finite_tasks() == [True, True, False, True, True]
+
+
+def test_finite_numbers_whose_sum_overflows_are_finite():
+    largest = torch.full((3,), torch.finfo(torch.float32).max)
+    assert all_finite([largest, torch.ones(SMALL_TENSOR + 1)])
+    assert all_finite([torch.full((4,), 6e4, dtype=torch.float16), torch.ones(2, dtype=torch.float16)])
+    assert not all_finite([largest, torch.tensor([torch.inf]), torch.ones(SMALL_TENSOR + 1)])
+    like = {"a": largest, "b": largest}
+    assert Jacobian(PerTaskRows({name: [largest, largest] for name in like}, like)).finite_tasks() == [True, True]
+
+
+@pytest.mark.parametrize("statistic", ["gramian", "norms", "mean", "finite_tasks"])
+def test_the_number_of_operations_does_not_depend_on_that_of_small_tensors(statistic):
+    class Count(TorchDispatchMode):
+        operations = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.operations += not function.is_view  # a view starts no kernel
+            return function(*args, **(kwargs or {}))
+
+    def operations(small):
+        found = per_task(with_small(small))
+        with Count() as count:
+            getattr(found, statistic)()
+        return count.operations
+
+    assert operations(200) == operations(20)

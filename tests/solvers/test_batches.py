@@ -100,6 +100,21 @@ def test_directions_of_dependent_float32_rows_are_nearly_as_good_as_in_float64()
         assert float((exact @ averse).min()) >= min(float((exact @ optimum).min()), 0.0) - 1e-4 * size**2
 
 
+@pytest.mark.slow_after_first
+@pytest.mark.parametrize("tasks", [2, 3, 5])
+@pytest.mark.parametrize("name", ["minimum_norm", "conflict_averse", "bargaining", "fair", "convex"])
+def test_differentiable_twice_where_the_support_is_constant(name, tasks):
+    jacobian = torch.randn(tasks, 9, generator=torch.Generator().manual_seed(tasks), dtype=torch.float64)
+    solver = {**SOLVERS, "convex": lambda gramian: bargaining_weights(gramian, 0.5).weights}[name]
+
+    def direction(rows):
+        return solver(rows @ rows.T) @ rows
+
+    jacobian.requires_grad_()
+    assert torch.autograd.gradcheck(direction, jacobian)
+    assert torch.autograd.gradgradcheck(direction, jacobian)
+
+
 def test_converged_has_the_batch_shape():
     batch = gramians(4, 6).reshape(2, 3, 4, 4)
     assert minimum_norm_weights(batch).converged.shape == (2, 3)

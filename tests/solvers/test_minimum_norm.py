@@ -63,19 +63,6 @@ def test_zero_rows_share_the_weight():
     assert minimum_norm_weights(torch.zeros(3, 3)).weights.tolist() == pytest.approx([1 / 3] * 3)
 
 
-@pytest.mark.slow_after_first
-@pytest.mark.parametrize("tasks", [2, 3, 5])
-def test_differentiable_twice_where_the_support_is_constant(tasks):
-    jacobian = torch.randn(tasks, 12, generator=torch.Generator().manual_seed(tasks), dtype=torch.float64)
-
-    def shortest(rows):
-        return minimum_norm_weights(rows @ rows.T).weights @ rows
-
-    jacobian.requires_grad_()
-    assert torch.autograd.gradcheck(shortest, jacobian)
-    assert torch.autograd.gradgradcheck(shortest, jacobian)
-
-
 def test_differentiable_if_the_active_set_method_was_used():
     # The hull of two long rows nearly contains zero, and another row is short: solved and differentiated without ridge.
     jacobian = torch.tensor([[1e4, 1.0, 0.0], [-1e4, 1.0, 0.0], [0.0, 1.0, 2.0]], dtype=torch.float64)

@@ -1,11 +1,11 @@
-"""Composition of homogenizers: mixings multiply, and each stage receives the rows of the previous stage."""
+"""Pipelines from text, lists and objects; mixings multiply, and each stage receives the rows of the previous stage."""
 
 import pytest
 import torch
 from hypothesis import given
 
 import gradhomog
-from gradhomog import NotDifferentiableError
+from gradhomog import NotDifferentiableError, OptionError
 from gradhomog.testing import jacobians
 from tests.step.members import ROWS, C, D, Doubled, Matrix, Weights, in_dict
 
@@ -76,3 +76,28 @@ def test_two_members_with_one_seed_draw_different_numbers():
     second = twice / once  # weights of the second draw, since those of two stages multiply
     assert not torch.allclose(second, once)
     torch.testing.assert_close(gradhomog.pipeline("rlw + rlw").combine(rows) * 4, twice)
+
+
+@pytest.mark.parametrize("text", ["none", "pcgrad", 'static(weights=[1, 2.5], scale="paper") + pcgrad(order="fixed")'])
+def test_the_text_of_a_pipeline_creates_an_equal_pipeline(text):
+    assert str(gradhomog.pipeline(str(gradhomog.pipeline(text)))) == text
+
+
+@pytest.mark.parametrize("value", [["pcgrad", ("static", {"weights": [1, 2]})], ["pcgrad + static(weights=[1, 2])"]])
+def test_lists_and_text_create_the_same_pipeline(value):
+    assert str(gradhomog.pipeline(value)) == "pcgrad + static(weights=[1, 2])"
+
+
+def test_invalid_inputs_raise():
+    with pytest.raises(OptionError, match="'none' is the empty pipeline and cannot be combined"):
+        gradhomog.pipeline(["none", "pcgrad"])
+    with pytest.raises(OptionError, match="`nonfinite` must be 'raise', as in the pipeline; got 'drop'"):
+        gradhomog.pipeline(gradhomog.pipeline("pcgrad"), nonfinite="drop")
+    with pytest.raises(OptionError, match="`nonfinite` must be 'raise' or 'drop'"):
+        gradhomog.pipeline("none", nonfinite="ignore")
+
+
+def test_an_object_twice_in_a_pipeline_raises():
+    one = Weights(1, 1)
+    with pytest.raises(OptionError, match="same homogenizer object twice"):
+        gradhomog.pipeline([one, one])

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import gradhomog
-from gradhomog import Homogenizer, NonfiniteError, PluginRunError
-from tests.step.members import ROWS, faulty, in_dict
+from gradhomog import NonfiniteError, PluginRunError
+from tests.step.members import ROWS, Counter, faulty, in_dict
 
 
 @pytest.mark.parametrize("text", ["none", "pcgrad", "gradnorm", "static(weights=[1, 2, 3])", "mgda"])
@@ -58,19 +58,12 @@ def test_dropping_every_task_raises():
 @pytest.mark.parametrize("nonfinite", ["raise", "drop"])
 @pytest.mark.parametrize("needs", [set(), {"norms"}])
 def test_weights_that_make_the_direction_overflow_raise_and_no_state_changes(nonfinite, needs):
-    class Heavy(Homogenizer):
-        state_names = ("count",)
-
-        def __init__(self):
-            self.needs, self.count = needs, 0
-
+    class Heavy(Counter):
         def mix(self, step):
             return torch.full((step.tasks,), 1e40, dtype=torch.float64)
 
-        def update(self, step):
-            return {"count": self.count + 1}
-
     heavy = Heavy()
+    heavy.needs = needs
     pipe = gradhomog.pipeline([heavy], nonfinite=nonfinite)
     with pytest.raises(
         PluginRunError, match=r"Heavy.*weights of up to 1\.0e\+40, so that the direction overflows in torch\.float32"

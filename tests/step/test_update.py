@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gradhomog
-from gradhomog import Homogenizer, NonfiniteError, PluginRunError
+from gradhomog import ConfigError, Homogenizer, NonfiniteError, PluginRunError
 from gradhomog.step.step import make_step
 from tests.step.members import ROWS, Counter
 
@@ -154,3 +154,23 @@ def test_two_threads_may_use_one_pipeline():
     for thread in threads:
         thread.join()
     assert errors == []
+
+
+def test_the_state_of_another_pipeline_raises():
+    with pytest.raises(ConfigError, match="saved state must be of the same pipeline"):
+        gradhomog.pipeline("pcgrad").load_state_dict(gradhomog.pipeline("gradnorm").state_dict())
+    with pytest.raises(ConfigError, match=r"must have the keys \['first_losses', 'log_weights'\]; got \[\]"):
+        gradhomog.pipeline("gradnorm").load_state_dict({"steps": 0, "named": None, "0:gradnorm": {}})
+    with pytest.raises(ConfigError, match="saved state must be of the same pipeline"):  # without the number of steps
+        gradhomog.pipeline("gradnorm").load_state_dict({"0:gradnorm": {}})
+
+
+def test_an_invalid_state_changes_nothing():
+    pipe = gradhomog.pipeline("moco + gradnorm")
+    pipe.combine(ROWS, losses=[1.0, 2.0])
+    before = str(pipe.state_dict())
+    other = gradhomog.pipeline("moco + gradnorm").state_dict()
+    del other["1:gradnorm"]["log_weights"]
+    with pytest.raises(ConfigError):
+        pipe.load_state_dict(other)
+    assert str(pipe.state_dict()) == before

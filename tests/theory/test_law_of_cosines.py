@@ -12,19 +12,12 @@ import gradhomog
 from gradhomog import OptionError, conflict_rate, cosines, distances
 from gradhomog.testing import jacobians
 
-MEANS = {  # the common norm, by the sum that is preserved
-    "norms": lambda norms: norms.mean(),
-    "weights": lambda norms: 1 / (1 / norms).mean(),
-}
 
-
-def equalised(rows, preserve="norms"):
-    """Return the rows after RotoGBML's reweighting at its fixed point with β = 0: all have the same norm."""
+def equalised(rows):
+    """Return the rows after RotoGBML's reweighting at its fixed point with β = 0: all have the mean norm."""
     weights = gradhomog.pipeline("reweight(beta=0, solver='fixed_point')").homogenize(rows).weights
     norms = rows.norm(dim=1)
-    if preserve == "norms" and bool((weights * norms).sum() > 0):
-        weights = weights * norms.sum() / (weights * norms).sum()
-    return weights[:, None] * rows
+    return (weights * norms.sum() / (weights * norms).sum())[:, None] * rows
 
 
 def sum_of_squares(rows):
@@ -100,18 +93,16 @@ def test_equal_norms_alone_can_increase_a_distance():
     assert sum_of_squares(new) < sum_of_squares(rows)  # the other distances decrease by more
 
 
-@pytest.mark.parametrize("preserve", MEANS)
 @given(rows=jacobians(tasks=(2, 2), params=(2, 6)))
-def test_the_distance_of_two_tasks_never_increases(preserve, rows):
+def test_the_distance_of_two_tasks_never_increases(rows):
     assume(bool((rows.norm(dim=1) > 0).all()))
-    new = equalised(rows, preserve)
-    assert new.norm(dim=1).tolist() == pytest.approx([float(MEANS[preserve](rows.norm(dim=1)))] * 2)
+    new = equalised(rows)
+    assert new.norm(dim=1).tolist() == pytest.approx([float(rows.norm(dim=1).mean())] * 2)
     assert float((new[0] - new[1]).norm()) <= float((rows[0] - rows[1]).norm()) + 1e-9 * float(rows.norm())
 
 
-@pytest.mark.parametrize("preserve", MEANS)
 @given(seed=st.integers(0, 2**31), tasks=st.integers(2, 6), share=st.floats(0, 1))
-def test_the_sum_of_squares_decreases_if_all_pairs_have_the_same_cosine(preserve, seed, tasks, share):
+def test_the_sum_of_squares_decreases_if_all_pairs_have_the_same_cosine(seed, tasks, share):
     """N Σ n_i² − |Σ g_i|² decreases by at least (N − 1 + cos)(Σ n_i² − N n̄²); this includes orthogonal rows."""
     cosine = -1 / (tasks - 1) + share * (1 + 1 / (tasks - 1))
     gramian = torch.full((tasks, tasks), cosine, dtype=torch.float64).fill_diagonal_(1)
@@ -119,39 +110,13 @@ def test_the_sum_of_squares_decreases_if_all_pairs_have_the_same_cosine(preserve
     generator = torch.Generator().manual_seed(seed)
     norms = 10 ** (2 * torch.rand(tasks, 1, generator=generator, dtype=torch.float64) - 1)
     rows = norms * (vectors * values.clamp(min=0).sqrt())
-    assert sum_of_squares(equalised(rows, preserve)) <= sum_of_squares(rows) * (1 + 1e-9)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("preserve", MEANS)
-def test_the_sum_of_squares_decreases_for_nearly_all_random_rows(preserve):
-    every = [random_rows(seed) for seed in range(300)]
-    assert sum(sum_of_squares(equalised(rows, preserve)) < sum_of_squares(rows) for rows in every) >= 0.98 * 300
+    assert sum_of_squares(equalised(rows)) <= sum_of_squares(rows) * (1 + 1e-9)
 
 
 def test_the_sum_of_squares_can_increase():
     """Nine equal rows, and a tiny opposite row that is scaled to their norm."""
     rows = torch.tensor([[1.0]] * 9 + [[-0.01]], dtype=torch.float64)
     assert sum_of_squares(equalised(rows)) > 3 * sum_of_squares(rows)
-
-
-@given(jacobians(tasks=(2, 6), params=(2, 8)))
-def test_every_distance_vanishes_once_norms_are_equal_and_rotation_is_complete(rows):
-    norms = rows.norm(dim=1)
-    assume(bool((norms > 0).all()))
-    new = equalised(rows)
-    mean = float(norms.mean())
-    target = torch.zeros_like(rows[0])
-    target[0] = mean
-    # A reflection maps each row to the common direction; like a rotation, it preserves norms.
-    rotated = []
-    for row in new:
-        axis = row - target
-        length = float(axis @ axis)
-        rotated.append(row - 2 * axis * (axis @ row) / length if length > 1e-18 * mean**2 else row)
-    aligned = torch.stack(rotated)
-    assert float(distances(aligned @ aligned.T).max()) < 1e-7 * mean  # √rounding, as `distances` states
-    assert float((aligned - target).abs().max()) < 1e-7 * mean
 
 
 @given(jacobians(tasks=(2, 6)))

@@ -4,7 +4,6 @@ Rows are exact: expectations over discrete distributions, with the inner loop by
 docs/decisions/0007-theorem-4-1.md.
 """
 
-import itertools
 import math
 from dataclasses import dataclass
 
@@ -13,7 +12,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradhomog import OptionError
 from tests.theory.distance_bounds import distance_bound
 
 
@@ -117,29 +115,6 @@ def test_support_and_query_sets_may_differ_by_different_variations(seed, rate, s
     assert float((rows[0] - rows[1]).norm()) <= bound(family, variation(*query), rate, steps, **options) + 1e-9
 
 
-@pytest.mark.parametrize("first_order", [True, False])
-@pytest.mark.parametrize("seed", range(3))
-def test_it_holds_for_expected_rows_over_sampled_sets_but_not_for_sampled_tasks(seed, first_order):
-    family = FAMILIES["sine"]
-    psi, points, first, second = random_problem(seed, points=3)
-    sets = list(itertools.product(range(3), repeat=2))  # all support and all query sets of two samples
-
-    def rows_and_chances(chances):
-        rows, weights = [], []
-        for support, query in itertools.product(sets, repeat=2):
-            shares = [torch.bincount(torch.tensor(chosen), minlength=3).double() / 2 for chosen in (support, query)]
-            rows.append(row(family, psi, points, *shares, 0.5, 1, first_order))
-            weights.append(chances[list(support)].prod() * chances[list(query)].prod())
-        return torch.stack(rows), torch.stack(weights)
-
-    (rows, weights), (_, others) = rows_and_chances(first), rows_and_chances(second)
-    assert float(weights.sum()) == pytest.approx(1)
-    largest = bound(family, variation(first, second), 0.5, first_order=first_order)
-    assert float((weights @ rows - others @ rows).norm()) <= largest
-    # Two tasks from the *same* distribution: the total variation is zero, but the distance is not.
-    assert float(torch.cdist(rows, rows).max()) > 0.1 > bound(family, 0.0, 0.5, first_order=first_order)
-
-
 def test_the_printed_bound_fails_on_two_points():
     family = Family(lambda psi, a, c: (1 + (psi - a).square().sum(1)).sqrt(), 1.0, 1.5 / 1.25**2.5)
     points = (torch.tensor([[0.0], [1.0]]).double(), torch.zeros(2))
@@ -151,31 +126,6 @@ def test_the_printed_bound_fails_on_two_points():
     assert round(found, 3) == 0.888
     assert bound(family, 1.0, 0.01, variant="paper") == pytest.approx(0.04)
     assert bound(family, 1.0, 0.01) == 2
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_the_printed_bound_fails_for_most_random_problems_with_a_small_rate(name):
-    family = FAMILIES[name]
-    lr = 0.01 / family.smoothness
-    failed = 0
-    for seed in range(50):
-        psi, points, first, second = random_problem(seed)
-        found = distance(family, psi, points, first, second, lr, 1, first_order=True)
-        failed += found > bound(family, variation(first, second), lr, variant="paper")
-    assert failed > 45
-
-
-@pytest.mark.parametrize("first_order", [True, False])
-def test_the_constant_2_is_attained_as_the_rate_vanishes(first_order):
-    """d / (G δ) → 2 for two opposite gradients; the printed bound tends to zero."""
-    family = FAMILIES["sine"]
-    points = (torch.ones(2, 1, dtype=torch.float64), torch.tensor([0.0, math.pi], dtype=torch.float64))
-    psi = torch.tensor([math.pi / 2], dtype=torch.float64)
-    for lr in (1e-2, 1e-4, 1e-6):
-        found = distance(family, psi, points, *torch.eye(2, dtype=torch.float64), lr, 1, first_order)
-        assert found == pytest.approx(2, abs=2 * lr)
-        assert found <= bound(family, 1.0, lr, first_order=first_order)
-        assert bound(family, 1.0, lr, variant="paper") == pytest.approx(4 * lr)
 
 
 def ripples(lr, turns):
@@ -218,12 +168,6 @@ def test_through_one_inner_step_the_constant_is_larger_and_sharp_for_small_varia
     assert found > 1.015 * float(distance_bound(1e-6, 1.0, 1.0, lr))
 
 
-def test_the_first_order_constant_fails_through_the_inner_step_for_larger_variations_too():
-    found = ripple_distance(0.5, 1, 0.01, 1, first_order=False)
-    assert found > 1.5 * float(distance_bound(0.01, 1.0, 1.0, 0.5))
-    assert found <= float(distance_bound(0.01, 1.0, 1.0, 0.5, first_order=False))
-
-
 def test_through_two_inner_steps_no_multiple_of_the_variation_bounds_the_distance():
     """G = L = 1 and η = 0.5; d does not vanish if the curvature changes between the adapted points."""
     distances = []
@@ -235,20 +179,5 @@ def test_through_two_inner_steps_no_multiple_of_the_variation_bounds_the_distanc
         assert found <= bound(family, delta, 0.5, 2, first_order=False)
         distances.append(found)
     assert min(distances) > 1
-    with pytest.raises(OptionError, match=r"`hessian_smoothness` is required .* 2 inner steps"):
+    with pytest.raises(ValueError, match=r"`hessian_smoothness` is required .* 2 inner steps"):
         distance_bound(0.1, 1.0, 1.0, 0.5, 2, first_order=False)
-
-
-def test_formulas_of_the_bound():
-    assert distance_bound(0.3, 2.0, 5.0, 0.1, 0) == pytest.approx(2 * 2 * 0.3)
-    assert distance_bound(0.1, 2.0, 5.0, 0.1, 3) == pytest.approx(2 * 2 * 0.1 * 1.5**3)
-    assert distance_bound(0.1, 2.0, 5.0, 0.1, first_order=False) == pytest.approx(2 * 2 * 0.1 * (1.5**2 + 0.5))
-    assert distance_bound(0.1, 2.0, 5.0, 0.1, 3, variant="paper") == pytest.approx(4 * 0.1 * 2 * 5 * 0.1)
-    assert distance_bound(0.9, 2.0, 5.0, 0.1, 3) == 4  # no two rows of norm G are further apart than 2 G
-    assert distance_bound(0.9, 2.0, 5.0, 0.1, first_order=False) == pytest.approx(6)
-    one_sided = distance_bound(0.0, 1.0, 1.0, 0.5, support_variation=0.1)
-    assert one_sided == pytest.approx(2 * 0.5 * 0.1)
-    # By hand: J differs by (1 + ηL) η (2Lδ + 2Lδ + ρ 2ηGδ), L = G = 1, η = 0.5, ρ = 3, δ = 0.01.
-    by_hand = 1.5**2 * 2 * 0.01 * 1.5**2 + 1.5 * 0.5 * (0.02 + 0.02 + 3 * 0.01)
-    found = distance_bound(0.01, 1.0, 1.0, 0.5, 2, first_order=False, hessian_smoothness=3.0)
-    assert found == pytest.approx(by_hand)
