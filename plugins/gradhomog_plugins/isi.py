@@ -47,12 +47,6 @@ class _WithoutGraph(torch.autograd.Function):
         return result.reshape(*together.shape[:2], *result.shape[1:]), 0
 
 
-def compute_without_graph(compute: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-    """Return `compute(inputs)` without a graph; the first dimension of both is that of independent samples."""
-    result: Tensor = _WithoutGraph.apply(inputs, compute)  # type: ignore[no-untyped-call]
-    return result
-
-
 Part = Literal["support", "query"]
 
 
@@ -210,7 +204,8 @@ class ISI(Homogenizer):
         place = (call.name, call.output.shape)
         if place not in inputs.masks:
             draw = functools.partial(self._draw, call, inputs.generator)
-            inputs.masks[place] = compute_without_graph(draw, call.inputs).reshape(call.output.shape)
+            mask: Tensor = _WithoutGraph.apply(call.inputs, draw)  # type: ignore[no-untyped-call]
+            inputs.masks[place] = mask.reshape(call.output.shape)
         # In place, which saves memory: the backward of neither convolution nor max-pooling needs its output.
         return call.output.mul_(inputs.masks[place].to(call.output.dtype))
 

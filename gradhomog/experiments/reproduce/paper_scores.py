@@ -119,14 +119,12 @@ class PaperScores:
     test_episodes: int | None
     missing: tuple[str, ...]
 
-    def to_json(self, paper: Paper) -> dict[str, Any]:
+    def to_json(self, paper: Paper) -> Any:
         """The results as plain dicts and lists; None for unknown numbers."""
-        content = {
-            "experiment": self.experiment, "test_episodes": self.test_episodes, "missing": list(self.missing),
+        return json_compatible({
+            "experiment": self.experiment, "test_episodes": self.test_episodes, "missing": self.missing,
             "cells": [row.record(paper.spread) for row in self.rows],
-        }  # fmt: skip
-        compatible: dict[str, Any] = json_compatible(content)
-        return compatible
+        })  # fmt: skip
 
 
 def collect(
@@ -188,7 +186,8 @@ def _averages(
 ) -> list[PaperScore]:
     """Averages over the columns of each block, and over all; only of rows that are in all of them."""
     rows = {row.title: row.published or "" for one in planned for row in one.rows}
-    plain = _plain_rows(planned)
+    plain = {row.title: other.title for one in planned for other in one.rows if other.homogenizers == "none"
+             for row in one.rows if row != other}  # fmt: skip
     comparable = all(score.is_comparable for score in scores)  # of all benchmarks, or of none
     found = []
     for title, columns in _averaged_columns(blocks, dict.fromkeys(score.column for score in scores)).items():
@@ -201,15 +200,6 @@ def _averages(
             )
             for row in rows if means[row]
         ]  # fmt: skip
-    return found
-
-
-def _plain_rows(planned: Sequence[PlannedComparison]) -> dict[str, str]:
-    """The title of the row without homogenizers, by that of each other row of its comparison."""
-    found: dict[str, str] = {}
-    for one in planned:
-        for plain in [row for row in one.rows if row.homogenizers == "none"]:
-            found |= {row.title: plain.title for row in one.rows if row != plain}
     return found
 
 

@@ -153,14 +153,14 @@ BASELINES = (PLAIN, STATIC, SINGLE)
 LOGARITHMS = 'scale_invariant(scale="paper")'
 """The sum of the logarithms of the losses: Adam reads the length of its gradient, which other scales change."""
 
-WITHOUT_ROW = ("autoscale",)
+WITHOUT_ROW = "autoscale"
 """The homogenizer that the preset `auto` consists of."""
 
 
 def built_in_methods() -> list[str]:
     """The baselines, and every installed homogenizer of gradhomog that acts on losses, norms, Gramians or rows."""
     own = [info.name for info in installed().list("homogenizers") if info.distribution == "gradhomog"]
-    chosen = [name for name in own if name not in (STATIC, *WITHOUT_ROW) and _acts_on_rows(name)]
+    chosen = [name for name in own if name not in (STATIC, WITHOUT_ROW) and _acts_on_rows(name)]
     return [*BASELINES, *chosen, EQUAL_NORMS, LOGARITHMS]
 
 
