@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from gradhomog.diagnosis.recommend import EQUAL_NORMS
@@ -66,10 +65,6 @@ class SuiteRun:
     def error(self) -> float:
         """The test error at the end."""
         return self.errors[-1]
-
-    def error_after(self, share: float) -> float:
-        """The test error after a share of the steps, interpolated between checkpoints; at least that of the first."""
-        return float(np.interp(share, CHECKPOINTS, self.errors)) if math.isfinite(self.errors[-1]) else math.inf
 
     def to_json(self) -> dict[str, Any]:
         content = dataclasses.asdict(self)
