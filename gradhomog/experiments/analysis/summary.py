@@ -294,7 +294,6 @@ def summarize(records: Iterable[Record]) -> Summary:
     )
 
 
-def to_json(summary: Summary) -> dict[str, Any]:
+def to_json(summary: Summary) -> Any:
     """The summary as plain dicts and lists; unknown values and numbers that are not finite are None."""
-    content: dict[str, Any] = json_compatible(dataclasses.asdict(summary))
-    return content
+    return json_compatible(dataclasses.asdict(summary))

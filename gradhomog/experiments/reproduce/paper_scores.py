@@ -186,8 +186,7 @@ def _averages(
 ) -> list[PaperScore]:
     """Averages over the columns of each block, and over all; only of rows that are in all of them."""
     rows = {row.title: row.published or "" for one in planned for row in one.rows}
-    plain = {row.title: other.title for one in planned for other in one.rows if other.homogenizers == "none"
-             for row in one.rows if row != other}  # fmt: skip
+    plain = _plain_rows(planned)
     comparable = all(score.is_comparable for score in scores)  # of all benchmarks, or of none
     found = []
     for title, columns in _averaged_columns(blocks, dict.fromkeys(score.column for score in scores)).items():
@@ -201,6 +200,12 @@ def _averages(
             for row in rows if means[row]
         ]  # fmt: skip
     return found
+
+
+def _plain_rows(planned: Sequence[PlannedComparison]) -> dict[str, str]:
+    """The title of the row without homogenizers, by that of each other row of its comparison."""
+    return {row.title: plain.title for one in planned for plain in one.rows if plain.homogenizers == "none"
+            for row in one.rows if row != plain}  # fmt: skip
 
 
 def _averaged_columns(blocks: Mapping[str, Sequence[str]], columns: Iterable[str]) -> dict[str, list[str]]:

@@ -44,9 +44,7 @@ def run_suite(
         if not names:  # of other problems, baselines would have to be computed as well
             problems = [problem for problem in problems if (problem.name, STATIC) in stored]
         known = stored | current(read_results(folder))
-        here = processor()  # times and errors are relative to plain means, whose rounding differs elsewhere
-        usable = {row: runs for row, runs in known.items() if row[1] != PLAIN or runs[0].processor == here}
-        missing = _missing(problems, [PLAIN, STATIC, *asked] if asked else [], usable)
+        missing = _missing(problems, [PLAIN, STATIC, *asked] if asked else [], _of_this_processor(known))
         unknown = [problem.name for problem in problems if not asked and (problem.name, STATIC) not in known]
         if unknown:
             raise ConfigError(
@@ -61,6 +59,12 @@ def run_suite(
     compute_rows(missing, jobs, finished)
     computed = current(read_results(folder))
     return Scores(stored | computed, problems), agreement(stored, computed) if rerun else None
+
+
+def _of_this_processor(known: Results) -> Results:
+    """The rows without plain means of other processors, where rounding differs: times and errors are relative to it."""
+    here = processor()
+    return {row: runs for row, runs in known.items() if row[1] != PLAIN or runs[0].processor == here}
 
 
 def _missing(
