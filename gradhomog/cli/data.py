@@ -98,8 +98,7 @@ def _check(args: argparse.Namespace) -> int:
     for result in results:
         texts = (*result.problems, "; ".join(result.differences), result.advice)
         lines += [f"{result.benchmark}: {text}" for text in texts if text]
-    if any(result.status == "missing" for result in results):
-        lines.append(NAMES)
+    lines += [NAMES] * any(result.status == "missing" for result in results)
     print_result(args, [dataclasses.asdict(result) for result in results], "\n".join(lines))
     good = {"complete"} if args.names else {"complete", "missing"}
     return 0 if all(result.status in good for result in results) else 1

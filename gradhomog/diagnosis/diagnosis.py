@@ -123,7 +123,13 @@ class Diagnosis(ValidatedConstructor):
         """
         rows, found = loss_rows(losses, parameters)
         if parameters is None:
-            self._check_discovered(list(found.shared.values()))
+            shared = list(found.shared.values())
+            first = self._discovered = self._discovered or shared
+            if len(first) != len(shared) or any(a is not b for a, b in zip(first, shared, strict=True)):
+                raise OptionError(
+                    f"the losses of batch {self._store.batches} share other parameters, or in another order, than "
+                    "those of the first batch, as if a task is absent. Pass `parameters`."
+                )
         tasks = found.tasks
         present = tasks.select_present(names or tasks.names or self._row_names((), tasks.tasks), "names")
         self._store.add(rows, present)
@@ -160,15 +166,6 @@ class Diagnosis(ValidatedConstructor):
             dependent=rows_are_dependent(gramian, dimension),
         )  # fmt: skip
         return replace(found, recommendation=recommend(found))
-
-    def _check_discovered(self, parameters: list[Tensor]) -> None:
-        """Raise if the losses share other parameters than those of the first batch, or in another order."""
-        first = self._discovered = self._discovered or parameters
-        if len(first) != len(parameters) or any(a is not b for a, b in zip(first, parameters, strict=True)):
-            raise OptionError(
-                f"the losses of batch {self._store.batches} share other parameters, or in another order, than those of "
-                "the first batch, as if a task is absent. Pass `parameters`."
-            )
 
     def _row_names(self, names: tuple[str, ...], tasks: int) -> tuple[str, ...]:
         if names and len(names) != tasks:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradhomog.errors import OptionError
 from gradhomog.table import LEVEL
 
 MIN_BATCHES = 3
@@ -77,10 +76,7 @@ def jackknife(value: Tensor, without: Tensor) -> Estimate:
 
     Args:
         value: θ, float64, any shape.
-        without: θ₋b, `[batches, *shape]`. If one of them is NaN, the estimate is NaN.
-
-    Raises:
-        OptionError: there are fewer than `MIN_BATCHES` batches.
+        without: θ₋b, `[batches, *shape]`, at least `MIN_BATCHES`. If one of them is NaN, the estimate is NaN.
 
     Source: Tukey 1958; Efron & Stein 1981, "The jackknife estimate of variance".
 
@@ -90,8 +86,6 @@ def jackknife(value: Tensor, without: Tensor) -> Estimate:
     3.000 ± 3.437
     """
     batches = len(without)
-    if batches < MIN_BATCHES:
-        raise OptionError(f"`without` must have at least {MIN_BATCHES} batches; got {batches}. Measure more batches.")
     variance = (batches - 1) / batches * (without - without.mean(0)).square().sum(0)
     half_width = student_quantile((1 - LEVEL) / 2, batches - 1) * variance.sqrt()
     return Estimate(value, half_width).where(value.isfinite() & half_width.isfinite())

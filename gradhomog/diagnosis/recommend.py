@@ -85,6 +85,9 @@ class _Facts:
         unresolved: all others.
         step_noise: the noise scale of the plain step.
         noisy_step: True if noise exceeds signal in the plain step.
+        aligned: pairs whose cosine is certainly close to one.
+        has_noise: True if the plain step has measured noise, or rows have noise.
+        cancels: True if the noise scale of the plain step is above those of all rows.
     """
 
     def __init__(self, found: DiagnosisResult) -> None:
@@ -106,6 +109,12 @@ class _Facts:
         self.unresolved = others & ~self.hidden
         self.step_noise = found.noise.step_noise_scale
         self.noisy_step = float(self.step_noise.low) > 1
+        self.aligned = cosines.low > ALIGNED  # False for NaN
+        self.no_conflict = bool(self.pairs.any()) and not bool((self.real | self.hidden | self.unresolved).any())
+        self.largest_row_noise = float(found.noise.noise_scales.high.nan_to_num(nan=0.0, posinf=torch.inf).max())
+        quiet = float(self.step_noise.high) == 0 and self.largest_row_noise == 0
+        self.has_noise = not bool(self.step_noise.value.isnan()) and not quiet
+        self.cancels = float(self.step_noise.low) > self.largest_row_noise
 
     @functools.cached_property
     def expected_ratio(self) -> str:
@@ -154,29 +163,6 @@ class _Facts:
         where = "in single rows" if bool((noisy | ~measured).all()) else f"in single rows of {_join(names)}"
         finite = scales.value[noisy & scales.value.isfinite()]
         return f"{number(float(finite.min()))} × or more {where}" if finite.numel() else where
-
-    @property
-    def aligned(self) -> Tensor:
-        return self.found.expected.cosines.low > ALIGNED  # False for NaN
-
-    @property
-    def no_conflict(self) -> bool:
-        return bool(self.pairs.any()) and not bool((self.real | self.hidden | self.unresolved).any())
-
-    @property
-    def has_noise(self) -> bool:
-        """True if the plain step has measured noise, or rows have noise."""
-        quiet = float(self.step_noise.high) == 0 and self.largest_row_noise == 0
-        return not bool(self.step_noise.value.isnan()) and not quiet
-
-    @property
-    def largest_row_noise(self) -> float:
-        return float(self.found.noise.noise_scales.high.nan_to_num(nan=0.0, posinf=torch.inf).max())
-
-    @property
-    def cancels(self) -> bool:
-        """True if the noise scale of the plain step is above those of all rows."""
-        return float(self.step_noise.low) > self.largest_row_noise
 
     def names(self, mask: Tensor) -> str:
         """The names of pairs, with the cosines of their expected gradients if these are resolved, the smallest first

@@ -41,9 +41,6 @@ def single_rows(gramian: LabelledGramian) -> SingleRows:
 
     Cost: O(rows²) time and memory.
 
-    Raises:
-        OptionError: there are fewer than three batches.
-
     >>> rows = torch.tensor([[1.0, 0.0], [-3.0, 4.0]]).repeat(3, 1, 1)  # the same two rows in three batches
     >>> found = single_rows(LabelledGramian.of_rows(rows))
     >>> found.norms.value, found.cosines.value[0, 1], found.conflict_rates.value[0, 1]
@@ -91,9 +88,6 @@ def row_norms(gramian: LabelledGramian) -> RowNorms:
     """Return statistics of the norms of rows by label.
 
     Cost: O(rows).
-
-    Raises:
-        OptionError: there are fewer than three batches.
 
     >>> rows = torch.tensor([[1.0], [2.0], [1.0], [4.0]]).reshape(4, 1, 1)
     >>> found = row_norms(LabelledGramian.of_rows(rows))
@@ -167,9 +161,6 @@ def expected_gradients(gramian: LabelledGramian) -> ExpectedGradients:
 
     Cost: O(rows²) time and memory.
 
-    Raises:
-        OptionError: there are fewer than three batches.
-
     Source: U-statistics of degree two, Hoeffding 1948. The conflict of single rows was measured, without this
     separation, by Zhang et al. 2023 (RotoGBML), arXiv 2303.06679, figure 1.
 
@@ -238,9 +229,6 @@ def norm_ratios(gramian: LabelledGramian) -> TransformedEstimate:
 
     NaN unless the intervals of ‖μ_k‖² and ‖μ_l‖² are above zero.
 
-    Raises:
-        OptionError: there are fewer than three batches.
-
     >>> rows = torch.tensor([[6.0, 0.0], [0.0, 2.0]]).repeat(4, 1, 1)  # without noise
     >>> found = norm_ratios(LabelledGramian.of_rows(rows))
     >>> print(f"{found.value[0, 1]:.2f} ({found.low[0, 1]:.2f} to {found.high[0, 1]:.2f})")
@@ -272,9 +260,6 @@ class StepAlignment:
 
 def step_alignment(gramian: LabelledGramian) -> StepAlignment:
     """Estimate the alignment from pairs of rows of different batches.
-
-    Raises:
-        OptionError: there are fewer than three batches.
 
     >>> rows = torch.tensor([[1.0, 0.0], [-3.0, 4.0]]).repeat(3, 1, 1)  # norms 1 and 5, cosine −0.6: 1 < 0.6 · 5
     >>> step_alignment(LabelledGramian.of_rows(rows)).products.value
@@ -335,9 +320,6 @@ def noise(gramian: LabelledGramian) -> Noise:
         gramian: of rows at the same parameters; batches are independent, rows of one batch need not be.
 
     Cost: O(rows²) time and memory.
-
-    Raises:
-        OptionError: there are fewer than three batches.
 
     Source: McCandlish et al. 2018, "An empirical model of large-batch training", arXiv 1812.06162, equation 2.9 and
     appendix A.1. Deviations: 1. a U-statistic over all pairs of batches instead of two batch sizes, which is the same

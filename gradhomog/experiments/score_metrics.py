@@ -53,8 +53,6 @@ class Metric:
         For metrics with `best`, such as R², the error is the distance to it. NaN if b is 0, or if ratios of such scores
         are not meaningful.
         """
-        if not self.ratios:
-            return math.nan
         if self.best is not None:
             score, base = abs(self.best - score), abs(self.best - base)
         sign = 1 if self.higher_is_better and self.best is None else -1

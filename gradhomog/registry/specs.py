@@ -212,7 +212,8 @@ class PluginInfo:
 
     def __post_init__(self) -> None:
         for name in ("name", "distribution", "version", "module"):
-            object.__setattr__(self, name, _printable(getattr(self, name)))
+            text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in getattr(self, name))
+            object.__setattr__(self, name, text)
 
     @property
     def selector(self) -> str:
@@ -224,10 +225,10 @@ class PluginInfo:
         """The last sentence of an error that the plugin caused."""
         return f"Report it to the authors of {self.distribution}, or remove '{self.name}'."
 
-    def checked(self, made: Any, *types: type, home: str = "gradhomog") -> Any:
+    def checked(self, made: Any, *types: type) -> Any:
         """Return what the factory of this plugin has made; raise `PluginRunError` if it is of another type."""
         if not isinstance(made, types):
-            names = " or ".join(f"{home}.{each.__name__}" for each in types)
+            names = " or ".join(f"gradhomog.{each.__name__}" for each in types)
             raise PluginRunError(
                 f"the factory of {self} must return a {names}; got {type(made).__name__}. {self.advice}"
             )
@@ -235,10 +236,6 @@ class PluginInfo:
 
     def __str__(self) -> str:
         return f"{self.kind[:-1]} '{self.name}' of {self.distribution} {self.version} ({self.module})"
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 PROJECT = "gradhomog"

@@ -25,9 +25,9 @@ def require_valid(valid: Tensor, step: Step, expected: str, advice: str = "", we
     raise OptionError(f"{expected}; task {task.slot}{domain} has {found}.{' ' if advice else ''}{advice}")
 
 
-def positive(step: Step, reason: str, advice: str = "") -> Tensor:
+def positive(step: Step, reason: str) -> Tensor:
     """Return the losses `[tasks]`, which must be positive for the reason: "because tasks are weighted by 1/L"."""
-    require_valid(step.losses > 0, step, f"losses must be positive, {reason}", advice)
+    require_valid(step.losses > 0, step, f"losses must be positive, {reason}")
     return step.losses
 
 

@@ -77,15 +77,9 @@ class COSMOS(Homogenizer):
         if not bool(largest > 0):
             return preference, torch.ones_like(largest)
         size: Tensor = (losses / largest).norm() * largest  # the squares of losses might overflow
-        slopes = scaled_derivatives(losses / size, size, preference, self.penalty)
+        direction, unit = losses / size, preference / preference.norm()
+        slopes = size * preference - self.penalty * (unit - (unit @ direction) * direction)  # ‖L‖ ∂F/∂L
         return _per_task.nonnegative(slopes, size * preference), size
-
-
-def scaled_derivatives(direction: Tensor, size: Tensor, preference: Tensor, penalty: float) -> Tensor:
-    """Return ‖L‖ ∂F/∂L, `[tasks]`, for L/‖L‖, ‖L‖ and r."""
-    unit: Tensor = preference / preference.norm()
-    derivatives: Tensor = size * preference - penalty * (unit - (unit @ direction) * direction)
-    return derivatives
 
 
 @hookimpl

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import torch
 from annotated_types import Interval
-from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, NotDifferentiableError, StageResult, Step, hookimpl, keyed
 from gradhomog_plugins._inner_method import inner_pipeline, require_same_method
@@ -73,7 +72,7 @@ class CRMOGM(Homogenizer):
         mixing, aux, converged = self._mix(step.view(self.inner))
         current = mixing if mixing.dim() == 1 else mixing.sum(dim=0)
         past = keyed.read(self.averages, step.names, math.nan)
-        weights = moving_average(past, current, self.alpha)
+        weights = torch.where(past.isnan(), current, torch.lerp(current, past.nan_to_num(), self.alpha))
         return StageResult(weights, aux=(weights, aux), converged=converged)
 
     def update(self, step: Step) -> dict[str, Any]:
@@ -90,11 +89,6 @@ class CRMOGM(Homogenizer):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         require_same_method("cr_mogm", self.method, state)
         super().load_state_dict(state)
-
-
-def moving_average(past: Tensor, current: Tensor, alpha: float) -> Tensor:
-    """Return α · past + (1 − α) · current, `[tasks]`, or the current weight of a task whose past is NaN."""
-    return torch.where(past.isnan(), current, torch.lerp(current, past.nan_to_num(), alpha))
 
 
 @hookimpl

@@ -66,8 +66,8 @@ class DWA(Homogenizer):
         self.newer: dict[str, float] = {}  # L̄(t−1)
 
     def mix(self, step: Step) -> Tensor:
-        keys = step.names
-        rates = falling_rates(keyed.read(self.older, keys, 1.0), keyed.read(self.newer, keys, 1.0))
+        older, newer = (keyed.read(means, step.names, 1.0) for means in (self.older, self.newer))
+        rates = torch.where(older == newer, 1.0, (newer / older).clamp(max=LARGEST_RATE))  # r; 1 where both are zero
         return _losses.exponential_weights((rates - rates.max()) / self.temperature)
 
     def paper_scale(self, step: Step) -> float:
@@ -82,11 +82,6 @@ class DWA(Homogenizer):
         means = {key: total / counts[key] for key, total in totals.items()}
         last = {key: self.newer.get(key, mean) for key, mean in means.items()}
         return {"totals": {}, "counts": {}, "older": {**self.older, **last}, "newer": {**self.newer, **means}}
-
-
-def falling_rates(older: Tensor, newer: Tensor) -> Tensor:
-    """Return r = L̄(t−1) / L̄(t−2), `[tasks]`; 1 where both are zero."""
-    return torch.where(older == newer, 1.0, (newer / older).clamp(max=LARGEST_RATE))
 
 
 @hookimpl

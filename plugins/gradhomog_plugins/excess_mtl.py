@@ -89,7 +89,9 @@ class ExcessMTL(Homogenizer):
         relative = torch.stack([excess[key] / first[key] if key in first else torch.ones(()) for key in keys])
         weights = keyed.read(self.weights, keys, 1.0)
         # The sum over this batch's keys is preserved, and with it their ratio to the weights of other keys.
-        new = updated_weights(weights, relative.to(weights), self.lr) * weights.mean()
+        shares = len(weights) * torch.softmax(weights.log() + self.lr * relative.to(weights), dim=0)
+        bounded = shares.clamp_min(SMALLEST_WEIGHT)
+        new = bounded / bounded.mean() * weights.mean()
         if not bool(torch.isfinite(new).all()):
             raise OptionError("the sum of squares of a row overflows. Divide the losses by a constant.")
         return {
@@ -106,13 +108,6 @@ def excess_risks(rows: Tensor, roots: Tensor) -> Tensor:
         wide = row.to(root.dtype).reshape(-1)
         totals.append(torch.dot(wide, wide / root.reshape(-1)))  # not g²/√S, which can overflow float32
     return torch.stack(totals).double()
-
-
-def updated_weights(weights: Tensor, excess: Tensor, lr: float) -> Tensor:
-    """Return w_i exp(lr · ē_i) divided by their mean, with a lower bound: `[tasks]`, w > 0."""
-    shares = len(weights) * torch.softmax(weights.log() + lr * excess, dim=0)
-    kept = shares.clamp_min(SMALLEST_WEIGHT)
-    return kept / kept.mean()
 
 
 @hookimpl

@@ -80,18 +80,15 @@ class FAMO(Homogenizer):
     def mix(self, step: Step) -> StageResult:
         keys, log_gaps = step.names, self._log_gaps(step)
         averages = keyed.ema(self.averages, keys, log_gaps, self.smoothing)
-        logits = self._new_logits([key for key in keys if key in self.averages], averages)
+        known = [key for key in keys if key in self.averages]
+        decrease = keyed.read(self.averages, known, 0.0) - keyed.read(averages, known, 0.0)
+        gradients = logit_gradients(torch.softmax(keyed.values(self.logits, known), dim=0), decrease)
+        logits = keyed.adam(self.logits, known, gradients, self.lr, weight_decay=self.weight_decay)
         weights = _losses.exponential_weights(keyed.values(logits, keys) - log_gaps)  # N c z/D
         return StageResult(weights, aux={"logits": logits, "averages": averages})
 
     def update(self, step: Step) -> dict[str, Any]:
         return dict(step.aux)
-
-    def _new_logits(self, keys: list[str], averages: Mapping[str, float]) -> dict[str, keyed.Moments]:
-        """Return ξ after an Adam step for these keys, driven by the decrease of their averages."""
-        decrease = keyed.read(self.averages, keys, 0.0) - keyed.read(averages, keys, 0.0)
-        gradients = logit_gradients(torch.softmax(keyed.values(self.logits, keys), dim=0), decrease)
-        return keyed.adam(self.logits, keys, gradients, self.lr, weight_decay=self.weight_decay)
 
     def _log_gaps(self, step: Step) -> Tensor:
         """Return log D, `[tasks]`."""

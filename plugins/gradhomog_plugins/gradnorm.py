@@ -89,7 +89,8 @@ class GradNorm(Homogenizer):
         mean_norm = (weights * norms).mean()
         if not mean_norm > 0:
             return {"first_losses": first_losses}  # all gradients are zero: nothing to balance
-        gradient = weight_gradient(weights, norms, rates**self.alpha)
+        # ∂/∂w of Σ_i |w_i n_i − Ḡ r_i^α| with a constant Ḡ r^α
+        gradient = torch.sign(weights * norms - mean_norm * rates**self.alpha) * norms
         new_log_weights = log_weights - self.lr * weights * gradient / mean_norm
         new_log_weights = keyed.read(keyed.write({}, keys, new_log_weights), keys, 0.0)  # one weight per key
         # The sum over this batch's keys is preserved, and with it their ratio to the weights of other keys.
@@ -105,12 +106,6 @@ class GradNorm(Homogenizer):
         if not losses.any():
             return torch.ones_like(losses)
         return _losses.exponential_weights(losses.log() - first.log())
-
-
-def weight_gradient(weights: Tensor, norms: Tensor, targets: Tensor) -> Tensor:
-    """Return ∂/∂w of Σ_i |w_i n_i − Ḡ t_i|, Ḡ = mean(w·n) and t constant, `[tasks]`: sign(w_i n_i − Ḡ t_i) · n_i."""
-    weighted = weights * norms
-    return torch.sign(weighted - weighted.mean() * targets) * norms
 
 
 @hookimpl

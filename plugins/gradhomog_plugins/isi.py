@@ -47,12 +47,6 @@ class _WithoutGraph(torch.autograd.Function):
         return result.reshape(*together.shape[:2], *result.shape[1:]), 0
 
 
-def compute_without_graph(compute: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-    """Return `compute(inputs)` without a graph; the first dimension of both is that of independent samples."""
-    result: Tensor = _WithoutGraph.apply(inputs, compute)  # type: ignore[no-untyped-call]
-    return result
-
-
 Part = Literal["support", "query"]
 
 
@@ -153,10 +147,9 @@ class ISI(Homogenizer):
 
     def attach(self, encoder: nn.Module) -> list[Any]:
         self._current = self._new_meta_step()
-        return [
-            *register_hooks(encoder, select_layers(encoder, self.layers), self._drop),
-            SimpleNamespace(remove=self._clear_masks),
-        ]
+        hooks = register_hooks(encoder, select_layers(encoder, self.layers), self._drop)
+        hooks.callback(self._clear_masks)
+        return [SimpleNamespace(remove=hooks.close)]
 
     def begin(self, key: TaskKey, part: Part, generator: torch.Generator) -> None:
         current = self._meta_step()
@@ -190,15 +183,14 @@ class ISI(Homogenizer):
             probabilities[call.name] = 1 - self._keep(self._shares(call, call.inputs, generator))
 
         buffers = {name: buffer.clone() for name, buffer in encoder.named_buffers()}
-        handles = register_hooks(encoder, select_layers(encoder, self.layers), record)
+        devices = [inputs.device] if inputs.is_cuda else []
+        hooks = register_hooks(encoder, select_layers(encoder, self.layers), record)
         suspended, self._suspended = self._suspended, True
         try:
-            with torch.no_grad(), torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
+            with hooks, torch.no_grad(), torch.random.fork_rng(devices):
                 functional_call(encoder, buffers, (inputs,))
         finally:
             self._suspended = suspended
-            for handle in handles:
-                handle.remove()
         return probabilities
 
     def _drop(self, call: Call) -> Tensor | None:
@@ -210,7 +202,8 @@ class ISI(Homogenizer):
         place = (call.name, call.output.shape)
         if place not in inputs.masks:
             draw = functools.partial(self._draw, call, inputs.generator)
-            inputs.masks[place] = compute_without_graph(draw, call.inputs).reshape(call.output.shape)
+            mask: Tensor = _WithoutGraph.apply(call.inputs, draw)  # type: ignore[no-untyped-call]
+            inputs.masks[place] = mask.reshape(call.output.shape)
         # In place, which saves memory: the backward of neither convolution nor max-pooling needs its output.
         return call.output.mul_(inputs.masks[place].to(call.output.dtype))
 

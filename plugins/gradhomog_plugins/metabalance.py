@@ -100,8 +100,7 @@ class MetaBalance(Homogenizer):
         return step.tasks
 
     def update(self, step: Step) -> Mapping[str, Any]:
-        state: Mapping[str, Any] = step.aux
-        return state
+        return dict(step.aux)
 
 
 def scale_norms(rows: Tensor, norms: Tensor, target: Tensor, relax: float, strategy: Strategy) -> Tensor:

@@ -122,8 +122,7 @@ class MoCo(Homogenizer):
         return StageResult(mixed, aux=(averages, weight_sums, state))
 
     def paper_scale(self, step: Step) -> Tensor:
-        _, weight_sums, _ = step.aux
-        scale: Tensor = weight_sums
+        scale: Tensor = step.aux[1]
         return scale
 
     def update(self, step: Step) -> Mapping[str, Any]:
@@ -145,13 +144,8 @@ class MoCo(Homogenizer):
         if not bool(torch.isfinite(gramian).all()):
             raise OptionError("inner products of the averaged rows overflow float64. Divide the losses by a constant.")
         size = gramian.diagonal().mean() if self.relative else torch.ones((), dtype=torch.float64)
-        return projected_step(weights, gramian @ weights, size, self.gamma / steps**self.gamma_decay, self.rho)
-
-
-def projected_step(weights: Tensor, inner: Tensor, size: Tensor, rate: float, rho: float) -> Tensor:
-    """Return Π_Δ(λ − rate · (Y Yᵀ λ / size + ρ λ)), `[tasks]`; `inner` is Y Yᵀ λ; `size` is 0 for zero rows."""
-    gradient = inner / torch.where(size > 0, size, 1.0)
-    return project_onto_simplex(weights - rate * (gradient + rho * weights))
+        gradient = gramian @ weights / torch.where(size > 0, size, 1.0) + self.rho * weights  # size 0: zero rows
+        return project_onto_simplex(weights - self.gamma / steps**self.gamma_decay * gradient)
 
 
 @hookimpl

@@ -100,8 +100,7 @@ class MultiAdam(Homogenizer):
         return StageResult(step.jacobian.replace(changed), aux=state)
 
     def update(self, step: Step) -> Mapping[str, Any]:
-        state: Mapping[str, Any] = step.aux
-        return state
+        return dict(step.aux)
 
 
 def root_of_squares(one: Tensor, other: Tensor) -> Tensor:

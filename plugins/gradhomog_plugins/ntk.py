@@ -90,8 +90,7 @@ class NTK(Homogenizer):
         return step.tasks * total * mean
 
     def update(self, step: Step) -> dict[str, Any]:
-        state: dict[str, Any] = step.aux[1]
-        return state
+        return dict(step.aux[1])
 
     def measured(self, step: Step) -> Mapping[str, float | Sequence[float]]:
         return {"traces": step.aux[0].tolist()}

@@ -104,8 +104,7 @@ class PCD(Homogenizer):
         return StageResult(step.tasks * weights, aux=state, converged=converged)
 
     def update(self, step: Step) -> Mapping[str, Any]:
-        state: Mapping[str, Any] = step.aux
-        return state
+        return dict(step.aux)
 
 
 def constrained_weights(

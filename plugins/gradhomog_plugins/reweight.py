@@ -85,6 +85,7 @@ class Reweight(Homogenizer):
             )
         self.beta, self.solver, self.lr, self.key = beta, solver, lr, key
         self.initial_loss, self.parameters, self.variant = initial_loss, parameters, variant
+        self._initial = 0.0 if variant == "corrected" else 1.0
         # Adam states of the leader's variable: a, or ω in the paper's variant.
         self.leader: dict[str, keyed.Moments] = {}
 
@@ -110,10 +111,6 @@ class Reweight(Homogenizer):
             gradient = weights * (gradient - (weights * gradient).mean()) / mean
         keys = [key.by(self.key) for key in step.keys]
         return {"leader": keyed.adam(self.leader, keys, gradient, self.lr, initial=self._initial)}
-
-    @property
-    def _initial(self) -> float:
-        return 0.0 if self.variant == "corrected" else 1.0
 
     def _leader_weights(self, step: Step) -> Tensor:
         values = keyed.values(self.leader, [key.by(self.key) for key in step.keys], self._initial)

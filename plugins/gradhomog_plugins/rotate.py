@@ -96,6 +96,7 @@ class Rotate(Homogenizer):
         self.parameterization, self.lr, self.max_angle = parameterization, lr, max_angle
         self.pool, self.key, self.variant = pool, key, variant
         self.rotations: dict[str, Tensor] = {}
+        self._form: type[Rotation] = Plane if parameterization == "plane" else Geodesic
 
     def transform(self, features: Tensor, keys: Sequence[TaskKey]) -> Tensor:
         _check(features, len(keys), "features")
@@ -125,10 +126,6 @@ class Rotate(Homogenizer):
             "feature_cosine_after": mean_cosine(encoder),
             "pooled_energy": pooled_energy(step.feature_grads),
         }
-
-    @property
-    def _form(self) -> type[Rotation]:
-        return Plane if self.parameterization == "plane" else Geodesic
 
     def _rotation(self, key: str, features: int) -> Rotation | None:
         rotation = self._form(self.rotations[key]) if key in self.rotations else None

@@ -64,18 +64,12 @@ class SAGO(Homogenizer):
 
     def rows(self, step: Step) -> Jacobian:
         primary = primary_tasks(self.primary, step, "a task in every batch").tolist()
-        return step.jacobian.repeat(
-            {name: self._protect_tensor(rows, primary) for name, rows in step.jacobian.by_parameter()}
+        return _columns.reduce_columns(
+            step.jacobian, lambda block: protect(block.to(_columns.wide_dtype(block)), primary, self.agreeing)
         )
 
     def paper_scale(self, step: Step) -> float:
         return step.tasks if self.agreeing == "both" else 1
-
-    def _protect_tensor(self, rows: Tensor, primary: list[bool]) -> Tensor:
-        parts = [
-            protect(block.to(_columns.wide_dtype(block)), primary, self.agreeing) for block in _columns.split(rows)
-        ]
-        return _columns.join(parts, rows).to(rows.dtype)
 
 
 def protect(rows: Tensor, primary: list[bool], agreeing: Literal["auxiliary", "both"]) -> Tensor:

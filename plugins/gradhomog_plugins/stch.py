@@ -79,10 +79,11 @@ class STCH(Homogenizer):
 
     def mix(self, step: Step) -> Tensor:
         exponents, log_slopes = self._terms(step)
-        return mean_weights(exponents, log_slopes)
+        return _losses.exponential_weights(exponents + log_slopes)  # in logarithms, to avoid a sum of zero
 
     def paper_scale(self, step: Step) -> Tensor:
-        weights = paper_weights(*self._terms(step))
+        exponents, log_slopes = self._terms(step)
+        weights = _losses.exponential_weights(exponents) * log_slopes.exp()  # N ∂/∂L of μ log Σ_i exp(exponents_i)
         if self.log:
             weights = step.tasks * weights
             _losses.require_at_most(weights, step, "N² p/L")
@@ -121,16 +122,6 @@ class STCH(Homogenizer):
 def _exponents(heights: Tensor, mu: float) -> Tensor:
     """Return (y − max y)/μ, which does not overflow."""
     return (heights - heights.detach().max()) / mu
-
-
-def mean_weights(exponents: Tensor, log_slopes: Tensor) -> Tensor:
-    """Return softmax(exponents) · derivatives over their mean, `[tasks]`; in logarithms, to avoid a sum of zero."""
-    return _losses.exponential_weights(exponents + log_slopes)
-
-
-def paper_weights(exponents: Tensor, log_slopes: Tensor) -> Tensor:
-    """Return N times the derivatives of μ log Σ_i exp(exponents_i), `[tasks]`."""
-    return _losses.exponential_weights(exponents) * log_slopes.exp()
 
 
 @hookimpl

@@ -64,12 +64,7 @@ class TrimmedMean(Homogenizer):
                 f"trimmed_mean: `trim` must leave at least one task: {count} of {step.tasks} are removed at each end. "
                 "Give a smaller number, or a share such as 0.25."
             )
-        return step.jacobian.repeat(
-            {
-                name: _columns.join([mean_of_middle(block, count) for block in _columns.split(rows)], rows)
-                for name, rows in step.jacobian.by_parameter()
-            }
-        )
+        return _columns.reduce_columns(step.jacobian, lambda block: mean_of_middle(block, count))
 
 
 def mean_of_middle(rows: Tensor, trim: int) -> Tensor:

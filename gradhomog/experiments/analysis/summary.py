@@ -135,7 +135,7 @@ def best_baselines(rows: Sequence[MethodRow], higher_is_better: bool) -> dict[st
     return {learner: row.label for learner, row in best.items()}
 
 
-def _score_row(runs: Runs, improvement_runs: Runs | None, expected_seeds: int) -> MethodRow:
+def _score_row(runs: Runs, base: Runs, expected_seeds: int) -> MethodRow:
     """The row of a method without comparisons."""
     seeds = sorted(runs)
     first = runs[seeds[0]]
@@ -158,9 +158,7 @@ def _score_row(runs: Runs, improvement_runs: Runs | None, expected_seeds: int) -
         by_domain,
         tuple(mean_interval(row).mean for row in scores),
         step_seconds=step_seconds(runs, seeds),
-        improvement=None
-        if improvement_runs is None or improvement_runs is runs
-        else improvement(runs, improvement_runs),
+        improvement=None if base is runs else improvement(runs, base),
         additional_scores={
             name: mean_interval(numbers(runs[seed]["additional_scores"].get(name) for seed in seeds))
             for name in first.get("additional_scores", ())
@@ -188,13 +186,9 @@ def candidates(results: Sequence[Record], rows: Sequence[MethodRow]) -> list[Can
     chosen = {(row.learner, row.label, row.chosen) for row in rows}
     return [
         Candidate(
-            record["learner"],
-            record["label"],
-            record["homogenizers"],
-            record["seed"],
-            numbers([record["validation"]])[0],
-            record["best_step"],
-            (record["learner"], record["label"], record["homogenizers"]) in chosen,
+            **{name: record[name] for name in ("learner", "label", "homogenizers", "seed", "best_step")},
+            validation=numbers([record["validation"]])[0],
+            chosen=(record["learner"], record["label"], record["homogenizers"]) in chosen,
         )
         for record in results
         if record["role"] == "candidate"
@@ -275,7 +269,7 @@ def summarize(records: Iterable[Record]) -> Summary:
     groups = runs_by_method(compared)
     problem = next((record["problem"] for record in compared if "problem" in record), None)
     base = next((label for label in (SINGLE, PLAIN) if (problem, label) in groups), None)
-    base_runs = groups[str(problem), base] if base else None
+    base_runs = groups[str(problem), base] if base else {}
     scored = [_score_row(runs, base_runs, start["seeds"]) for runs in groups.values()]
     name = compared[0]["metric"] if compared else "accuracy"
     higher_is_better = metric(name).higher_is_better
@@ -300,7 +294,6 @@ def summarize(records: Iterable[Record]) -> Summary:
     )
 
 
-def to_json(summary: Summary) -> dict[str, Any]:
+def to_json(summary: Summary) -> Any:
     """The summary as plain dicts and lists; unknown values and numbers that are not finite are None."""
-    content: dict[str, Any] = json_compatible(dataclasses.asdict(summary))
-    return content
+    return json_compatible(dataclasses.asdict(summary))

@@ -73,18 +73,14 @@ def close_domains() -> None:
 
 
 def streams(config: Config, seed: int) -> Streams:
-    """Return the streams of a configuration, after checking that its domains can provide such episodes.
+    """Return the streams of a configuration without a problem; its domains must be able to provide such episodes.
 
     Raises:
         DataError, OptionError, UnknownPluginError: one domain cannot be opened, or cannot provide the episodes; the
             message contains the domain and the reason.
         ConfigError: several domains cannot be opened, or cannot provide the episodes, and the message names all of
-            them; regression and classification domains are mixed; the configuration has a multi-task problem.
+            them; regression and classification domains are mixed.
     """
-    if config.problem is not None:
-        raise ConfigError(
-            f"`problem` {config.problem['name']} has no episodes; remove `problem` from the configuration."
-        )
     size, shape, registry = config.network.size, config.episodes, installed()
     train, validation, test = _open_domains(config, size, registry)
     test_split = _test_split(config, test)

@@ -5,7 +5,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,7 @@ def compare(
         comparison_dir.create_folder(pinned, folder)
         plan.write(folder)
         runner = _Runner(pinned, plan, folder, progress)
-        with run_executor:
+        with closing(run_executor):
             runner.compute_all(run_executor)
         return ComparisonResult(folder, write_report(folder), runner.failures)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from gradhomog.errors import GradhomogError, describe_error, raised_in_package
 from gradhomog.experiments.environment import threads
@@ -129,7 +129,7 @@ class Job:
 class Executor(ValidatedConstructor, ABC):
     """Compute jobs: called with a list of jobs, yields one outcome per job, in any order. Can be called repeatedly.
 
-    A context manager: resources that are kept between calls, such as processes, are released at its end.
+    Resources that are kept between calls, such as processes, are released by `close`.
 
     Attributes:
         jobs: number of runs at the same time; 0: as many as possible.
@@ -142,9 +142,3 @@ class Executor(ValidatedConstructor, ABC):
 
     def close(self) -> None:
         """Release processes and connections."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -72,27 +72,24 @@ def render_page(summary: Summary, records: Sequence[Record], saved_figures: Mapp
     if summary.problem or len(units) == 1:
         over = {"seeds": "seeds", "tasks": "test tasks"}[units.pop()] if units else "seeds (here a single seed)"
     subject = f" {'on' if summary.problem else 'of'} {', '.join(summary.learners)}" if summary.rows else ""
-    return (
-        environment()
-        .get_template("report.html")
-        .render(
-            title=f"gradhomog: comparison{subject}",
-            scope=scope(summary),
-            findings=findings(summary),
-            baseline_table=baseline_table(summary),
-            baseline_notes=baseline_notes(summary),
-            score_table=score_table(summary),
-            figures=shown,
-            over=over,
-            several=any(len(row.seeds) > 1 for row in summary.rows),
-            candidates=candidate_table(summary) if summary.candidates else None,
-            summary=summary,
-            metric=metric(summary.metric),
-            runs=run_table(summary, records),
-            facts=_facts(summary, start),
-            configuration=tomli_w.dumps(start["config"]),
-            versions={name: str(text) for name, text in {**start["versions"], **start["machine"]}.items()},
-        )
+    template = environment().get_template("report.html")
+    return template.render(
+        title=f"gradhomog: comparison{subject}",
+        scope=scope(summary),
+        findings=findings(summary),
+        baseline_table=baseline_table(summary),
+        baseline_notes=baseline_notes(summary),
+        score_table=score_table(summary),
+        figures=shown,
+        over=over,
+        several=any(len(row.seeds) > 1 for row in summary.rows),
+        candidates=candidate_table(summary) if summary.candidates else None,
+        summary=summary,
+        metric=metric(summary.metric),
+        runs=run_table(summary, records),
+        facts=_facts(summary, start),
+        configuration=tomli_w.dumps(start["config"]),
+        versions={name: str(text) for name, text in {**start["versions"], **start["machine"]}.items()},
     )
 
 

@@ -19,12 +19,22 @@ from gradhomog.table import NOTHING, Cell, Table
 def notes(summary: Summary) -> list[str]:
     """Lines that explain the intervals, marks and columns of the table, and list missing and failed runs."""
     busy = " while other runs used the machine" if summary.parallel else ""
+    errors = ", of the errors 1 - R²" if summary.metric == "r2" else ""
+    improvement = (
+        f"Δm: relative improvement on {summary.improvement_baseline} in percent, mean over tasks{errors} "
+        "(Maninis et al. 2019); paired by seed, higher is better."
+    )
+    chosen_by = "validation score" if summary.held_out else f"{metric(summary.metric).words} in this table"
     return [
         *_interval_notes(summary),
-        *_improvement_note(summary),
+        *([improvement] if summary.improvement_baseline else []),
         *summary.notes,
         *_difference_notes(summary),
-        *(_choice_note(row, summary) for row in summary.rows if row.chosen is not None),
+        *(
+            f"{_row_name(row, summary)}: {row.chosen} was chosen from {len(row.tuned_from)} candidates by {chosen_by}."
+            for row in summary.rows
+            if row.chosen is not None
+        ),
         f"step time: processor time{busy}; an indication, no benchmark.",
         *_missing_notes(summary),
     ]
@@ -49,22 +59,6 @@ def _interval_notes(summary: Summary) -> list[str]:
     if "one" in units:
         lines.append("A method with one run has no interval.")
     return lines
-
-
-def _improvement_note(summary: Summary) -> list[str]:
-    if not summary.improvement_baseline:
-        return []
-    errors = ", of the errors 1 - R²" if summary.metric == "r2" else ""
-    return [
-        f"Δm: relative improvement on {summary.improvement_baseline} in percent, mean over tasks{errors} "
-        "(Maninis et al. 2019); paired by seed, higher is better."
-    ]
-
-
-def _choice_note(row: MethodRow, summary: Summary) -> str:
-    score = "validation score" if summary.held_out else f"{metric(summary.metric).words} in this table"
-    count = len(row.tuned_from)
-    return f"{_row_name(row, summary)}: {row.chosen} was chosen from {count} candidates by {score}."
 
 
 def _missing_notes(summary: Summary) -> list[str]:

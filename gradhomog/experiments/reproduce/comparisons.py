@@ -388,7 +388,11 @@ def _check(name: str, paper: Paper, experiment: Experiment, settings: Settings) 
     errors = [
         *(f"`{option}` has no effect in `{name}`; remove it." for option, found in without_effect.items() if found),
         *_unknown(f"`{name}` has no target", settings.targets, target_names(paper, experiment)),
-        *_absent(paper, experiment, settings),
+        *(
+            f"the benchmark {name} is not present; put it into the data folder or pass --domain."
+            for name in settings.targets
+            if paper.benchmarks and name in target_names(paper, experiment) and name not in settings.domains
+        ),
     ]
     titles = {row.title.lower(): row.title for row in experiment.rows}
     if not any("$learner" in title for title in titles):  # else titles depend on the learners
@@ -407,12 +411,3 @@ def _unknown(words: str, names: Sequence[str], known: Sequence[str]) -> list[str
     """Errors of the names that are not known."""
     listed = ", ".join(known)
     return [f"{words} {name!r}; it has {listed}.{did_you_mean(name, known)}" for name in names if name not in known]
-
-
-def _absent(paper: Paper, experiment: Experiment, settings: Settings) -> list[str]:
-    """Errors of the targets whose data are not present."""
-    return [
-        f"the benchmark {name} is not present; put it into the data folder or pass --domain."
-        for name in settings.targets
-        if paper.benchmarks and name in target_names(paper, experiment) and name not in settings.domains
-    ]

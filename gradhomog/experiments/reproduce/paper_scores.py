@@ -119,14 +119,12 @@ class PaperScores:
     test_episodes: int | None
     missing: tuple[str, ...]
 
-    def to_json(self, paper: Paper) -> dict[str, Any]:
+    def to_json(self, paper: Paper) -> Any:
         """The results as plain dicts and lists; None for unknown numbers."""
-        content = {
-            "experiment": self.experiment, "test_episodes": self.test_episodes, "missing": list(self.missing),
+        return json_compatible({
+            "experiment": self.experiment, "test_episodes": self.test_episodes, "missing": self.missing,
             "cells": [row.record(paper.spread) for row in self.rows],
-        }  # fmt: skip
-        compatible: dict[str, Any] = json_compatible(content)
-        return compatible
+        })  # fmt: skip
 
 
 def collect(
@@ -206,11 +204,8 @@ def _averages(
 
 def _plain_rows(planned: Sequence[PlannedComparison]) -> dict[str, str]:
     """The title of the row without homogenizers, by that of each other row of its comparison."""
-    found: dict[str, str] = {}
-    for one in planned:
-        for plain in [row for row in one.rows if row.homogenizers == "none"]:
-            found |= {row.title: plain.title for row in one.rows if row != plain}
-    return found
+    return {row.title: plain.title for one in planned for plain in one.rows if plain.homogenizers == "none"
+            for row in one.rows if row != plain}  # fmt: skip
 
 
 def _averaged_columns(blocks: Mapping[str, Sequence[str]], columns: Iterable[str]) -> dict[str, list[str]]:

@@ -1,7 +1,6 @@
 """Files in run folders from which figures are drawn: saliency maps of test images, and optimization trajectories."""
 
 import sys
-from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,27 +13,7 @@ from gradhomog.experiments.results.atomic_files import atomic_write
 from gradhomog.experiments.results.events import Record
 from gradhomog.files import NpzFile, open_npz
 
-
-class Artifact:
-    """A file of a run's folder, named `FILE`, of which at most `MAX_BYTES` are read."""
-
-    FILE: ClassVar[str]
-    MAX_BYTES: ClassVar[int]
-
-    @classmethod
-    def read(cls, folder: Path) -> Self | None:
-        """Return the content of the file; None if there is none."""
-        if not (folder / cls.FILE).exists():
-            return None
-        with open_npz(folder / cls.FILE, max_bytes=cls.MAX_BYTES) as stored:
-            return cls.from_arrays(stored)
-
-    @classmethod
-    @abstractmethod
-    def from_arrays(cls, stored: NpzFile) -> Self: ...
-
-
-Kind = TypeVar("Kind", bound=Artifact)
+Kind = TypeVar("Kind", "SaliencyMaps", "Trajectory")
 
 
 def collect(folder: Path, records: Iterable[Record], kind: type[Kind]) -> dict[tuple[str, str], Kind]:
@@ -46,20 +25,26 @@ def collect(folder: Path, records: Iterable[Record], kind: type[Kind]) -> dict[t
     for record in records:
         if record["event"] != "result" or record["role"] != "compare":
             continue
-        run = folder / "runs" / record["run"]
+        path = folder / "runs" / record["run"] / kind.FILE
         try:
-            if (artifact := kind.read(run)) is not None:
-                artifacts.setdefault((record["learner"], record["label"]), artifact)
+            if path.exists():
+                artifacts.setdefault((record["learner"], record["label"]), read(path, kind))
         except Exception as error:  # a damaged archive raises various errors of zipfile, zlib and NumPy
-            print(f"{run / kind.FILE}: skipped, it cannot be read: {error}", file=sys.stderr)
+            print(f"{path}: skipped, it cannot be read: {error}", file=sys.stderr)
     return artifacts
+
+
+def read(path: Path, kind: type[Kind]) -> Kind:
+    """Return the content of a file, of which at most `MAX_BYTES` are read."""
+    with open_npz(path, max_bytes=kind.MAX_BYTES) as stored:
+        return kind.from_arrays(stored)
 
 
 Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
-class SaliencyMaps(Artifact):
+class SaliencyMaps:
     """A few test query images, the same for all runs, with the probabilities, saliency and maps of one run's network.
 
     Attributes:
@@ -71,8 +56,8 @@ class SaliencyMaps(Artifact):
         maps: `[n, rows, columns]` by homogenizer and map name, see `Homogenizer.maps`.
     """
 
-    FILE = "saliency_maps.npz"
-    MAX_BYTES = 2**28  # eight color images of 1024 pixels with their maps have 100 MB
+    FILE: ClassVar = "saliency_maps.npz"
+    MAX_BYTES: ClassVar = 2**28  # eight color images of 1024 pixels with their maps have 100 MB
 
     images: Array
     domains: tuple[str, ...]
@@ -104,7 +89,7 @@ class SaliencyMaps(Artifact):
 
 
 @dataclass(frozen=True, eq=False)
-class Trajectory(Artifact):
+class Trajectory:
     """Trajectories of one method from several starting points, with the loss surface and the Pareto front.
 
     Attributes:
@@ -114,8 +99,8 @@ class Trajectory(Artifact):
         front: `[count, 2]`, Pareto optimal points.
     """
 
-    FILE = "trajectory.npz"
-    MAX_BYTES = 2**26  # a problem writes less than 2 MB
+    FILE: ClassVar = "trajectory.npz"
+    MAX_BYTES: ClassVar = 2**26  # a problem writes less than 2 MB
 
     path: NDArray[np.float64]
     axis: NDArray[np.float64]

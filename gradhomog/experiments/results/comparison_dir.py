@@ -173,7 +173,6 @@ class RunDir:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config, self.events, self.checkpoint = path / CONFIG, path / EVENTS, path / CHECKPOINT
-        self.best = path / BEST
 
     @contextmanager
     def lock(self) -> Iterator[bool]:
@@ -273,7 +272,9 @@ def choose_folder(config: Config, out: Path | None, resume: bool, stem: str) -> 
             written, or there is no folder to resume.
     """
     if out is None:
-        out = _latest_folder(config, stem) if resume else _new_folder(stem)
+        number = max(_numbered_folders(stem), default=0) + 1
+        new = ROOT / (stem if number == 1 else f"{stem}-{number}")
+        out = _latest_folder(config, stem) if resume else new
     existing = out / RUN_FILE
     if resume and not existing.exists():
         raise ConfigError(f"{out} holds nothing to resume: no {RUN_FILE}. Remove --resume to start there.")
@@ -335,11 +336,6 @@ def _numbered_folders(stem: str) -> dict[int, Path]:
         if name:
             folders[int(name[1] or 1)] = path
     return folders
-
-
-def _new_folder(stem: str) -> Path:
-    number = max(_numbered_folders(stem), default=0) + 1
-    return ROOT / (stem if number == 1 else f"{stem}-{number}")
 
 
 def _latest_folder(config: Config, stem: str) -> Path:

@@ -105,13 +105,10 @@ def build_network(
     """
     if not flatten and not has_maps(name):
         raise ConfigError(f"`network.name` {name} has no feature maps for `flatten=False`; use a network for images.")
-    made: tuple[nn.Module, nn.Module] = _find_network(name)(
-        tuple(input_shape), outputs, width, **({} if flatten else {"flatten": False})
-    )
-    return made
+    return _find_network(name)(tuple(input_shape), outputs, width, **({} if flatten else {"flatten": False}))
 
 
-def _find_network(name: str) -> Callable[..., Any]:
+def _find_network(name: str) -> Callable[..., tuple[nn.Module, nn.Module]]:
     check_network(name)
     try:
         function: Callable[..., Any] = pkgutil.resolve_name(NETWORKS.get(name, name))

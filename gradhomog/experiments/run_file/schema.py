@@ -75,14 +75,6 @@ def _is_static(alternatives: Sequence[Sequence[expression.Member]]) -> bool:
     return all(len(members) == 1 and members[0][0].rpartition(":")[2] == "static" for members in alternatives)
 
 
-def first_comparison(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Defaults for keys that a run file omits; an empty dict if the run file names domains or a problem."""
-    domains_table = content.get("domains", {})
-    if "problem" in content or not isinstance(domains_table, Mapping) or {"train", "test"} & set(domains_table):
-        return {}
-    return toml.read(Path(__file__).with_name("first_comparison.toml"))
-
-
 @dataclass(frozen=True)
 class Domains:
     """Domains of the training and test tasks: names such as `glyphs:greek`, or paths of images.
@@ -277,7 +269,7 @@ def load(
     """Read a run file and apply `--set key.path=value` overrides; omitted keys have defaults.
 
     The defaults are those of `Config`, which suit images; without `domains.train`, `domains.test` and `problem`, they
-    are those of `first_comparison`. `defaults` replaces defaults of other keys and of the options of the problem.
+    are those of `first_comparison.toml`. `defaults` replaces defaults of other keys and of the options of the problem.
 
     Raises:
         ConfigError: the file is missing or is not valid TOML, a key is unknown, or a value has the wrong type or is out
@@ -291,12 +283,13 @@ def load(
         content = merged({"problem": defaults["problem"]}, content)
     try:
         spec = _build_problem(content)
-        other_defaults: Any = spec.defaults if spec else first_comparison(content)
-        if callable(other_defaults):
-            other_defaults = other_defaults(content["problem"])
+        other_defaults: dict[str, Any] = {}
         if spec:
             methods = [text for text in MULTI_TASK if spec.single_task or text != SINGLE]
-            other_defaults = {"homogenizers": methods, **other_defaults}
+            defaults_of_problem = spec.defaults(content["problem"]) if callable(spec.defaults) else spec.defaults
+            other_defaults = {"homogenizers": methods, **defaults_of_problem}
+        elif not {"domains.train", "domains.test"} & flatten(content).keys():
+            other_defaults = toml.read(Path(__file__).with_name("first_comparison.toml"))
         content = merged(other_defaults, defaults or {}, content)
         config = build(Config, content)
         _check(config, spec)

@@ -75,16 +75,12 @@ def parse(text: str) -> dict[str, Any]:
     for _ in range(MAX_DEPTH + 1):
         if any(isinstance(value, int) and abs(value) >= 10**MAX_DIGITS for value in level):
             raise ConfigError(TOO_MANY_DIGITS)
-        level = list(itertools.chain.from_iterable(map(_children, level)))
+        tables = [value.values() for value in level if isinstance(value, dict)]
+        lists = [value for value in level if isinstance(value, list)]
+        level = list(itertools.chain(*tables, *lists))
     if level:
         raise ConfigError(TOO_DEEP)
     return content
-
-
-def _children(value: object) -> list[Any]:
-    if isinstance(value, Mapping):
-        return list(value.values())
-    return list(value) if isinstance(value, list) else []
 
 
 def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

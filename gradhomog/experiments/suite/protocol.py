@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from gradhomog.diagnosis.recommend import EQUAL_NORMS
@@ -66,10 +65,6 @@ class SuiteRun:
     def error(self) -> float:
         """The test error at the end."""
         return self.errors[-1]
-
-    def error_after(self, share: float) -> float:
-        """The test error after a share of the steps, interpolated between checkpoints; at least that of the first."""
-        return float(np.interp(share, CHECKPOINTS, self.errors)) if math.isfinite(self.errors[-1]) else math.inf
 
     def to_json(self) -> dict[str, Any]:
         content = dataclasses.asdict(self)
@@ -153,14 +148,14 @@ BASELINES = (PLAIN, STATIC, SINGLE)
 LOGARITHMS = 'scale_invariant(scale="paper")'
 """The sum of the logarithms of the losses: Adam reads the length of its gradient, which other scales change."""
 
-WITHOUT_ROW = ("autoscale",)
+WITHOUT_ROW = "autoscale"
 """The homogenizer that the preset `auto` consists of."""
 
 
 def built_in_methods() -> list[str]:
     """The baselines, and every installed homogenizer of gradhomog that acts on losses, norms, Gramians or rows."""
     own = [info.name for info in installed().list("homogenizers") if info.distribution == "gradhomog"]
-    chosen = [name for name in own if name not in (STATIC, *WITHOUT_ROW) and _acts_on_rows(name)]
+    chosen = [name for name in own if name not in (STATIC, WITHOUT_ROW) and _acts_on_rows(name)]
     return [*BASELINES, *chosen, EQUAL_NORMS, LOGARITHMS]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from gradhomog.experiments.analysis.statistics import SIGNIFICANCE, Interval, holm, mean_interval, paired_test
 from gradhomog.experiments.runs import PLAIN
-from gradhomog.experiments.suite.problems import FACTORS, GIVEN, STATIC, SuiteProblem
+from gradhomog.experiments.suite.problems import CHECKPOINTS, FACTORS, GIVEN, STATIC, SuiteProblem
 from gradhomog.experiments.suite.protocol import SuiteRun
 from gradhomog.experiments.suite.row_files import Results, by_factor
 
@@ -161,7 +161,10 @@ class Scores:
 
     def _regret_at_plain_time(self, problem: SuiteProblem, method: str) -> float:
         share = 1 / self.time(problem, method)
-        return self._regret(problem, [run.error_after(share) for run in self.runs(problem, method)]).mean
+        # Interpolated between checkpoints; at least that of the first.
+        errors = [float(np.interp(share, CHECKPOINTS, run.errors)) if math.isfinite(run.error) else math.inf
+                  for run in self.runs(problem, method)]  # fmt: skip
+        return self._regret(problem, errors).mean
 
     def comparisons(self, problem: SuiteProblem) -> list[ProblemScore]:
         """All methods of a problem, those with the lowest error first.

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from gradhomog import OptionError
 from gradhomog_plugins._isi.self_information import Patches
@@ -55,11 +54,11 @@ def select_layers(encoder: nn.Module, layers: int | str | Sequence[str]) -> dict
 
 def register_hooks(
     encoder: nn.Module, chosen: Mapping[str, nn.Module], act: Callable[[Call], Tensor | None]
-) -> list[RemovableHandle]:
+) -> ExitStack:
     """Call `act` after each call of a chosen layer; if it returns a tensor, this replaces the output of the layer.
 
-    The calls of a layer in one pass are named `name`, `name#2`, and so on. If registering a hook raises, the
-    hooks registered before it are removed.
+    The calls of a layer in one pass are named `name`, `name#2`, and so on. The end of the returned context removes the
+    hooks. If registering a hook raises, the hooks registered before it are removed.
     """
     runs: dict[str, int] = {}
     latest: list[Call] = []  # the convolution called last, for the pooling after it
@@ -91,21 +90,15 @@ def register_hooks(
         return act(Call(name, module, found.inputs, found.patches, found.size, output))
 
     with ExitStack() as registered:
-        handles: list[RemovableHandle] = []
-
-        def register(handle: RemovableHandle) -> None:
-            registered.callback(handle.remove)
-            handles.append(handle)
-
-        register(encoder.register_forward_pre_hook(reset))
+        registered.callback(encoder.register_forward_pre_hook(reset).remove)
         if any(isinstance(module, POOLS) for module in chosen.values()):
             for module in encoder.modules():
                 if isinstance(module, CONVOLUTIONS):
-                    register(module.register_forward_hook(remember, with_kwargs=True))
+                    registered.callback(module.register_forward_hook(remember, with_kwargs=True).remove)
         for name, module in chosen.items():
-            register(module.register_forward_hook(functools.partial(run, name), with_kwargs=True))
-        registered.pop_all()
-    return handles
+            hook = functools.partial(run, name)
+            registered.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+        return registered.pop_all()
 
 
 def pool_log_s(log_s: Tensor, layer: Any) -> Tensor:

@@ -3,7 +3,6 @@
 import pytest
 
 from gradhomog import ConfigError, UnknownPluginError, available
-from gradhomog.experiments.episodes.splits import streams
 from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.results import comparison_dir
 from gradhomog.experiments.run_file.schema import load
@@ -114,8 +113,3 @@ def test_single_task_is_a_method_of_problems_with_networks_only():
         make_methods(load(None, ["problem.name=landscape", *overrides]))
     with pytest.raises(ConfigError, match=r"unknown homogenizer 'single-task'"):
         make_methods(load(None, overrides))
-
-
-def test_streams_of_episodes_reject_a_problem():
-    with pytest.raises(ConfigError, match="`problem` glyph_pairs has no episodes"):
-        streams(load(None, ["problem.name=glyph_pairs"]), 0)

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from gradhomog.experiments.results import artifacts
 from gradhomog.experiments.results.artifacts import SaliencyMaps, collect
 from tests.experiments.synthetic_records import comparison, result, with_start
 
@@ -22,7 +23,7 @@ def example_maps(seed=0, channels=1, maps=(), **more):
 def test_saliency_maps_round_trip(tmp_path):
     for written in (example_maps(maps=("a: b/c", "../é")), example_maps(saliency=None)):
         written.write(tmp_path)
-        read = SaliencyMaps.read(tmp_path)
+        read = artifacts.read(tmp_path / SaliencyMaps.FILE, SaliencyMaps)
         assert list(tmp_path.iterdir()) == [tmp_path / SaliencyMaps.FILE]
         assert read.domains == written.domains
         assert list(read.maps) == list(written.maps)
@@ -33,7 +34,6 @@ def test_saliency_maps_round_trip(tmp_path):
 
 
 def test_a_folder_without_saliency_maps_has_none(tmp_path):
-    assert SaliencyMaps.read(tmp_path) is None
     assert collect(tmp_path, comparison(["plain"], seeds=1, steps=1), SaliencyMaps) == {}
 
 

@@ -36,7 +36,7 @@ def test_one_process_at_a_time_holds_the_lock_and_its_end_releases_it(tmp_path):
 def test_a_result_has_digests_of_its_files_and_the_checkpoint_is_removed(tmp_path):
     folder = RunDir(tmp_path / RESULT["run"])
     folder.create("seeds = 1\n")
-    folder.best.write_bytes(b"network")
+    (folder.path / "best.pt").write_bytes(b"network")
     folder.checkpoint.write_bytes(b"state")
     assert folder.result() is None
     folder.finish(RESULT)

@@ -255,7 +255,9 @@ def method_stages(records: Iterable[Record]) -> dict[tuple[str, str], tuple[dict
     probes, steps = training_records.runs_of(records, "probe"), training_records.runs_of(records, "step")
     found = {}
     for method in {**steps, **probes}:
-        group = probes.get(method) or [[_with_plain_stage(step) for step in run] for run in steps[method]]
+        group = probes.get(method) or [
+            [{**step, "stages": [{**step, "name": PLAIN}, *step["stages"]]} for step in run] for run in steps[method]
+        ]
         if by_stage := _by_stage(group):
             found[method] = by_stage, method in probes
     return found
@@ -266,19 +268,11 @@ def _by_stage(group: Sequence[Sequence[Record]]) -> dict[str, list[list[Record]]
     first, *others = {tuple(stage["name"] for stage in record["stages"]) for run in group for record in run}
     if others or len(first) == 1:
         return {}
-    return {name: [[{**record["stages"][index], "step": record["step"]} for record in run] for run in group]
-            for index, name in enumerate(_unique_names(first))}  # fmt: skip
-
-
-def _with_plain_stage(step: Record) -> Record:
-    """The record of a step in the form of a probe: the first stage has the rows before homogenization."""
-    before = {"name": PLAIN, "norms": step["norms"], "cosines": step["cosines"]}
-    return {"step": step["step"], "stages": [before, *step["stages"]]}
-
-
-def _unique_names(names: Sequence[str]) -> list[str]:
-    counts = [names[: index + 1].count(name) for index, name in enumerate(names)]
-    return [name if count == 1 else f"{name}#{count}" for name, count in zip(names, counts, strict=True)]
+    found = {}
+    for index, name in enumerate(first):
+        title = name if name not in first[:index] else f"{name}#{first[: index + 1].count(name)}"
+        found[title] = [[{**record["stages"][index], "step": record["step"]} for record in run] for run in group]
+    return found
 
 
 CONTOUR_LEVELS = 12
