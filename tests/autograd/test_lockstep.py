@@ -14,6 +14,15 @@ from gradhomog.errors import NonfiniteError, OptionError
 from .networks import Model, gradients, inputs
 
 
+class Residual(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return x + self.inner(x)
+
+
 class Transformer(nn.Module):
     """Encoder layers; the embedding is also the output layer, unless it is sparse."""
 
@@ -30,6 +39,29 @@ class Transformer(nn.Module):
         for layer in self.layers:
             x = checkpoint(layer, x, use_reentrant=False) if self.checkpointed else layer(x)
         return x @ self.embedding.weight.T if self.tied else x
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.LSTM(5, 6, num_layers=3, batch_first=True)
+
+    def forward(self, x):
+        return self.rnn(x)[0][:, -1]
+
+
+class Cell(nn.Module):
+    """One layer, applied at each time step."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRUCell(5, 6)
+
+    def forward(self, x):
+        state = None
+        for step in x.unbind(1):
+            state = self.cell(step, state)
+        return state
 
 
 class Splits(nn.Module):
@@ -89,12 +121,14 @@ def convolutional():
     layers = [
         nn.Sequential(nn.Conv2d(c, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)) for c in (3, 4, 4)
     ]
-    return nn.Sequential(*layers, nn.Flatten())
+    return nn.Sequential(*layers, Residual(nn.Conv2d(4, 4, 1)), nn.Flatten())
 
 
 NETWORKS = {
     "mlp": (mlp, (7, 5)),
     "conv": (convolutional, (6, 3, 8, 8)),
+    "lstm": (Recurrent, (4, 3, 5)),
+    "cell": (Cell, (4, 3, 5)),
     "transformer": (Transformer, (4, 3)),
     "sparse": (lambda: Transformer(sparse=True), (4, 3)),
     "checkpoint": (lambda: Transformer(checkpointed=True), (4, 3)),

@@ -21,12 +21,25 @@ TITLE = "\x1b]0;title\x07\x9b31m\u202e\x7f\r"
 CONTROLS = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202e]")
 
 
+def csv_column(folder, install):
+    (folder / "a.csv").write_text(f'a,"{TITLE}"\n1,2\n', encoding="utf-8")
+    problem = ["problem.name=regression", f"problem.data={folder / 'a.csv'}", 'problem.targets=["b"]']
+    return ["compare", *[word for entry in problem for word in ("--set", entry)]]
+
+
+def toml_key(folder, install):
+    (folder / "a.toml").write_text(f"{json.dumps(TITLE)} = 1", encoding="utf-8")
+    return ["compare", str(folder / "a.toml")]
+
+
 def plugin_import(folder, install):
     install("bad-dist", f"raise RuntimeError({TITLE!r})", plugin="bad")
     return ["show", "bad"]
 
 
 INPUTS = {
+    "csv column": csv_column,
+    "toml key": toml_key,
     "pipeline": lambda folder, install: ["compare", "--set", f"homogenizers={json.dumps([TITLE])}"],
     "plugin": plugin_import,
     "file name": lambda folder, install: ["report", str(folder / TITLE)],

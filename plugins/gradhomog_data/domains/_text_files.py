@@ -83,12 +83,24 @@ def read_table(file: Path, columns: Sequence[str], max_bytes: int = MAX_TEXT_BYT
 
 
 def require_files(file: Path, images: Sequence[str], advice: str = "Paths are relative to the list.") -> None:
-    """Raise `DataError` with the first image that does not exist and the number of missing images."""
-    if missing := [image for image in images if not os.path.isfile(image)]:
-        raise DataError(
-            f"{file}: {len(missing)} of the {len(images)} listed images do not exist, the first is {missing[0]}. "
-            f"{advice}"
-        )
+    """Raise `DataError` with the first image that does not exist and the number of missing images.
+
+    Missing images are counted by listing each folder once: a million look-ups of missing files take minutes on a
+    network disk.
+    """
+    first = next((image for image in images if not os.path.isfile(image)), None)
+    if first is None:
+        return
+    present: dict[str, set[str]] = {}
+    absent = 0
+    for image in images:
+        folder, name = os.path.split(image)
+        if folder not in present:
+            present[folder] = file_names(folder)
+        absent += name not in present[folder]
+    raise DataError(
+        f"{file}: {max(absent, 1)} of the {len(images)} listed images do not exist, the first is {first}. {advice}"
+    )
 
 
 def file_names(folder: str | os.PathLike[str]) -> set[str]:
