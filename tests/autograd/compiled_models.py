@@ -12,7 +12,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import gradhomog
 from gradhomog import TaskBatch
 
-from .networks import matrix, take_step
+from .networks import take_step
 
 BACKEND = "aot_eager"  # the backward graphs of inductor, which compiles them to C++ in many seconds
 INDUCTOR = "inductor" if shutil.which("g++") else BACKEND
@@ -143,7 +143,10 @@ def combine(kind: str, text: str) -> list[Tensor]:
     pipe, directions = gradhomog.pipeline(text), []
     for x in batches():
         _, losses = forward(x)
-        directions.append(pipe.combine(matrix(losses, shared(parameters)), losses=torch.stack(losses).detach()))
+        # Without `allow_unused`, as in a user's own loop: the parameters of a reentrant checkpoint are not in the graph.
+        rows = [torch.autograd.grad(loss, shared(parameters), retain_graph=True) for loss in losses]
+        matrix = torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
+        directions.append(pipe.combine(matrix, losses=torch.stack(losses).detach()))
     return directions
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradhomog.experiments.results.artifacts import Trajectory
+from gradhomog.experiments.results import artifacts
 from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.runs import Run
 from gradhomog.experiments.training.trainer import make_trainable
@@ -62,7 +62,7 @@ def test_the_path_of_the_plain_learner_is_that_of_adam_on_the_mean_of_the_losses
     config = load(None, SHORT)
     records = []
     trainer(config, Run("landscape", "none", 0), tmp_path, records).train_and_test()
-    path = Trajectory.read(tmp_path).path
+    path = artifacts.read(tmp_path / artifacts.Trajectory.FILE, artifacts.Trajectory).path
     for index, start in enumerate(landscape.STARTS):
         point = torch.nn.Parameter(torch.tensor(start, dtype=torch.float64))
         adam = torch.optim.Adam([point], lr=config.train.outer_lr)
