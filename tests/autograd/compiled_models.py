@@ -143,7 +143,7 @@ def combine(kind: str, text: str) -> list[Tensor]:
     pipe, directions = gradhomog.pipeline(text), []
     for x in batches():
         _, losses = forward(x)
-        # Without `allow_unused`, as in a user's own loop: the parameters of a reentrant checkpoint are not in the graph.
+        # Without `allow_unused`, as in a user's own loop: parameters of a reentrant checkpoint are not in the graph.
         rows = [torch.autograd.grad(loss, shared(parameters), retain_graph=True) for loss in losses]
         matrix = torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
         directions.append(pipe.combine(matrix, losses=torch.stack(losses).detach()))
