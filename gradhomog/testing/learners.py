@@ -32,10 +32,10 @@ from gradhomog.testing.assertions import (
 from gradhomog.testing.check_results import CheckFailure, NotApplicable, check, describe_failure
 from gradhomog.testing.small_network import (
     WAYS,
-    Call,
     InputDependentWeights,
     Recorder,
     ShiftedFeatures,
+    StageCall,
     ZeroEncoder,
     ZeroFeatures,
     network,
@@ -233,7 +233,7 @@ def begin_before_encoder(subject: LearnerSubject) -> None:
 
 
 def _misplaced_inputs(
-    call: Call, batch: TaskBatch, keys: Sequence[TaskKey], begin_calls: list[tuple[TaskKey, str]]
+    call: StageCall, batch: TaskBatch, keys: Sequence[TaskKey], begin_calls: list[tuple[TaskKey, str]]
 ) -> str:
     """Describe encoder inputs of another task or part than the last `begin`; empty if there are none."""
     if not begin_calls:
@@ -278,7 +278,7 @@ def attachments_take_effect(subject: LearnerSubject) -> None:
     _require_equal_outputs(subject, ZeroEncoder(), "a hook from `attach` sets all features to zero")
 
 
-def _features_by_key(call: Call) -> list[tuple[TaskKey, Tensor]]:
+def _features_by_key(call: StageCall) -> list[tuple[TaskKey, Tensor]]:
     assert call.tensor is not None
     if call.tensor.dim() != 3 or len(call.tensor) != len(call.keys):
         raise CheckFailure(
@@ -478,7 +478,7 @@ class _Failure(Recorder):
     def arm(self, call: int) -> None:
         self.failing, self.count = call, 0
 
-    def on_call(self, call: Call) -> None:
+    def on_call(self, call: StageCall) -> None:
         self()
 
 

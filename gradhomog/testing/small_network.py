@@ -60,7 +60,7 @@ def batch(seed: int = 0, tasks: int = 3) -> TaskBatch:
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class StageCall:
     """One call of a stage, or of the encoder (`"encode"`) while the recorder is attached."""
 
     stage: str
@@ -73,13 +73,13 @@ class Recorder(Homogenizer):
     """Records every call of `attach`, `begin`, `transform`, `mix` and `update`, and changes nothing."""
 
     def __init__(self) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[StageCall] = []
 
-    def on_call(self, call: Call) -> None:
+    def on_call(self, call: StageCall) -> None:
         """Called after every recorded call; for subclasses."""
 
     def _record(self, stage: str, keys: Sequence[TaskKey] = (), part: str = "", tensor: Tensor | None = None) -> None:
-        self.calls.append(Call(stage, tuple(keys), part, None if tensor is None else tensor.detach()))
+        self.calls.append(StageCall(stage, tuple(keys), part, None if tensor is None else tensor.detach()))
         self.on_call(self.calls[-1])
 
     def attach(self, encoder: nn.Module) -> list[Removable]:
