@@ -229,7 +229,7 @@ BUDGETS = {
     "plugins": 4030,
     "plugins/gradhomog_data": 2817,
     "adapters": 3599,
-    "tests": 28207,
+    "tests": 28226,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

@@ -281,3 +281,15 @@ def test_an_unknown_executor_is_rejected_before_the_dry_run(tmp_path):
     with pytest.raises(ConfigError, match="unknown executor 'loky'"):
         compare(load(None, SMALL), tmp_path / "out", executor="loky", progress=records.append)
     assert (records, (tmp_path / "out").exists()) == ([], False)
+
+
+@slow
+def test_a_tuned_method_uses_another_candidate_if_one_fails(gradhomog_install, tmp_path):
+    gradhomog_install("faulty-dist", FAULTY, plugin="faulty")
+    config = load(None, [*SMALL, 'homogenizers=["none", "faulty | pcgrad"]'])
+    outcome = compare(config, tmp_path / "out")
+    resumed = compare(config, tmp_path / "out", resume=True)
+    for comparison in (outcome, resumed):
+        row = comparison.summary.rows[1]
+        assert (row.label, row.chosen, len(row.seeds)) == ("faulty | pcgrad (tuned)", "pcgrad", 2)
+        assert len(comparison.failures) == 1

@@ -182,3 +182,15 @@ def test_data_that_were_copied_to_another_folder_resume_and_verify(finished, tmp
     code, errors = verify(out, capsys)
     assert code == 0
     assert "the data were not compared" in errors[0]  # `plan.json` has the first path
+
+
+def test_folders_of_an_earlier_format_are_refused(out, capsys):
+    from gradhomog.experiments.results import checksums
+
+    path = out / "plan.json"
+    content = {**checksums.read_json(path, ""), "version": 1}
+    path.unlink()
+    checksums.write_json(path, content)
+    for command in ("verify", "report"):
+        assert main([command, str(out)]) == (1 if command == "verify" else 2)
+        assert "has format version 1; this gradhomog reads 2" in capsys.readouterr().err
