@@ -41,9 +41,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if test in tests:
                 item.add_marker("slow")
             tests.add(test)
-    # First, so that one worker runs them: others take over the last tests of a worker only. Their fixtures, which start
-    # processes and make an environment, exist once.
-    items.sort(key=lambda item: item.path.parent.name not in ("ranks", "scaffold", "hosts"))
+    # First the build of the site, which takes minutes in one process. Then those whose fixtures start processes or make an
+    # environment, so that one worker runs them and the fixtures exist once: others take over the last tests of a worker only.
+    together = ("ranks", "scaffold", "hosts")
+    items.sort(key=lambda item: (item.path.name != "test_site.py", item.path.parent.name not in together))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

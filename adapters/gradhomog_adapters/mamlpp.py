@@ -349,8 +349,10 @@ class MAMLPP(MAML):
                 "rank would average other tasks. Use another `norm`."
             )
         batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
-        rate = (outer, self.completed_steps, self.anneal_steps, self.final_outer_lr)
-        with anneal_rate(*rate) if self.anneal_steps else nullcontext():
+        annealing = nullcontext()
+        if self.anneal_steps:  # else the number of steps is not read: a GPU would wait for it
+            annealing = anneal_rate(outer, self.completed_steps, self.anneal_steps, self.final_outer_lr)
+        with annealing:
             found = self._updated_statistics(batch) if self._keeps_statistics else {}
             report = super().step(batch, outer, group, metric)
         for name, buffer in found.items():

@@ -29,7 +29,7 @@ def run_suite(
     """Return the scores of all methods, after computing the rows that are missing; they are kept in the folder.
 
     Args:
-        methods: pipelines, whose rows are computed with those of the baselines; none: the stored rows are shown.
+        methods: pipelines, whose rows are computed with those of the baselines; none: the stored rows are reported.
         names: problems; none: those of the suite.
         quick: True for the problems of the quick suite only.
         rerun: compute stored rows again, by default all; the second result is their agreement.

@@ -17,7 +17,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ranks(request: pytest.FixtureRequest, folder: Path) -> list[dict[Any, Any]]:
-    """What the module of trainings that belongs to a `test_*_on_ranks.py` found on each rank."""
+    """The results of each rank, of the module of trainings that belongs to a `test_*_on_ranks.py`."""
     from .torchrun import on_two_ranks  # torch is not imported for the collection
 
     return on_two_ranks(request.module.__name__.rpartition("test_")[2], folder)

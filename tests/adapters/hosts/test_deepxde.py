@@ -99,7 +99,7 @@ def test_without_homogenizers_training_is_deepxdes(options: dict[str, Any]) -> N
 
 
 def test_without_homogenizers_parameters_outside_the_network_are_trained_as_by_deepxde() -> None:
-    """An unknown viscosity, and a parameter that only the given optimizer knows."""
+    """An unknown viscosity, and a parameter that only the given optimizer has."""
 
     def found(is_homogenized: bool) -> Tensor:
         viscosity, scale = dde.Variable(0.5), torch.nn.Parameter(torch.ones(1))
