@@ -41,8 +41,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if test in tests:
                 item.add_marker("slow")
             tests.add(test)
-    # First the build of the site, which takes minutes in one process. Then those whose fixtures start processes or make an
-    # environment, so that one worker runs them and the fixtures exist once: others take over the last tests of a worker only.
+    # First the build of the site, which takes minutes in one process. Then those whose fixtures start processes or make
+    # an environment, so that one worker runs them and the fixtures exist once: others take over its last tests only.
     together = ("ranks", "scaffold", "hosts")
     items.sort(key=lambda item: (item.path.name != "test_site.py", item.path.parent.name not in together))
 
