@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Unpack
@@ -349,7 +349,7 @@ class MAMLPP(MAML):
                 "rank would average other tasks. Use another `norm`."
             )
         batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
-        annealing = nullcontext()
+        annealing: AbstractContextManager[None] = nullcontext()
         if self.anneal_steps:  # else the number of steps is not read: a GPU would wait for it
             annealing = anneal_rate(outer, self.completed_steps, self.anneal_steps, self.final_outer_lr)
         with annealing:
