@@ -228,7 +228,7 @@ BUDGETS = {
     "gradhomog/testing": 2438,
     "plugins": 4030,
     "plugins/gradhomog_data": 2817,
-    "adapters": 3601,
+    "adapters": 3602,
     "tests": 28224,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.

@@ -120,7 +120,7 @@ def anneal_rate(outer: Any, done: int, steps: int, final: float) -> Iterator[Non
             "TorchOpt pass a schedule, lr=gradhomog_adapters.mamlpp.cosine(1e-3, 1e-5, 50_000), and "
             "leave `anneal_steps` at 0."
         )
-    before = [(group, dict(group)) for group in outer.param_groups]
+    before = [(group, group["lr"], "initial_lr" in group) for group in outer.param_groups]
     try:
         for group in outer.param_groups:
             rate = group["lr"]
@@ -134,9 +134,10 @@ def anneal_rate(outer: Any, done: int, steps: int, final: float) -> Iterator[Non
             group["lr"] = torch.full_like(rate, annealed) if isinstance(rate, Tensor) else annealed
         yield
     except BaseException:
-        for group, options in before:
-            group.clear()
-            group.update(options)
+        for group, rate, annealing in before:  # only these: SOAP keeps its number of steps in the group
+            group["lr"] = rate
+            if not annealing:
+                group.pop("initial_lr", None)
         raise
 
 
