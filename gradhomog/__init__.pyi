@@ -5,7 +5,7 @@ from . import keyed as keyed
 from .autograd.accumulation import accumulated as accumulated
 from .autograd.backward import backward as backward
 from .autograd.backward import loss as loss
-from .autograd.derivatives import disable_donated_buffers as disable_donated_buffers
+from .autograd.donated_buffers import disable_donated_buffers as disable_donated_buffers
 from .autograd.inputs import TaskFeatures as TaskFeatures
 from .autograd.inputs import task_features as task_features
 from .autograd.optimizer_metric import OptimizerMetric as OptimizerMetric

@@ -282,7 +282,7 @@ def make_derivatives(
     graph: LossGraph, options: StepOptions, factor: float = 1.0, scaled: bool = False, retain_graph: bool = False
 ) -> Derivatives:
     """Return the derivatives of losses, whose gradients are computed on demand; arguments as in `compute_step`."""
-    if options.create_graph and graph.compiled:
+    if options.create_graph and graph.passes.compiled:
         raise OptionError(
             "create_graph=True requires second derivatives, but a part of the graph was computed by a torch.compile'd "
             "function, which has none. Compute the losses by the original module."

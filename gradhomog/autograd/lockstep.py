@@ -25,9 +25,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from gradhomog.autograd.derivatives import Gradients, backward_pass, copy_shared_gradients, plain_gradient
+from gradhomog.autograd.backward_passes import BackwardPasses
+from gradhomog.autograd.derivatives import Gradients, copy_shared_gradients, plain_gradient
 from gradhomog.autograd.loss_graph import AccumulateGrad, Edge, Reachability
 from gradhomog.autograd.optimizer_metric import OptimizerMetric
+from gradhomog.autograd.recomputed_modules import checkpoints
 from gradhomog.errors import OptionError
 from gradhomog.rows import Jacobian, PerTaskRows
 
@@ -85,7 +87,7 @@ class Lockstep:
         self.segments = [graph.segment(start, stop, self._names.keys()) for start, stop in pairwise(cuts)]
 
     def gramians(
-        self, output_grads: Sequence[Sequence[Tensor]], scale: float = 1.0, compiled: Sequence[Any] = (),
+        self, output_grads: Sequence[Sequence[Tensor]], passes: BackwardPasses, scale: float = 1.0,
         metric: OptimizerMetric | None = None,
     ) -> tuple[dict[str, Tensor], list[Gradients]]:  # fmt: skip
         """Return the Gramian of each shared parameter, and each task's gradients of its unshared leaves.
@@ -95,14 +97,14 @@ class Lockstep:
         Args:
             output_grads: for each task the gradients w.r.t. its outputs.
             scale: common factor of all rows, applied to the Gramians (squared).
-            compiled: the nodes of compiled functions in the graph.
+            passes: those through the graph.
             metric: in which the inner products are computed.
 
         Returns:
             float64 `[tasks, tasks]` by name; gradients without `scale`.
 
         Raises:
-            OptionError: see `backward_pass`.
+            OptionError: see `BackwardPasses`.
 
         Cost: N backward passes.
         """
@@ -116,7 +118,7 @@ class Lockstep:
             for segment in self.segments:
                 for task, found in enumerate(gradients):
                     inputs = [edge for edge, users in segment.inputs.items() if users >> task & 1]
-                    self._pass_through(segment, inputs, found, arrived, compiled)
+                    self._pass_through(segment, inputs, found, arrived, passes)
                 gramians.update(self._reduce(segment.complete, gradients, scale, metric))
         heads: list[Gradients] = []
         for found, leaves in zip(gradients, self._unshared, strict=True):
@@ -126,7 +128,7 @@ class Lockstep:
 
     def _pass_through(
         self, segment: Segment, inputs: Sequence[Edge], found: dict[Edge, Tensor], arrived: dict[Edge, Tensor],
-        compiled: Sequence[Any],
+        passes: BackwardPasses,
     ) -> None:  # fmt: skip
         """Replace one task's gradients at the beginning of a segment by those at its inputs."""
         roots = [edge for edge in found if edge[0] in segment.nodes and edge not in self._ends]
@@ -135,7 +137,7 @@ class Lockstep:
         arrived.update({edge: found.pop(edge) for edge in roots})
         starts, ends = (list[Any](starmap(GradientEdge, edges)) for edges in (roots, inputs))
         grads = list(arrived.values())
-        _add(found, inputs, backward_pass(starts, ends, grads, retain_graph=True, compiled=compiled))
+        _add(found, inputs, passes.differentiate(starts, ends, grads, retain_graph=True))
         arrived.clear()
 
     @contextmanager
@@ -279,7 +281,7 @@ class _Graph:
             for task in range(self.tasks) if len(parents) > 1 else ():
                 spans[target, task] = [level for level, users in parents if users >> task & 1]
         for node, level in self.level.items():
-            for region in _checkpoints(node):
+            for region in checkpoints(node):
                 spans.setdefault(region, []).append(level)
             if node.name() == "BackwardHookFunctionBackward":
                 spans.setdefault(node.name(), []).append(level)
@@ -338,19 +340,6 @@ def check_direction(
             "the gradients of each loss, because a hook or a function in the graph is not linear (such as one that "
             "clips gradients), or not reproducible. Pass memory='rows'. Nothing was written."
         )
-
-
-def _checkpoints(node: Any) -> set[Any]:
-    """Return the checkpoints that recompute a node's saved tensors, each by its hook."""
-    node_type: Any = type(node)
-    raw = [getattr(node, name) for name in _saved_tensors(node_type)]
-    hooks = [saved.unpack_hook for part in raw for saved in (part if isinstance(part, (tuple, list)) else [part])]
-    return {hook for hook in hooks if "_checkpoint_hook" in getattr(hook, "__qualname__", "")}
-
-
-@functools.cache
-def _saved_tensors(node_type: Any) -> list[str]:
-    return [name for name in dir(node_type) if name.startswith("_raw_saved")]
 
 
 def _add(found: dict[Edge, Tensor], edges: Sequence[Edge], gradients: Sequence[Tensor | None]) -> None:

@@ -7,7 +7,7 @@ import itertools
 import operator
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import get_gradient_edge
 
 from gradhomog.autograd import inputs
+from gradhomog.autograd.backward_passes import BackwardPasses
 from gradhomog.errors import OptionError
 from gradhomog.ranks.dtensors import any_dtensor, leaves_not_sharded
 
@@ -39,7 +40,7 @@ class LossGraph:
         stage_features: for each present task the features before the first `transform` stage and after each; empty
             unless `features` was a `TaskFeatures`.
         use_shared: True if any of the losses that were passed depends on a shared parameter, or if there are features.
-        compiled: the nodes of compiled functions in the graph.
+        passes: the backward passes through the graph.
         nodes: all nodes of the graph.
         sharded: True if `fully_shard` splits the parameters over ranks. The graph then has other leaves.
     """
@@ -50,7 +51,7 @@ class LossGraph:
     features: Sequence[Tensor] = ()
     stage_features: Sequence[Sequence[Tensor]] = ()
     use_shared: bool = True
-    compiled: Sequence[Any] = ()
+    passes: BackwardPasses = field(default_factory=BackwardPasses)
     nodes: Sequence[Any] = ()
     sharded: bool = False
 
@@ -109,7 +110,7 @@ def find_graph(
     unshared = [sorted(reached.tensors(loss_bits & heads), key=SHAPE) for loss_bits in reached.bits]
     use_shared = sharded or bool(tensors) or any(loss_bits & shared_bits for loss_bits in reached.bits)
     nodes = [node for part in graphs for node in part.nodes]
-    return LossGraph(tasks, shared, unshared, tensors, views, use_shared, compiled, nodes, sharded)
+    return LossGraph(tasks, shared, unshared, tensors, views, use_shared, BackwardPasses(compiled), nodes, sharded)
 
 
 def _features(

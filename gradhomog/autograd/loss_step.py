@@ -3,14 +3,14 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from gradhomog.autograd import inputs
-from gradhomog.autograd.derivatives import backward_pass
+from gradhomog.autograd.backward_passes import BackwardPasses
 from gradhomog.autograd.loss_graph import LossGraph, find_graph
 from gradhomog.errors import OptionError
 from gradhomog.ranks.communicator import Communicator, GroupCommunicator
@@ -232,20 +232,20 @@ def kernel_trace_function(residuals: inputs.Residuals, loss_graph: LossGraph, pi
     present = _residuals_of_present_tasks(residuals, loss_graph.tasks)
     parameters = list(loss_graph.shared.values())
     return lambda probes, generator: torch.stack([
-        kernel_trace(residual, parameters, probes, generator, loss_graph.compiled) for residual in present
+        kernel_trace(residual, parameters, probes, generator, loss_graph.passes) for residual in present
     ])  # fmt: skip
 
 
 def kernel_trace(
     residuals: Tensor, parameters: Sequence[Tensor], probes: int, generator: torch.Generator,
-    compiled: Sequence[Any] = (),
+    passes: BackwardPasses,
 ) -> Tensor:  # fmt: skip
     """Return tr K / n = 1/n Σ_m ‖∂r_m/∂θ‖² of residuals `[n]`, with K_ml = ⟨∂r_m/∂θ, ∂r_l/∂θ⟩, as a float64 scalar.
 
     Exact for n ≤ probes: one pass for each residual. Otherwise the mean of ‖∂/∂θ Σ_m ε_m r_m‖² / n over `probes`
     vectors ε of random signs, whose expectation it is (Hutchinson 1989), by one pass for each vector. Its variance is
-    2 Σ_{m≠l} K_ml² / (n² · probes). The graph is kept; the result has a graph if gradients are enabled. `compiled`: the
-    nodes of compiled functions in the graph.
+    2 Σ_{m≠l} K_ml² / (n² · probes). The graph is kept; the result has a graph if gradients are enabled. `passes`: those
+    through the graph of the residuals.
     """
     count = residuals.numel()
     if count <= probes:
@@ -255,10 +255,9 @@ def kernel_trace(
         vectors, denominator = signs.to(residuals), count * probes
     squares = []
     for vector in vectors:
-        gradients = backward_pass(
-            [residuals], parameters, [vector], retain_graph=True, create_graph=torch.is_grad_enabled(),
-            compiled=compiled,
-        )  # fmt: skip
+        gradients = passes.differentiate(
+            [residuals], parameters, [vector], retain_graph=True, create_graph=torch.is_grad_enabled()
+        )
         parts = [gradient.double().square().sum() for gradient in gradients if gradient is not None]
         squares.append(torch.stack(parts).sum() if parts else residuals.new_zeros((), dtype=torch.float64))
     return torch.stack(squares).sum() / denominator

@@ -208,7 +208,7 @@ class LossRows(LazyRows):
         self._eps = lockstep.eps
         scale = 1 / self._derivatives.factor
         metric = self._derivatives.metric
-        gramians, heads = lockstep.gramians([grads for _, grads in starts], scale, graph.compiled, metric)
+        gramians, heads = lockstep.gramians([grads for _, grads in starts], graph.passes, scale, metric)
         if not known:
             self._derivatives.unshared_gradients = heads
         self._note_unused([name for name in self.like if name not in gramians])

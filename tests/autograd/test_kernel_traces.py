@@ -7,6 +7,7 @@ from torch.func import functional_call
 
 import gradhomog
 from gradhomog import Homogenizer, OptionError
+from gradhomog.autograd.backward_passes import BackwardPasses
 from gradhomog.autograd.loss_step import kernel_trace
 from gradhomog.step.step import seeded_generator
 
@@ -45,7 +46,7 @@ def jacobian(net, residuals):
 @pytest.mark.parametrize(("count", "probes"), [(1, 1), (7, 7), (7, 16)])
 def test_with_enough_probes_the_trace_is_exact(count, probes):
     net, x = network(), points(count)
-    found = kernel_trace(net(x).flatten(), [*net.parameters()], probes, seeded_generator(0))
+    found = kernel_trace(net(x).flatten(), [*net.parameters()], probes, seeded_generator(0), BackwardPasses())
     expected = jacobian(net, lambda net: net(x)).square().sum() / count
     torch.testing.assert_close(found.detach(), expected, rtol=1e-7, atol=0)
 
@@ -56,7 +57,7 @@ def test_over_all_vectors_of_signs_the_estimate_has_the_mean_and_the_variance_th
     estimates = []
     for signs in every:
         monkeypatch.setattr(torch, "randint", lambda *_, signs=signs, **__: signs[None])
-        estimates.append(kernel_trace(net(x).flatten(), [*net.parameters()], 1, None).detach())
+        estimates.append(kernel_trace(net(x).flatten(), [*net.parameters()], 1, None, BackwardPasses()).detach())
     kernel = jacobian(net, lambda net: net(x))
     kernel = kernel @ kernel.T
     found, off_diagonal = torch.stack(estimates), kernel - torch.diag(kernel.diagonal())
