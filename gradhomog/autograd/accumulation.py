@@ -162,7 +162,7 @@ class Accumulation:
 def accumulated(
     pipe: Pipeline,
     *,
-    parameters: inputs.Parameters,
+    parameters: inputs.Parameters | None = None,
     per: inputs.Per = "model",
     heads: inputs.Heads = "own",
     domains: Sequence[str] | None = None,
@@ -195,6 +195,8 @@ def accumulated(
     """
     communicator = communicate(group, "batch")
     with communicator.raise_together():
+        if parameters is None:
+            raise OptionError("`parameters` is required, because losses are added later. Pass the shared module.")
         shared = inputs.shared_parameters(parameters)
         if communicator.size == 1 and any_dtensor(shared.values()):
             communicator = GroupCommunicator(communicator.ranks)  # gradients are DTensors also on one rank

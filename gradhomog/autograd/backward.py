@@ -24,7 +24,7 @@ from gradhomog.autograd.row_source import LeafGradients, RowSource
 from gradhomog.autograd.rows_over_ranks import BatchSource, FullyShardedSource, LocalSource, TasksSource
 from gradhomog.errors import NonfiniteError, OptionError
 from gradhomog.ranks.communicator import GroupCommunicator, Ranks, communicate
-from gradhomog.rows import Direction
+from gradhomog.rows import Direction, all_finite
 from gradhomog.step.nonfinite import Nonfinite, drop_nonfinite, require_finite_inputs
 from gradhomog.step.pipelines import Pipeline
 from gradhomog.step.reports import StepReport
@@ -326,6 +326,11 @@ def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
     factor = derivatives.factor * rows
     gradients = used_gradients(direction, result, unused, graph.shared)
     gradients = [(leaf, gradient if factor == 1 else factor * gradient) for leaf, gradient in gradients]
+    if rows > 1 and not derivatives.scaled and not all_finite([gradient for _, gradient in gradients]):
+        raise NonfiniteError(
+            f"the sum of the {rows} rows overflows, although their mean is finite. Use reduction='mean', or divide the "
+            "losses by a constant. Nothing was written."
+        )
     if direction is not result.direction or source.exchanged != "nothing":
         result = replace(result, direction=direction, exchanged=source.exchanged)
     factors = {key.slot: 1.0 for key in result.keys}

@@ -2,7 +2,7 @@
 
 import fnmatch
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -167,7 +167,10 @@ def _losses_by_slot(values: Losses) -> list[Any]:
     scalar = isinstance(values, Tensor) and values.dim() == 0
     if scalar or not isinstance(values, Tensor | Sequence | Mapping):
         found = "one scalar" if scalar else type(values).__name__
-        raise OptionError(f"`losses` must be a sequence, a dict or a vector with one loss per task; got {found}.")
+        advice = " Pass the dict itself, whose keys are the tasks' names." if isinstance(values, ValuesView) else ""
+        raise OptionError(
+            f"`losses` must be a sequence, a dict or a vector with one loss per task; got {found}.{advice}"
+        )
     with torch.enable_grad():  # keeps the graph of each entry, even if the caller has disabled gradients
         entries = list(values.values()) if isinstance(values, Mapping) else list(values)
     if not entries:
@@ -181,8 +184,11 @@ def _check_loss(task: object, loss: object) -> None:
     found, advice = type(loss).__name__, "Pass the loss as a tensor."
     if isinstance(loss, Tensor):
         found, advice = f"shape {tuple(loss.shape)}, {loss.dtype}", "Take the mean over its examples."
-    elif isinstance(loss, int | float):
+    elif isinstance(loss, float):
         advice = "Pass the loss as a tensor, not as a number (`.item()`)."
+    number = loss.item() if isinstance(loss, Tensor) and loss.numel() == 1 else loss
+    if isinstance(number, int) and number == 0:
+        advice = "If the task is absent from this batch, pass None."
     raise OptionError(f"the loss of task {task} must be a real scalar tensor; got {found}. {advice}")
 
 
@@ -190,13 +196,14 @@ def shared_parameters(parameters: Parameters) -> dict[str, Tensor]:
     """Return the tensors that require grad, by name, each once; tensors without names are numbered from `"0"`.
 
     Raises:
-        OptionError: no tensor requires grad; an entry is not a real tensor; two tensors have the same name.
+        OptionError: no tensor requires grad; an entry is not a tensor; two tensors have the same name.
     """
     named = _named_tensors(parameters)
     found: dict[str, Tensor] = {}
     known: set[int] = set()
     for name, tensor in named:
-        _check_parameter(name, tensor)
+        if not isinstance(tensor, Tensor):
+            raise OptionError(f"`parameters` must contain tensors; {name!r} is {type(tensor).__name__}.")
         if not tensor.requires_grad or id(tensor) in known:
             continue
         if name in found:
@@ -233,16 +240,6 @@ def _named_tensors(parameters: Parameters) -> list[tuple[str, Any]]:
     if isinstance(parameters, Mapping):
         entries = parameters.items()
     return [entry if isinstance(entry, tuple) else (str(index), entry) for index, entry in enumerate(entries)]
-
-
-def _check_parameter(name: str, tensor: Any) -> None:
-    float8 = isinstance(tensor, Tensor) and tensor.requires_grad and tensor.dtype.itemsize < 2
-    if not isinstance(tensor, Tensor) or tensor.is_complex() or float8:
-        kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise OptionError(
-            f"`parameters` must contain real tensors of 16 bits or more; {name!r} is {kind}. Pass the tensors that "
-            "the optimizer changes, such as the master weights of a float8 layer."
-        )
 
 
 def feature_tensors(features: Tensor | Sequence[Tensor]) -> list[Tensor]:

@@ -134,7 +134,7 @@ def _find_shared(
     if of_features is not None:
         leaves = of_features
     elif tasks.stacked or len(tasks.losses) == 1:
-        one = "there is only one loss" if tasks.tasks == 1 else "only one loss is not None in this batch"
+        one = "there is only one loss" if tasks.tasks == 1 else "only one loss of this batch has a graph"
         reason = "the losses were stacked into one tensor" if tasks.stacked else one
         raise OptionError(f"`parameters` is required, because {reason}; the shared parameters cannot be inferred.")
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -10,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, optim
 
-from gradhomog.errors import OptionError
+from gradhomog.errors import NonfiniteError, OptionError
 from gradhomog.ranks.dtensors import any_dtensor, as_dtensor, local_part
-from gradhomog.rows import Direction
+from gradhomog.rows import Direction, all_finite, check_real
 from gradhomog.step.pipelines import Pipeline
 
 SUPPORTED = (optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.RMSprop, optim.Adagrad, optim.SGD)
@@ -34,16 +35,18 @@ class OptimizerMetric:
       these. Rows become J Qᵀ D^½, so their Gramian is that of P, and elements of rows are those in the eigenbases.
 
     η is the learning rate of the parameter's group relative to the largest. An element whose v is 0 has the mean of all
-    √v, because it had no gradient, or the optimizer has taken no step; before the first step P = η. Momentum is no part
-    of P: a step with momentum moves by earlier directions too, which were homogenized with their rows.
+    √v, because it had no gradient, or the optimizer has taken no step; before the first step P = η. An element whose v
+    has overflowed has P = 0 and a direction of 0, because the optimizer no longer changes it. Momentum is no part of
+    P: a step with momentum moves by earlier directions too, which were homogenized with their rows.
 
     Args:
         optimizer: holds all parameters.
         parameters: the parameters by name.
 
     Raises:
-        OptionError: the optimizer is another one, or does not hold a parameter; a parameter is complex, or for SOAP
-            split over processes.
+        NonfiniteError: a second moment in the state of the optimizer is NaN.
+        OptionError: the optimizer is another one, or does not hold a parameter; for SOAP, a parameter is split over
+            processes.
 
     Cost: a few operations per parameter, and a number for each of its elements; a quotient for each row, and a product
     for the direction. For SOAP also a rotation of each row and of the direction, two matrix products per matrix.
@@ -68,17 +71,18 @@ class OptimizerMetric:
                 f"`metric` must be one of torch.optim's {', '.join(kind.__name__ for kind in SUPPORTED)}, "
                 f"pytorch_optimizer's SOAP, or None; got {type(optimizer).__name__}."
             )
+        check_real(parameters)
         groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
         for name, parameter in parameters.items():
             if id(parameter) not in groups:
                 raise OptionError(f"the optimizer in `metric` must hold all shared parameters; it has no {name!r}.")
-            if parameter.is_complex():
-                raise OptionError(f"`metric` must be None for complex parameters; {name!r} is one.")
             if isinstance(optimizer, _soap()) and any_dtensor([parameter]):
                 raise OptionError(f"`metric` must not be SOAP for parameters split over processes; {name!r} is one.")
         chosen = {name: groups[id(parameter)] for name, parameter in parameters.items()}
         largest = max(float(group["lr"]) for group in chosen.values()) or 1.0
         self.is_identity = True
+        self._optimizer = type(optimizer).__name__
+        self._dtypes = {name: parameter.dtype for name, parameter in parameters.items()}
         self._rotations: dict[str, Callable[..., Tensor]] = {}
         moments, factors, summands = list[Tensor](), list[float](), list[float]()
         for name, parameter in parameters.items():
@@ -91,7 +95,7 @@ class OptimizerMetric:
             moments.append(local_part(parameter.detach()).new_zeros(()) if moment is None else moment)
             factors.append(correction / rate)
             summands.append(group.get("eps", 0.0) / rate)
-        roots = _inverse_roots(moments, factors, summands)
+        roots, self._overflowed = _inverse_roots(moments, factors, summands)
         self._inverse_roots = dict(zip(parameters, roots, strict=True))
 
     @classmethod
@@ -128,14 +132,33 @@ class OptimizerMetric:
         """Return P^½ g for the gradients of all tasks w.r.t. one parameter."""
         return [None if g is None else self._rotate(name, g) / self._inverse_roots[name] for g in rows]
 
+    def row_like(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return tensors with shape and dtype of a scaled row, which has float32 or wider."""
+        return {
+            name: value if value.dtype.itemsize >= 4 else torch.empty_like(value, dtype=torch.float32)
+            for name, value in parameters.items()
+        }
+
     def unscale(self, direction: Mapping[str, Tensor]) -> Direction:
-        """Return P^-½ d̃ for a direction d̃ of scaled rows."""
+        """Return P^-½ d̃ for a direction d̃ of scaled rows.
+
+        Raises:
+            NonfiniteError: it overflows in the dtype of a parameter.
+        """
         roots = [self._inverse_roots[name] for name in direction]
+        if self._overflowed:
+            roots = [root.masked_fill(root.isinf(), 0.0) for root in roots]
         for index, value in enumerate(direction.values()):
             if roots[index].dim() and any_dtensor([value]):
                 roots[index] = as_dtensor(roots[index], value)
         scaled = zip(direction, torch._foreach_mul(list(direction.values()), roots), strict=True)
-        return {name: self._rotate(name, value, "backward") for name, value in scaled}
+        found = {name: self._rotate(name, value, "backward") for name, value in scaled}
+        if not all_finite([value.to(self._dtypes[name]) for name, value in found.items()]):
+            raise NonfiniteError(
+                f"the direction overflows when it is divided by the preconditioner of {self._optimizer}. Divide the "
+                "losses by a constant, or use metric=None. Nothing was written."
+            )
+        return found
 
     def _rotate(self, name: str, gradient: Tensor, project_type: str = "forward") -> Tensor:
         rotation = self._rotations.get(name)
@@ -177,11 +200,24 @@ def _second_moment(state: Mapping[str, Any], group: Mapping[str, Any]) -> tuple[
     return (local_part(moment), (1 - group["betas"][1] ** steps) ** -0.5) if steps else (None, 1.0)
 
 
-def _inverse_roots(moments: Sequence[Tensor], factors: Sequence[float], summands: Sequence[float]) -> list[Tensor]:
-    """Return √(factor √v + summand) for each v; an element that is 0 counts as the mean of √v, or 1 if all are 0."""
-    flat = torch.cat([moment.reshape(-1) for moment in moments]).sqrt_()  # one allocation, and few operations
-    if not flat.amin() > 0:
-        mean = flat.sum() / flat.count_nonzero()
+def _inverse_roots(
+    moments: Sequence[Tensor], factors: Sequence[float], summands: Sequence[float]
+) -> tuple[list[Tensor], bool]:
+    """Return √(factor √v + summand) for each v, in float32 or wider, and True if a v is infinite.
+
+    An element that is 0 counts as the mean of those √v that are neither 0 nor infinite, or 1 if there are none.
+    """
+    flat = torch.cat([moment.reshape(-1) for moment in moments])  # one allocation, and few operations
+    flat = flat.to(torch.promote_types(flat.dtype, torch.float32)).sqrt_()  # sums of half numbers would overflow
+    smallest, largest = torch.stack(torch.aminmax(flat)).tolist()
+    if math.isnan(smallest):
+        raise NonfiniteError(
+            "a second moment in the state of the optimizer in `metric` is NaN: it took a step with a gradient that was "
+            "NaN, or whose square overflows. Load an earlier state of optimizer and model. Nothing was written."
+        )
+    if smallest == 0 or math.isinf(largest):
+        finite = torch.where(flat.isfinite(), flat, 0.0)
+        mean = finite.sum() / finite.count_nonzero()
         flat = torch.where(flat > 0, flat, mean.nan_to_num_(1.0))
     parts = torch.split(flat, [moment.numel() for moment in moments])
     if len(set(factors)) == len(set(summands)) == 1:
@@ -190,4 +226,4 @@ def _inverse_roots(moments: Sequence[Tensor], factors: Sequence[float], summands
         torch._foreach_mul_(parts, factors)
         torch._foreach_add_(parts, summands)
     flat.sqrt_()
-    return [part.view_as(moment) for part, moment in zip(parts, moments, strict=True)]
+    return [part.view_as(moment) for part, moment in zip(parts, moments, strict=True)], math.isinf(largest)

@@ -5,6 +5,7 @@ Norms and inner products can do without the rows, a weighted mean too.
 
 import functools
 import logging
+import operator
 import os
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from torch import Tensor
 from gradhomog.autograd.derivatives import Derivatives, FeatureDerivatives, Gradients
 from gradhomog.autograd.inputs import Memory
 from gradhomog.autograd.lockstep import Lockstep, check_direction
+from gradhomog.autograd.loss_graph import Reachability
 from gradhomog.autograd.loss_step import LossStep
 from gradhomog.errors import NonfiniteError, OptionError
 from gradhomog.rows import DenseRows, Direction, Jacobian, LazyRows, PerTaskRows, all_finite
@@ -156,8 +158,13 @@ class LossRows(LazyRows):
     def compute(self) -> PerTaskRows:
         """Compute the rows by one backward pass per task."""
         rows = self._derivatives.rows()
+        like = self.row_like()
         self._note_unused([name for name, gradients in rows.items() if all(part is None for part in gradients)])
-        return PerTaskRows(rows, self.like, 1 / self._derivatives.factor)
+        return PerTaskRows(rows, like, 1 / self._derivatives.factor)
+
+    def row_like(self) -> Mapping[str, Tensor]:
+        metric = self._derivatives.metric
+        return self.like if metric is None else metric.row_like(self.like)
 
     def products(self, product: Product, by_block: bool) -> Tensor:
         if self._gramians is None:
@@ -180,7 +187,7 @@ class LossRows(LazyRows):
         if total is None:
             return None
         self.freed = not self._derivatives.retain_graph
-        self._note_unused([name for name, part in zip(self.like, total, strict=True) if part is None])
+        self._note_unused(self._unreached(total, weights))
         direction = zeros_for_missing(total, self.like)
         if factor != 1:
             direction = {name: part / factor for name, part in direction.items()}
@@ -213,6 +220,17 @@ class LossRows(LazyRows):
             self._derivatives.unshared_gradients = heads
         self._note_unused([name for name in self.like if name not in gramians])
         return gramians
+
+    def _unreached(self, total: Gradients, weights: Tensor) -> list[str]:
+        """Return the names of parameters without a gradient in a sum that skips tasks of weight 0."""
+        names = [name for name, part in zip(self.like, total, strict=True) if part is None]
+        losses = self._derivatives.graph.tasks.losses
+        skipped = [loss for loss, weight in zip(losses, weights.tolist(), strict=True) if not weight] if names else []
+        if not skipped:
+            return names
+        reached = Reachability(skipped, leaves=self.like.values())
+        bits = functools.reduce(operator.or_, reached.bits)
+        return [name for name in names if not reached.bits_of([self.like[name]]) & bits]
 
     def _note_unused(self, names: Sequence[str]) -> None:
         self.unused = frozenset(names)

@@ -26,6 +26,7 @@ from gradhomog.learners.training_mode import training_mode
 from gradhomog.ranks.communicator import Ranks, communicate
 from gradhomog.registry import Registry, expression, installed
 from gradhomog.registry.options import ValidatedConstructor
+from gradhomog.rows import check_real
 from gradhomog.step.pipelines import Entry, Pipeline, pipeline
 from gradhomog.step.reports import StageReport, StepReport
 from gradhomog.step.step import TaskKey
@@ -101,7 +102,9 @@ class Learner(ValidatedConstructor, ABC):
         self.extra_modules = nn.ModuleDict()
         self.homogenizers: Pipeline = pipeline(homogenizers)
         self.loss = loss or default_loss
-        if not self.named_parameters():
+        named = self.named_parameters()
+        check_real(named)
+        if not named:
             raise OptionError("encoder and head must have at least one parameter with requires_grad=True; got none.")
 
     @abstractmethod
@@ -137,9 +140,9 @@ class Learner(ValidatedConstructor, ABC):
     def register_module(self, name: str, module: nn.Module) -> None:
         """Add a module whose parameters are trained too, as `learner.<name>.*`; for the constructors of subclasses.
 
-        The module is moved to the device and dtype of the encoder's first parameter, and is saved with the learner.
+        The module is moved to the device and dtype of the encoder's first real parameter, and saved with the learner.
         """
-        like = next(iter([*self.encoder.parameters(), *self.head.parameters()]))
+        like = next(p for p in (*self.encoder.parameters(), *self.head.parameters()) if not p.is_complex())
         self.extra_modules[name] = module.to(like)
 
     def mode(self, training: bool) -> AbstractContextManager[None]:

@@ -1,7 +1,7 @@
 """Jacobians: the task gradients of one step, one row per task, without a copy of the gradients."""
 
 from gradhomog.rows.arithmetic import all_finite
-from gradhomog.rows.jacobian import Jacobian, as_jacobian, jacobian_of_rows
+from gradhomog.rows.jacobian import Jacobian, as_jacobian, check_real, jacobian_of_rows
 from gradhomog.rows.storage import DenseRows, Direction, LazyRows, PerTaskRows, StoredRows
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "StoredRows",
     "all_finite",
     "as_jacobian",
+    "check_real",
     "jacobian_of_rows",
 ]

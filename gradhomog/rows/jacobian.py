@@ -29,6 +29,9 @@ class Jacobian:
         mixing: C, float64 on the CPU: weights `[tasks]` (a diagonal C) or a matrix `[tasks, rows]`; None for J itself.
         source: the Jacobian of J without a mixing, which has its statistics; required with `mixing`.
 
+    Raises:
+        OptionError: the rows are complex, or have less than 16 bits.
+
     Attributes:
         tasks: N, the number of rows.
         names: the names of the blocks, in order; `("",)` for a Jacobian from one tensor.
@@ -51,6 +54,7 @@ class Jacobian:
             return
         first = next(iter(rows.like.values()))
         self.names, self.device, self.dtype = tuple(rows.like), first.device, first.dtype
+        check_real(rows.like)
         for value in rows.like.values():
             if value.dtype.itemsize < self.dtype.itemsize:
                 self.dtype = value.dtype
@@ -233,6 +237,25 @@ class Jacobian:
         return matching
 
 
+REAL_FORM = (
+    "Train the real form of a complex parameter, nn.Parameter(torch.view_as_real(w)), and use torch.view_as_complex in "
+    "the forward pass."
+)
+
+
+def check_real(parameters: Mapping[str, Tensor]) -> None:
+    """Raise unless parameters are such that their gradients have inner products.
+
+    Raises:
+        OptionError: a parameter is complex, or has less than 16 bits.
+    """
+    for name, value in parameters.items():
+        if value.is_complex() or value.dtype.itemsize < 2:
+            advice = REAL_FORM if value.is_complex() else "Pass the master weights of a float8 layer."
+            expected = "shared parameters must be real, of 16 bits or more"
+            raise OptionError(f"{expected}; {name!r} is {value.dtype}. {advice}")
+
+
 def as_jacobian(rows: Tensor | Mapping[str, Tensor] | Jacobian) -> Jacobian:
     """Create a Jacobian from task gradients: a tensor `[tasks, params]` or a dict of tensors `[tasks, *shape]` by name.
 
@@ -279,7 +302,7 @@ def _invalid_block(name: str, value: object, device: torch.device | None) -> Dat
         advice += "loss does not depend on."
     elif not value.is_floating_point() or value.dtype.itemsize < 2:  # PyTorch does not compute with float8
         found = f"have a real floating-point dtype of 16 bits or more; got {value.dtype}"
-        advice = "Convert the rows, for example by .to(torch.bfloat16)."
+        advice = REAL_FORM if value.is_complex() else "Convert the rows, for example by .to(torch.bfloat16)."
     elif value.layout != torch.strided or value.is_meta:
         kind = "a tensor on the device meta" if value.is_meta else f"layout {value.layout}"
         found, advice = f"be dense and in memory; got {kind}", "Use to_dense() or real data."

@@ -143,7 +143,7 @@ def _describe(step: Step, kept: Sequence[int]) -> str:
     losses = step._losses
     rate = "Lower the learning rate, that of the inner loop if there is one"
     if losses is not None and not torch.isfinite(losses[task]):
-        advice = f"Check its data. {rate}."
+        advice = f"If it has no example in this batch, pass None as its loss. Otherwise check its data. {rate}."
         where = f"its loss is {losses[task].item()}"
     else:
         squares = step._jacobian.block_squared_norms[:, task].tolist()

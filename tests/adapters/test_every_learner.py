@@ -70,6 +70,28 @@ def test_both_engines_give_the_same_rows(text, norm):
     torch.testing.assert_close(loop.feature_grads, vmap.feature_grads, rtol=1e-9, atol=1e-12)
 
 
+class ComplexAndReal(nn.Module):
+    """A product with a complex weight, and then a network."""
+
+    def __init__(self, network, trained):
+        super().__init__()
+        weight = torch.eye(3, dtype=torch.complex128) + 0.1j
+        self.weight, self.network = nn.Parameter(weight, requires_grad=trained), network
+
+    def forward(self, x):
+        return self.network((x.to(torch.complex128) @ self.weight).real)
+
+
+@pytest.mark.parametrize("name", [name for name in LEARNERS if name not in IMAGE_LEARNERS])
+def test_a_complex_parameter_is_refused_if_it_is_trained_and_accepted_if_it_is_frozen(name):
+    encoder, head = networks()
+    frozen = make(name, pair=(ComplexAndReal(encoder, False), head))
+    assert all(rows.isfinite().all() for rows in frozen.rows(checks.tasks()).jacobian.values())
+    if name != "meta_transfer":  # it trains factors of the encoder's weights
+        with pytest.raises(OptionError, match=r"'encoder\.weight' is torch\.complex128.*torch\.view_as_real"):
+            make(name, pair=(ComplexAndReal(encoder, True), head))
+
+
 @pytest.mark.parametrize("norm", ["batch", "support", "frozen"])
 @pytest.mark.parametrize(
     "text",

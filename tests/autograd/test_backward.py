@@ -224,12 +224,32 @@ def with_views(tasks):
     return change
 
 
+def test_complex_parameters_of_heads_and_frozen_ones_of_the_encoder_are_accepted():
+    found = []
+    for frozen in (nn.Parameter(torch.ones((), dtype=torch.complex128), requires_grad=False), torch.ones(())):
+        model = Model(tasks=2)
+        model.encoder.register_parameter("frozen", frozen if isinstance(frozen, nn.Parameter) else None)
+        z, head = (model.encoder(inputs()) * frozen).real, nn.Parameter(torch.ones(6, dtype=torch.complex128))
+        losses = [(z.to(torch.complex128) @ head).abs().mean(), model.losses(z)[1]]
+        expected = torch.autograd.grad(losses[0], head, retain_graph=True)[0]
+        gradhomog.backward(losses, gradhomog.pipeline("mgda"), parameters=model.encoder)
+        torch.testing.assert_close(head.grad, expected)
+        found.append([gradient for gradient in gradients(model) if gradient is not None])
+    torch.testing.assert_close(*found)
+
+
 INVALID = [
     (changed(losses=[]), "one loss per task; got none"),
     (changed(losses=None), "one loss per task; got NoneType"),
     (changed(losses=torch.tensor(1.0, requires_grad=True)), "one loss per task; got one scalar"),
     (with_losses(lambda m, z: [z.sum(), z]), r"task 1 must be a real scalar tensor; got shape \(7, 6\).* the mean"),
     (changed(losses=[None, None]), "all 2 losses are None.* Skip the batch"),
+    (changed(losses={}.values()), "got dict_values. Pass the dict itself"),
+    (
+        changed(losses=[0]),
+        "task 0 must be a real scalar tensor; got int. If the task is absent from this batch, pass None",
+    ),
+    (changed(losses=[torch.tensor(0)]), r"got shape \(\), torch.int64. If the task is absent .* pass None"),
     (changed(losses=["a"]), r"task 0 must be a real scalar tensor; got str\. Pass .* as a tensor\."),
     (changed(losses=[0.5]), r"got float\. Pass the loss as a tensor, not as a number \(`\.item"),
     (with_losses(lambda m, z: m.losses(z.detach())), r"depend on none of 0\.weight, 0\.bias"),
@@ -237,14 +257,14 @@ INVALID = [
     (lambda m, z, c: c.update(losses=torch.stack(m.losses(z)), parameters=None), "stacked into one tensor"),
     (
         lambda m, z, c: c.update(losses=[c["losses"][0], None], parameters=None),
-        "`parameters` is required, because only one loss is not None in this batch",
+        "`parameters` is required, because only one loss of this batch has a graph",
     ),
     (lambda m, z, c: c.update(parameters=z.detach()), "got one tensor"),
     (lambda m, z, c: c.update(parameters=[z.detach()]), "requires grad; got 1 that do not"),
     (lambda m, z, c: c.update(parameters=torch.optim.SGD(m.parameters())), "got SGD. Pass the module .* An optimizer"),
     (changed(parameters=3), "got int. Pass the module"),
     (changed(parameters=iter(())), "`parameters` is empty. An iterator"),
-    (narrow(torch.complex128), r"must contain real tensors of 16 bits or more; '0' is torch\.complex128"),
+    (narrow(torch.complex128), r"be real, of 16 bits or more; '0' is torch\.complex128\. .*torch\.view_as_real\(w\)"),
     (narrow(torch.float8_e4m3fn), "16 bits or more; '0' is torch.float8_e4m3fn. Pass .* master weights"),
     (lambda m, z, c: c.update(features=z.detach()), "got a tensor that does not require grad"),
     (changed(features=[], level="features"), "got an empty list"),

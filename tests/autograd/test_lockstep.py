@@ -213,7 +213,26 @@ def with_an_unused_parameter(net):
     return net.losses()
 
 
+def with_a_parameter_of_a_task_of_weight_0(net):
+    net.encoder.register_parameter("long", nn.Parameter(torch.ones(5).double()))
+    first, *_ = net.losses()
+    return [first, 100 * first + 100 * (net.x @ net.encoder.long).square().mean()]  # mgda: the shorter of aligned rows
+
+
+def with_a_task_of_weight_0(change):
+    """The first loss alone depends on the encoder's parameters with a gradient other than 0, or has the opposite."""
+
+    def losses(net):
+        z = net.features()
+        return [net.heads[0](z).mean(), net.heads[1](change(z)).square().mean(), -net.heads[0](z).mean()]
+
+    return losses
+
+
 LOSSES = {
+    "a task of weight 0 that alone uses a parameter": with_a_parameter_of_a_task_of_weight_0,
+    "a task without shared parameters": with_a_task_of_weight_0(torch.Tensor.detach),
+    "a task with a gradient of 0": with_a_task_of_weight_0(lambda z: z.clamp(max=-1e9)),
     "one loss": lambda net: net.losses()[:1],
     "losses of one tensor": lambda net: list(net.features().square().mean(0).unbind()),
     "a loss of the first layer": lambda net: [net.encoder[0](net.x).square().mean(), *net.losses()[1:]],
@@ -226,6 +245,13 @@ LOSSES = {
 @pytest.mark.parametrize("losses", LOSSES.values(), ids=LOSSES)
 def test_low_memory_does_not_change_a_step_of_any_losses(losses):
     assert_same_step(steps(losses))
+
+
+def test_a_task_of_weight_0_counts_as_a_user_of_its_parameters():
+    net = Net("mlp")
+    losses = [net.losses()[0], net.heads[1](net.features().detach()).mean()]
+    gradhomog.backward(losses, gradhomog.pipeline("static(weights=[0, 1])"), parameters=net.encoder)
+    assert all(not parameter.grad.any() for parameter in net.encoder.parameters())
 
 
 def test_shared_tensors_may_have_a_graph_and_be_losses():

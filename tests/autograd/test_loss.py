@@ -286,3 +286,14 @@ def test_a_graph_that_nothing_else_uses_is_freed():
     (gradhomog.loss(model.losses(z), gradhomog.pipeline("pcgrad"), parameters=model.encoder) + of_weights).backward()
     with pytest.raises(RuntimeError, match="second time"):
         z.sum().backward()
+
+
+def test_a_sum_of_rows_that_overflows_is_an_error_and_writes_nothing():
+    w = torch.nn.Parameter(torch.ones(2, dtype=torch.float16))
+    gradhomog.loss([3e4 * w[0].float() for _ in range(3)], gradhomog.pipeline("none"), parameters=[w]).backward()
+    assert w.grad[0] == 3e4
+    w.grad = None
+    losses = [3e4 * w[0].float() for _ in range(3)]
+    with pytest.raises(NonfiniteError, match=r"the sum of the 3 rows overflows.* reduction='mean'"):
+        gradhomog.loss(losses, gradhomog.pipeline("none"), parameters=[w], reduction="sum").backward()
+    assert w.grad is None

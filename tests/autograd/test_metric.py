@@ -5,7 +5,7 @@ import torch
 from torch import optim
 
 import gradhomog
-from gradhomog import OptionError, TaskBatch
+from gradhomog import NonfiniteError, OptionError, TaskBatch
 from tests.adapters import checks
 from tests.autograd.networks import Model, inputs, take_step
 
@@ -111,6 +111,57 @@ def test_elements_without_a_second_moment_count_as_the_mean():
     metric = gradhomog.OptimizerMetric(adam, {"w": w})
     found = metric.scale({"w": torch.ones(1, 3, dtype=torch.float64)})["w"][0]
     torch.testing.assert_close(found, torch.tensor([1.0, 3.0, 2.0], dtype=torch.float64) ** -0.5, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("text", ["none", "pcgrad", "mgda", "graddrop", "reweight(beta=1.0)"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_element_whose_second_moment_has_overflowed_has_a_direction_of_0(name, text, dtype):
+    """One large finite gradient makes v infinite; the optimizer does not change the element any more."""
+    torch.manual_seed(0)
+    w = torch.nn.Parameter(torch.randn(4).to(dtype))
+    optimizer, pipe = OPTIMIZERS[name]([w]), gradhomog.pipeline(text)
+    for step in range(4):
+        optimizer.zero_grad()
+        losses = [(w[:3].float() - 3).square().sum(), (w[1:].float() + 3).square().sum()]
+        losses[0] = losses[0] + (4e4 if dtype == torch.float16 else 1e22) * (step == 0) * w[0]
+        moments = [value[0] for key, value in optimizer.state[w].items() if key in ("exp_avg_sq", "square_avg", "sum")]
+        if (
+            name == "rmsprop" and moments and moments[0].isinf() and dtype != torch.float16
+        ):  # ∞ - ∞, of the squared mean
+            with pytest.raises(NonfiniteError, match=r"second moment .* is NaN"):
+                gradhomog.OptimizerMetric(optimizer, {"w": w})
+            return
+        gradhomog.backward(losses, pipe, parameters=[w], metric=optimizer)
+        assert w.grad.isfinite().all()
+        if text != "none" and any(value.isinf() for value in moments) and name != "soap":
+            assert w.grad[0] == 0
+        before = w.detach().clone()
+        optimizer.step()
+        with torch.no_grad():
+            w.copy_(before)  # without the large step of an optimizer that has no second moment
+
+
+def test_a_direction_that_overflows_in_the_dtype_of_its_parameter_is_an_error():
+    w = torch.nn.Parameter(torch.ones(2, dtype=torch.float16))
+    optimizer = optim.Adam([w])
+    w.grad = torch.ones_like(w)
+    optimizer.step()
+    optimizer.state[w]["exp_avg_sq"].fill_(1e-3)  # √v̂ = 1
+    metric = gradhomog.OptimizerMetric(optimizer, {"w": w})
+    found = metric.unscale({"w": torch.tensor([6e4, 1.0])})
+    torch.testing.assert_close(found["w"], torch.tensor([6e4, 1.0]), rtol=1e-2, atol=0)
+    with pytest.raises(NonfiniteError, match=r"overflows when it is divided by the preconditioner of Adam.*Nothing"):
+        metric.unscale({"w": torch.tensor([7e4, 1.0])})
+
+
+def test_a_second_moment_that_is_nan_is_reported():
+    w = torch.nn.Parameter(torch.ones(2))
+    optimizer = optim.Adam([w])
+    w.grad = torch.tensor([torch.nan, 1.0])
+    optimizer.step()
+    with pytest.raises(NonfiniteError, match=r"state of the optimizer in `metric` is NaN.* Load an earlier"):
+        gradhomog.OptimizerMetric(optimizer, {"w": w})
 
 
 def test_derivatives_are_those_of_a_constant_metric():
