@@ -74,7 +74,7 @@ def pivot(matrix: Array, target: Array, rounding: float) -> Pivots:
     return Pivots(np.maximum(solution, 0.0).reshape(shape), support.reshape(shape), ridge, solved.reshape(shape[:-1]))
 
 
-def _exchange(matrix: Array, regular: Array, target: Array, support: Flags) -> tuple[Array, Flags, Flags]:
+def _exchange(matrix: Array, regular: Array, target: Array, support: Flags) -> tuple[Array, Flags, Any]:
     """Return y, its support and if it is exact, after at most `MAX_EXCHANGES`; `regular` is U with the ridge.
 
     `target` and `support` are `[count, tasks]`.

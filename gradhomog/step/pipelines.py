@@ -9,13 +9,15 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import torch
+from annotated_types import Ge
 from torch import Tensor, nn
 
 from gradhomog.errors import ConfigError, ConvergenceWarning, GradhomogError, OptionError
 from gradhomog.registry import Registry, expression, installed
+from gradhomog.registry.options import describe_mismatch
 from gradhomog.registry.specs import HomogenizerSpec
 from gradhomog.rows import Direction, Jacobian
 from gradhomog.step.homogenizer import Homogenizer, Part
@@ -447,12 +449,16 @@ class Pipeline:
         """
         members = self._saved_members()
         names = ["steps", "named", *members]
-        groups = [name for name in state if name.startswith(GROUP)]
-        typed = type(state.get("steps")) is int and isinstance(state.get("named"), bool | None)
-        if set(state) != {*names, *groups} or not typed:
+        if not isinstance(state, Mapping):
+            raise ConfigError(f"the saved state must be a dict with the keys {names}; got {type(state).__name__}.")
+        groups = [name for name in state if isinstance(name, str) and name.startswith(GROUP)]
+        if set(state) != {*names, *groups}:
             raise ConfigError(
                 f"the saved state must be of the same pipeline, with the keys {names}; got {list(state)}."
             )
+        for name, annotation in (("steps", Annotated[int, Ge(0)]), ("named", bool | None)):
+            if error := describe_mismatch(name, state[name], annotation):
+                raise ConfigError(f"the saved state of the pipeline: {error}")
         before, groups_before = {name: member.call("state_dict") for name, member in members.items()}, self.groups
         try:
             self.groups = {}

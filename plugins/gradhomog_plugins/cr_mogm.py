@@ -52,7 +52,7 @@ class CRMOGM(Homogenizer):
     tensor([2.0000, 0.5000])
     """
 
-    state_names = ("method", "averages", "inner")
+    state_names = {"method": str, "averages": dict[str, float], "inner": Homogenizer}
 
     def __init__(self, method: str = "mgda", alpha: Annotated[float, Interval(ge=0, le=1)] = 0.9) -> None:
         advice = "Put others before it in the pipeline: 'static + cr_mogm(method=\"mgda\")'."

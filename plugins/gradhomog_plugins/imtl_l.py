@@ -54,7 +54,7 @@ class IMTLL(Homogenizer):
     tensor([2.0000, 0.5000], dtype=torch.float64)
     """
 
-    state_names = ("log_scales",)
+    state_names = {"log_scales": dict[str, keyed.Moments]}
 
     def __init__(
         self, lr: Annotated[float, Gt(0)] = 1e-3, bound: Annotated[float, Interval(gt=0, le=69)] = 10.0

@@ -112,10 +112,12 @@ class Tracked(Homogenizer):
     [[2.0, 0.0], [1.5, 0.5]]
     """
 
-    state_names = (
-        "method", "layout", "averages", "slots", "counts", "seen", "losses", "weights",
-        "direction", "products", "multiplied", "groups", "steps", "weighted", "inner",
-    )  # fmt: skip
+    state_names = {
+        "method": str, "layout": _flat_rows.Layout, "averages": dict[str, Tensor], "losses": dict[str, float],
+        "weights": dict[str, float], "direction": Tensor, "products": Tensor, "multiplied": list[str],
+        **dict.fromkeys(("slots", "counts", "seen", "groups"), dict[str, int]),
+        "steps": int, "weighted": int, "inner": Homogenizer,
+    }  # fmt: skip
 
     def __init__(
         self,
