@@ -362,7 +362,7 @@ class Pipeline:
                 result = call_and_compare(member, member.stage or "", view) if self.debug else member.act(view)
             except GradhomogError as error:
                 require_finite_inputs(step, transforming, error)
-                raise find_overflow(member, rows, error) from error.__cause__
+                raise find_overflow(member, view, error) from error.__cause__
             rows = rows.mix(result.value) if member.stage == "mix" else result.value
             outcomes.append(StageOutcome(member, view, result, rows))
             if member.homogenizer.weights_losses and member.stage == "mix" and result.value.dim() > 1:
@@ -398,7 +398,7 @@ class Pipeline:
                 if member in self.requirements.updating:
                     state = call_and_compare(member, "update", view) if self.debug else member.update(view)
                     if not numbers_finite(state):
-                        raise find_overflow(member, step._jacobian, member.not_finite("update"))
+                        raise find_overflow(member, view, member.not_finite("update"))
                     states.append((member, state))
         return measured, states
 
