@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, get_args, overload
 
 import torch
 from annotated_types import Ge
@@ -232,6 +232,21 @@ class Pipeline:
         return tuple(labels)
 
     # -- the step ----------------------------------------------------------------------------------------------------
+
+    @overload
+    def combine(
+        self, jacobian: Tensor, losses: Tensor | Sequence[float] | None = ..., *, domains: Sequence[str] | None = ...,
+        features: Tensor | Sequence[Tensor] = ..., feature_grads: Tensor | Sequence[Tensor] = ...,
+        targets: Tensor | None = ..., kernel_traces: Tensor | Sequence[float] | None = ..., create_graph: bool = ...,
+    ) -> Tensor: ...  # fmt: skip
+
+    @overload
+    def combine(
+        self, jacobian: Mapping[str, Tensor] | Jacobian, losses: Tensor | Sequence[float] | None = ..., *,
+        domains: Sequence[str] | None = ..., features: Tensor | Sequence[Tensor] = ...,
+        feature_grads: Tensor | Sequence[Tensor] = ..., targets: Tensor | None = ...,
+        kernel_traces: Tensor | Sequence[float] | None = ..., create_graph: bool = ...,
+    ) -> Direction: ...  # fmt: skip
 
     @uncompiled
     def combine(
