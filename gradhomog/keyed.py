@@ -13,14 +13,16 @@ numbers, which are stored as Python floats and computed in float64, or tensors o
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import torch
+from annotated_types import Len
 from torch import Tensor
 
 # The published constants of Adam (Kingma and Ba 2015). EPSILON is absolute: gradients should be dimensionless.
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
 
-Moments = list[float]
+Moments = Annotated[list[float], Len(4, 4)]
 """State of Adam for one key: value, first moment, second moment, number of steps."""
 
 

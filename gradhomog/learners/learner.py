@@ -170,9 +170,10 @@ class Learner(ValidatedConstructor, ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a saved state; network and pipeline must have the same structure. After an error nothing has changed."""
         parts = self._saved_modules()
-        if set(state) != {*parts, "homogenizers"}:
-            names = f"{', '.join(parts)} and homogenizers"
-            raise ConfigError(f"the state of {type(self).__name__} must have the keys {names}; got {sorted(state)}.")
+        if not isinstance(state, Mapping) or set(state) != {*parts, "homogenizers"}:
+            names, found = f"{', '.join(parts)} and homogenizers", type(state).__name__
+            found = str(list(state)) if isinstance(state, Mapping) else found
+            raise ConfigError(f"the state of {type(self).__name__} must have the keys {names}; got {found}.")
         whole = nn.ModuleDict(parts)
         before = copy.deepcopy(whole.state_dict())
         try:

@@ -162,7 +162,7 @@ _BOUNDS: Mapping[type[Any], tuple[str, Callable[[Any, Any], bool], str]] = {
 
 
 def accepted_values(annotation: Any) -> Values:
-    """Return the values that an annotated type accepts; classes, tensors and callables are not tested."""
+    """Return the values that an annotated type accepts; classes, except tensors, and callables are not tested."""
     if annotation in _PLAIN:
         return _PLAIN[annotation]
     kind, args = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
@@ -170,7 +170,10 @@ def accepted_values(annotation: Any) -> Values:
         return _typed_dict(annotation)
     if kind in _GENERIC:
         return _GENERIC[kind](args)
-    return Values(getattr(annotation, "__name__", str(annotation)), lambda value: True)
+    name = getattr(annotation, "__name__", str(annotation))
+    if name == "Tensor":  # this module does not import torch
+        return Values("a tensor", lambda value: isinstance(value, annotation))
+    return Values(name, lambda value: True)
 
 
 def _literal(args: tuple[Any, ...]) -> Values:

@@ -24,7 +24,7 @@ Vectors = Tensor | Sequence[Tensor]
 """Rows in one matrix `[tasks, elements]`, or in one vector `[elements]` per task."""
 
 Product = Callable[[Vectors], Tensor]
-"""The function `gramian` or `squared_norms`."""
+"""The function `gramian`, `exact_gramian` or `squared_norms`."""
 
 
 def products(blocks: Sequence[Vectors], product: Product) -> list[Tensor]:
@@ -72,6 +72,11 @@ def gramian(block: Vectors) -> Tensor:
     if block.shape[1] <= SMALL_TENSOR:
         return torch.mm(block, block.T).double()
     return _sum([torch.bmm(part, part.mT).sum(0, dtype=torch.float64) for part in _batches(block)])
+
+
+def exact_gramian(block: Vectors) -> Tensor:
+    """Return the inner products of the rows, float64 `[tasks, tasks]`, computed in float64."""
+    return _sum([gramian(chunk.double()) for chunk in matrices(block)])
 
 
 def squared_norms(block: Vectors) -> Tensor:

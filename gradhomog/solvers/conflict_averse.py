@@ -79,9 +79,10 @@ def conflict_averse_weights(gramian: Tensor, c: float, rounding: float | None = 
     mean = np.divide(1 / tasks, target, out=np.zeros_like(target), where=target > 0)
     ridge = pivoting.least_ridge(unit, scaled.rounding)
     program = _ball(unit, target, mean, c, ridge * identity, identity)
-    solution, support, level, solved = _search(program, mean)
     if (mean.T @ unit @ mean).item() <= ridge * mean.sum() ** 2:  # a mean that is rounding has no ball: d = g_0
-        solution, support, solved = np.zeros_like(solution), np.zeros_like(support), True
+        solution, support, level, solved = np.zeros_like(mean), np.zeros_like(mean, dtype=np.bool_), 0.0, True
+    else:
+        solution, support, level, solved = _search(program, mean)
     cone = None
     # The ridge acts as a separate coordinate of each row: if the other coordinates cancel, ⟨g_i, d⟩ > 0 only by it.
     if ridge * (solution**2).sum() > NOISE * program.radius or ((target == 0).any() and level > 0):

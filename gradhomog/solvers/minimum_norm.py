@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradhomog.solvers.pivoting import on_support, pivot, solve
+from gradhomog.solvers.pivoting import active_set, on_support, pivot
 from gradhomog.solvers.scaling import Array, Flags, ScaledGramian, Solution, for_each_gramian, needs_graph
 
 # Largest violation of the optimality conditions, relative to ‖g_i‖ · min_j ‖g_j‖. Pivoting exceeds it if the hull of
@@ -72,8 +72,7 @@ def _search(unit: Array, target: Array, rounding: float) -> tuple[Array, Flags, 
     violation = np.maximum(-slope, np.abs(slope) * target * found.solution).max()
     if found.solved and violation <= length * (MAX_VIOLATION + 10 * found.ridge):
         return found.solution, found.support, found.ridge, True
-    solution, support, solved = _active_set(unit, target, rounding)
-    return solution, support, 0.0, solved
+    return _active_set(unit, target, rounding)
 
 
 def _solution_with_graph(program: ScaledGramian, target: Tensor, support: Flags, ridge: float) -> Tensor:
@@ -98,47 +97,14 @@ def _pair(gramian: Tensor) -> Solution:
     return Solution(weights, torch.ones_like(equal))
 
 
-def _active_set(unit: Array, target: Array, rounding: float) -> tuple[Array, Flags, bool]:
-    """Minimize ½yᵀUy + ½(1 − tᵀy)² over y ≥ 0 by the algorithm of Lawson and Hanson 1974.
+def _active_set(unit: Array, target: Array, rounding: float) -> tuple[Array, Flags, float, bool]:
+    """Return the result of `_search` for y ≥ 0 and the multiplier μ: U y = μ t and tᵀy + μ = 1.
 
-    See their chapter 23 (with the least distance program of section 23.4). The algorithm is equivalent to the
+    That is the least distance program of Lawson and Hanson, section 23.4; the algorithm is equivalent to the
     minimum-norm-point method of Wolfe 1976. A row enters the set only if it is independent of the rows in it (with t as
-    one more entry), so that no system is singular, even if the hull contains zero.
-
-    Each system consists of U y = μ t and tᵀy + μ = 1.
-
-    Rounding can cause cycles if rows nearly cancel; then the best iterate is returned.
-
-    Returns:
-        y, a mask of its positive entries, and a flag for termination.
+    one more entry), so that no system is singular without a ridge, even if the hull contains zero.
     """
-    tasks = len(target)
+    last = np.append(np.zeros_like(target), 1.0)
     matrix = np.block([[unit, -target[:, None]], [target, 1.0]])
-    is_task, right = np.arange(tasks + 1) < tasks, np.zeros(tasks + 1)
-    right[-1] = 1.0
-    x, inside = right, ~is_task  # y and μ
-    best, best_inside, least_violation = x, inside, np.inf
-    for _ in range(4 * tasks + 20):
-        wanted = np.zeros(tasks + 1)
-        wanted[inside] = solve(matrix[inside][:, inside], right[inside, None])[:, 0]
-        # A singular system: the row that entered last leaves the set.
-        wanted[inside] = np.nan_to_num(wanted[inside], nan=-1.0, posinf=-1.0, neginf=-1.0)
-        # Move towards it until an entry becomes zero; that row leaves the set.
-        falling = inside & is_task & ~(wanted > 0)
-        shares = np.nan_to_num(np.where(falling, x / (x - wanted), 1.0), nan=0.0, posinf=0.0, neginf=0.0)
-        share = shares.min()
-        x = np.where(falling & (shares <= share), 0.0, x + share * (wanted - x))
-        kept = inside & ((x > 0) | ~is_task)
-        # Violation of the optimality conditions, relative to the terms that cancel in them.
-        slope, tolerance = matrix @ x, rounding * (np.abs(matrix) @ np.abs(x))
-        violations = np.where(is_task, np.where(kept, np.abs(slope), -slope) / tolerance, 0.0)
-        violation = np.nan_to_num(violations, nan=0.0, posinf=np.inf, neginf=0.0).max()
-        if violation < least_violation:
-            best, best_inside, least_violation = x, kept, violation
-        arrived = not falling.any()
-        slopes = np.where(is_task & ~kept, slope, np.inf)
-        entering = slopes.argmin()
-        if violation <= 1 or (arrived and not slopes[entering] < -tolerance[entering]):
-            return best[:-1], best_inside[:-1], True
-        inside = kept | (arrived & (np.arange(tasks + 1) == entering))
-    return best[:-1], best_inside[:-1], False
+    solution, support, solved = active_set(matrix, last, last, rounding, last == 0)
+    return solution[:-1], support[:-1], 0.0, solved

@@ -21,6 +21,12 @@ ROUNDING = 1e-14
 LARGE = 32
 # Exchanges of all wrong entries for which their number need not fall, before single exchanges (Kim and Park 2011).
 BLOCK_EXCHANGES = 3
+# Number of exchanges after which the active-set method is used. Where the hull of twice as many rows as dimensions
+# nearly contains zero, single exchanges need thousands, and some programs do not end.
+MAX_EXCHANGES = 10
+# Ridges that lead to the smallest one: each support is near the next. For 256 vectors of 256 rows of rank 128 the
+# active-set method then makes 100 steps instead of 41,000 (measured).
+RIDGES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)
 
 
 class Pivots(NamedTuple):
@@ -46,20 +52,38 @@ def pivot(matrix: Array, target: Array, rounding: float) -> Pivots:
 
     An entry of the support with y_i < 0 leaves it, another entry with r_i < 0 enters it (block principal pivoting,
     Júdice and Pires 1994; Kim and Park 2011, doi 10.1137/110821172). `least_ridge` makes programs with dependent rows
-    solvable.
+    solvable. Vectors for which this does not end are solved for a decreasing ridge, if required by `active_set`.
     """
+    shape, target = target.shape, target.reshape(-1, len(matrix))
     support = target > 0
     if not support.any():
-        return Pivots(np.zeros_like(target), support, 0.0, np.ones_like(support[..., 0]))
+        return Pivots(np.zeros(shape), support.reshape(shape), 0.0, np.ones(shape[:-1], dtype=np.bool_))
     ridge, identity = least_ridge(matrix, rounding), np.eye(len(matrix))
-    regular = matrix + ridge * identity
-    solution, changed = np.zeros(target.shape), np.ones_like(support)
+    solution, support, solved = _exchange(matrix, matrix + ridge * identity, target, support)
+    if not solved.all():
+        hard = ~solved
+        targets = target[hard]
+        found, inside = np.zeros_like(targets), targets > 0
+        for larger in (*(each for each in RIDGES if each > ridge), ridge):
+            regular, before = matrix + larger * identity, found
+            found, inside, ended = _exchange(matrix, regular, targets, inside)
+            for index in np.flatnonzero(~ended):
+                start = np.maximum(before[index], 0.0)
+                found[index], inside[index], ended[index] = active_set(regular, targets[index], start, ROUNDING)
+        solution[hard], support[hard], solved[hard] = found, inside, ended
+    return Pivots(np.maximum(solution, 0.0).reshape(shape), support.reshape(shape), ridge, solved.reshape(shape[:-1]))
+
+
+def _exchange(matrix: Array, regular: Array, target: Array, support: Flags) -> tuple[Array, Flags, Any]:
+    """Return y, its support and if it is exact, after at most `MAX_EXCHANGES`; `regular` is U with the ridge.
+
+    `target` and `support` are `[count, tasks]`.
+    """
+    identity, solution, changed = np.eye(len(matrix)), np.zeros(target.shape), np.ones_like(support)
     fewest, since = np.inf, np.zeros(1)
-    for _ in range(20 * len(identity) + 1):
+    for _ in range(MAX_EXCHANGES):
         if len(matrix) > LARGE:
-            for found, inside, right, moved in zip(
-                *(each.reshape(-1, len(matrix)) for each in (solution, support, target, changed)), strict=True
-            ):
+            for found, inside, right, moved in zip(solution, support, target, changed, strict=True):
                 if moved.any():
                     found[:] = 0.0
                     found[inside] = solve(regular[inside][:, inside], right[inside, None])[:, 0]
@@ -77,7 +101,50 @@ def pivot(matrix: Array, target: Array, rounding: float) -> Pivots:
         fewest = np.minimum(fewest, count)
         changed = entries_to_exchange(margins, since)
         support = support ^ changed
-    return Pivots(np.maximum(solution, 0.0), support, ridge, np.logical_not(wrong.any(-1)))
+    return solution, support, ~wrong.any(-1)
+
+
+def active_set(
+    matrix: Array, right: Array, start: Array, rounding: float, signed: bool | Flags = True
+) -> tuple[Array, Flags, bool]:
+    """Minimize ½xᵀMx − bᵀx over x ≥ 0 for M = `matrix`, b = `right` by the algorithm of Lawson and Hanson 1974.
+
+    Every step decreases the objective, so it ends, but it changes one entry at a time. Rounding can cause cycles if
+    rows nearly cancel; then the best iterate is returned.
+
+    Args:
+        start: x ≥ 0, the first iterate.
+        rounding: violations of the optimality conditions that count as zero, relative to the terms that cancel in them.
+        signed: mask of the entries that must be ≥ 0; others are multipliers.
+
+    Returns:
+        x, a mask of the entries that may be positive, and a flag for termination.
+    """
+    sizes, x, inside = np.abs(matrix), start, ~(signed & (start <= 0))
+    best, best_inside, least_violation = x, inside, np.inf
+    for _ in range(4 * len(x) + 20):
+        wanted = np.zeros_like(x)
+        wanted[inside] = solve(matrix[inside][:, inside], right[inside, None])[:, 0]
+        # A singular system: the row that entered last leaves the set.
+        wanted[inside] = np.nan_to_num(wanted[inside], nan=-1.0, posinf=-1.0, neginf=-1.0)
+        # Move towards it until an entry becomes zero; that row leaves the set.
+        falling = inside & signed & ~(wanted > 0)
+        shares = np.nan_to_num(np.where(falling, x / (x - wanted), 1.0), nan=0.0, posinf=0.0, neginf=0.0)
+        share = shares.min()
+        x = np.where(falling & (shares <= share), 0.0, x + share * (wanted - x))
+        kept = inside & ~(signed & (x <= 0))
+        slope, tolerance = matrix @ x - right, rounding * (sizes @ np.abs(x) + np.abs(right))
+        violations = np.where(signed, np.where(kept, np.abs(slope), -slope) / tolerance, 0.0)
+        violation = np.nan_to_num(violations, nan=0.0, posinf=np.inf, neginf=0.0).max()
+        if violation < least_violation:
+            best, best_inside, least_violation = x, kept, violation
+        arrived = not falling.any()
+        slopes = np.where(signed & ~kept, slope, np.inf)
+        entering = slopes.argmin()
+        if violation <= 1 or (arrived and not slopes[entering] < -tolerance[entering]):
+            return best, best_inside, True
+        inside = kept | (arrived & (np.arange(len(x)) == entering))
+    return best, best_inside, False
 
 
 def least_ridge(matrix: Array, rounding: float) -> float:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog.errors import ConfigError
-from gradhomog.registry.options import ValidatedConstructor
+from gradhomog.registry.options import ValidatedConstructor, describe_mismatch
 from gradhomog.rows import Jacobian
 from gradhomog.step.step import StageResult, Step, TaskKey, map_nested
 
@@ -34,7 +34,9 @@ class Homogenizer(ValidatedConstructor):
     Attributes:
         state_names: names of the attributes that form the state: numbers, strings, tensors, dicts and lists of these,
             or another Homogenizer. `state_dict` saves them; after loading into a new object, training continues with
-            identical bits. Only the pipeline assigns them, from the result of `update`: no stage changes the object.
+            identical bits. Only the pipeline assigns them, from the result of `update`: no stage changes the object. A
+            dict from names to types; a saved state of other types is not loaded. Of a tuple of names, only the type of
+            the attribute is compared.
         seed: seed of `step.generator`; a stochastic method has an option of this name.
         needs: if options decide which statistics are read, the subset of `HomogenizerSpec.needs` that is read with
             these options; None for all of them.
@@ -44,7 +46,7 @@ class Homogenizer(ValidatedConstructor):
             `measured` never do. Then steps in which no homogenizer reads them take one backward pass.
     """
 
-    state_names: tuple[str, ...] = ()
+    state_names: Mapping[str, Any] | tuple[str, ...] = ()
     seed: int = 0
     weights_losses: bool = False
     reads_rows_in_every_step: bool = True
@@ -126,19 +128,31 @@ class Homogenizer(ValidatedConstructor):
         """Replace the state by a saved state.
 
         Raises:
-            ConfigError: the saved names differ from `state_names`.
+            ConfigError: the saved names differ from `state_names`, or the values from their types; nothing has changed.
         """
-        if set(state) != set(self.state_names):
-            raise ConfigError(
-                f"the state of {type(self).__name__} must have the keys {sorted(self.state_names)}; got "
-                f"{sorted(state)}. It was saved by another homogenizer or version."
-            )
+        self._check_state(state)
         for name, value in state.items():
             current = getattr(self, name)
             if isinstance(current, Homogenizer):
                 current.load_state_dict(value)
             else:
                 setattr(self, name, map_nested(_copy, value))
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise unless a saved state has the names and types of this homogenizer's."""
+        owner, advice = f"the state of {type(self).__name__}", "It was saved by another homogenizer or version."
+        if not isinstance(state, Mapping) or set(state) != set(self.state_names):
+            found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+            raise ConfigError(f"{owner} must have the keys {sorted(self.state_names)}; got {found}. {advice}")
+        types = self.state_names if isinstance(self.state_names, Mapping) else {}
+        for name, value in state.items():
+            current = getattr(self, name)
+            if isinstance(current, Homogenizer):
+                current._check_state(value)
+            elif name in types and (error := describe_mismatch(name, value, types[name])):
+                raise ConfigError(f"{owner}: {error} {advice}")
+            elif name not in types and not (current is None or isinstance(value, type(current))):
+                raise ConfigError(f"{owner}: `{name}` must be {type(current).__name__}; got {value!r:.500}. {advice}")
 
     def assign_state(self, values: Mapping[str, Any]) -> None:
         """Assign the values that `update` returned. Called by the pipeline."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradhomog.errors import GradhomogError, NonfiniteError, PluginRunError
 from gradhomog.rows import Jacobian, all_finite
 from gradhomog.rows.arithmetic import task_index, to_cpu
-from gradhomog.step.member import Member
+from gradhomog.step.member import Member, numbers_finite
 from gradhomog.step.step import StageResult, Step
 
 Nonfinite = Literal["raise", "drop"]
@@ -83,10 +83,10 @@ def _select(step: Step, tasks: Sequence[int]) -> Step:
 
 def _finite_tasks(step: Step) -> list[int]:
     """Return the indices of the tasks whose loss, gradients w.r.t. features and row are finite."""
-    columns = to_cpu([tensor.detach().flatten(1).sum(1, dtype=torch.float64) for tensor in step._feature_grads])
+    finite = to_cpu([tensor.detach().flatten(1).isfinite().all(1) for tensor in step._feature_grads])
     if step._losses is not None:
-        columns.append(step._losses.detach())
-    flags = [[math.isfinite(number) for number in column.tolist()] for column in columns]
+        finite.append(step._losses.detach().isfinite())
+    flags = [column.tolist() for column in finite]
     rows = [math.isfinite(square) for square in step._jacobian.squared_norms().tolist()]
     if not all(rows):  # a norm may overflow although the row is finite
         rows = step._jacobian.finite_tasks()
@@ -107,29 +107,44 @@ def find_cause(step: Step, outcomes: Sequence[StageOutcome], transforming: Seque
             if mixing is not None and member.needs <= {"losses"} and not all_finite([mixing]):
                 return member.not_finite("mix", _values(mixing))  # from finite losses alone
     require_finite_inputs(step, transforming)
-    before = step._jacobian
     for outcome in outcomes:
         member, mixing = outcome.member, outcome.mixing
         if not (all(outcome.rows.finite_tasks()) if mixing is None else all_finite([mixing])):
-            return find_overflow(member, before, member.not_finite(member.stage or "", _values(mixing)))
-        before = outcome.rows
-    weights = [(float(m.abs().max()), one.member) for one in outcomes if (m := one.mixing) is not None]
+            return find_overflow(member, outcome.step, member.not_finite(member.stage or "", _values(mixing)))
+    weights = [(float(m.abs().max()), one) for one in outcomes if (m := one.mixing) is not None]
     if not weights:
         return NonfiniteError("the mean of the rows overflows, although every row is finite. Nothing was changed.")
-    largest, member = max(weights, key=lambda pair: pair[0])
-    return PluginRunError(
+    largest, outcome = max(weights, key=lambda pair: pair[0])
+    member = outcome.member
+    error = PluginRunError(
         f"{member} returned from `mix` weights of up to {largest:.1e}, so that the direction overflows in "
         f"{step.dtype}. Nothing was changed. {member.advice}"
     )
+    return find_overflow(member, replace(outcome.step, _jacobian=step._jacobian), error)
 
 
-def find_overflow(member: Member, rows: Jacobian, otherwise: GradhomogError) -> GradhomogError:
-    """Return the error for finite rows whose inner products overflow, if a member reads them; else another error."""
-    if not member.needs & {"gramian", "norms"} or all_finite([rows.gramian()]):
+def find_overflow(member: Member, view: Step, otherwise: GradhomogError) -> GradhomogError:
+    """Return the error for rows that are too large if the member accepts the same rows in a smaller unit; else another.
+
+    Args:
+        view: the member's view of the step, in which its result is not finite, or it raised `otherwise`.
+    """
+    rows = view._jacobian
+    if float(rows.squared_norms().max()) <= min(1e150, torch.finfo(rows.dtype).max / 1e4) ** 2:
         return otherwise
     largest = max(float(block.abs().max()) for _, block in rows.by_parameter() if block.numel())
+    unit = rows.map(lambda block: block / largest)
+    smaller = replace(view, _jacobian=unit, _feature_grads=[grad / largest for grad in view._feature_grads], aux=None)
+    try:
+        result = member.act(smaller) if member.stage else StageResult(unit)
+        changed = unit.mix(result.value) if member.stage == "mix" else result.value
+        state = member.update(smaller.with_aux(result.aux)) if member.homogenizer.overrides("update") else {}
+    except GradhomogError:
+        return otherwise
+    if not (all_finite(changed.mean().values()) and numbers_finite(state)):
+        return otherwise
     return NonfiniteError(
-        f"inner products of the rows overflow float64: the largest entry of a row is {largest:.1e}. "
+        f"the rows are too large for {member}, whose result overflows: the largest entry of a row is {largest:.1e}. "
         "Divide the losses by a constant. Nothing was changed."
     )
 

@@ -9,13 +9,15 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Annotated, Any, get_args, overload
 
 import torch
+from annotated_types import Ge
 from torch import Tensor, nn
 
 from gradhomog.errors import ConfigError, ConvergenceWarning, GradhomogError, OptionError
 from gradhomog.registry import Registry, expression, installed
+from gradhomog.registry.options import describe_mismatch
 from gradhomog.registry.specs import HomogenizerSpec
 from gradhomog.rows import Direction, Jacobian
 from gradhomog.step.homogenizer import Homogenizer, Part
@@ -231,6 +233,21 @@ class Pipeline:
 
     # -- the step ----------------------------------------------------------------------------------------------------
 
+    @overload
+    def combine(
+        self, jacobian: Tensor, losses: Tensor | Sequence[float] | None = ..., *, domains: Sequence[str] | None = ...,
+        features: Tensor | Sequence[Tensor] = ..., feature_grads: Tensor | Sequence[Tensor] = ...,
+        targets: Tensor | None = ..., kernel_traces: Tensor | Sequence[float] | None = ..., create_graph: bool = ...,
+    ) -> Tensor: ...  # fmt: skip
+
+    @overload
+    def combine(
+        self, jacobian: Mapping[str, Tensor] | Jacobian, losses: Tensor | Sequence[float] | None = ..., *,
+        domains: Sequence[str] | None = ..., features: Tensor | Sequence[Tensor] = ...,
+        feature_grads: Tensor | Sequence[Tensor] = ..., targets: Tensor | None = ...,
+        kernel_traces: Tensor | Sequence[float] | None = ..., create_graph: bool = ...,
+    ) -> Direction: ...  # fmt: skip
+
     @uncompiled
     def combine(
         self,
@@ -360,7 +377,7 @@ class Pipeline:
                 result = call_and_compare(member, member.stage or "", view) if self.debug else member.act(view)
             except GradhomogError as error:
                 require_finite_inputs(step, transforming, error)
-                raise find_overflow(member, rows, error) from error.__cause__
+                raise find_overflow(member, view, error) from error.__cause__
             rows = rows.mix(result.value) if member.stage == "mix" else result.value
             outcomes.append(StageOutcome(member, view, result, rows))
             if member.homogenizer.weights_losses and member.stage == "mix" and result.value.dim() > 1:
@@ -396,7 +413,7 @@ class Pipeline:
                 if member in self.requirements.updating:
                     state = call_and_compare(member, "update", view) if self.debug else member.update(view)
                     if not numbers_finite(state):
-                        raise find_overflow(member, step._jacobian, member.not_finite("update"))
+                        raise find_overflow(member, view, member.not_finite("update"))
                     states.append((member, state))
         return measured, states
 
@@ -447,12 +464,16 @@ class Pipeline:
         """
         members = self._saved_members()
         names = ["steps", "named", *members]
-        groups = [name for name in state if name.startswith(GROUP)]
-        typed = type(state.get("steps")) is int and isinstance(state.get("named"), bool | None)
-        if set(state) != {*names, *groups} or not typed:
+        if not isinstance(state, Mapping):
+            raise ConfigError(f"the saved state must be a dict with the keys {names}; got {type(state).__name__}.")
+        groups = [name for name in state if isinstance(name, str) and name.startswith(GROUP)]
+        if set(state) != {*names, *groups}:
             raise ConfigError(
                 f"the saved state must be of the same pipeline, with the keys {names}; got {list(state)}."
             )
+        for name, annotation in (("steps", Annotated[int, Ge(0)]), ("named", bool | None)):
+            if error := describe_mismatch(name, state[name], annotation):
+                raise ConfigError(f"the saved state of the pipeline: {error}")
         before, groups_before = {name: member.call("state_dict") for name, member in members.items()}, self.groups
         try:
             self.groups = {}

@@ -1,10 +1,9 @@
 """The method whose result `tracked` or `cr_mogm` averages: creation from its name, and validation."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import gradhomog
-from gradhomog import ConfigError, OptionError, Pipeline
+from gradhomog import OptionError, Pipeline
 
 
 def inner_pipeline(owner: str, method: str, stages: Sequence[str], advice: str) -> Pipeline:
@@ -24,11 +23,3 @@ def inner_pipeline(owner: str, method: str, stages: Sequence[str], advice: str) 
         ways = " or ".join(f"`{stage}`" for stage in stages)
         raise OptionError(f"{owner}: `method` must name a homogenizer that acts by {ways} alone; {found}.")
     return pipe
-
-
-def require_same_method(owner: str, method: str, state: Mapping[str, Any]) -> None:
-    """Raise a ConfigError if a state was saved with another method."""
-    if state.get("method", method) != method:
-        raise ConfigError(
-            f"{owner}: the state was saved with `method` {state['method']!r}; this homogenizer has {method!r}."
-        )

@@ -6,6 +6,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradhomog import Step, gramian_rounding
+
+# Eigenvalue of the cosines below which products in float32 are not accurate enough: their rounding, 1e-7, is divided
+# by it.
+NEARLY_DEPENDENT = 1e-2
+
+
+def gramian_of_close_rows(step: Step) -> tuple[Tensor, float]:
+    """Return the Gramian of a step, computed in float64 if rows are nearly dependent, and its rounding.
+
+    The rounding is that of products in float32 in both cases, because gradients have the rounding of their backward
+    pass: rows that are dependent up to it count as dependent.
+    """
+    gramian, rounding = step.gramian(), gramian_rounding(step.dtype)
+    if step.dtype != torch.float64 and len(gramian) > 1 and bool(gramian.isfinite().all()):
+        values = np.linalg.eigvalsh(unit_gramian(np, gramian.detach().numpy())[1])
+        if ((values > rounding * len(values)) & (values < NEARLY_DEPENDENT)).any():
+            return step.exact_gramian(), rounding
+    return gramian, rounding
+
 
 def arrays(gramian: Tensor, *constants: Tensor) -> tuple[Any, ...]:
     """Return `torch` and the tensors if the Gramian has a graph; otherwise `numpy` and the tensors as arrays.

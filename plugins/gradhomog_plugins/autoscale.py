@@ -55,7 +55,7 @@ class AutoScale(Homogenizer):
     tensor([1., 1.])
     """
 
-    state_names = ("roots", "counts")
+    state_names = {"roots": dict[str, float], "counts": dict[str, float]}
     reads_rows_in_every_step = False
 
     def __init__(self, warmup: Annotated[int, Ge(1)] = 20) -> None:

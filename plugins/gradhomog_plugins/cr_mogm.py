@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Interval
 
 from gradhomog import Homogenizer, HomogenizerSpec, NotDifferentiableError, StageResult, Step, hookimpl, keyed
-from gradhomog_plugins._inner_method import inner_pipeline, require_same_method
+from gradhomog_plugins._inner_method import inner_pipeline
 
 
 class CRMOGM(Homogenizer):
@@ -52,12 +52,13 @@ class CRMOGM(Homogenizer):
     tensor([2.0000, 0.5000])
     """
 
-    state_names = ("method", "averages", "inner")
+    state_names = {"method": str, "averages": dict[str, float], "inner": Homogenizer}
 
     def __init__(self, method: str = "mgda", alpha: Annotated[float, Interval(ge=0, le=1)] = 0.9) -> None:
         advice = "Put others before it in the pipeline: 'static + cr_mogm(method=\"mgda\")'."
         [member] = inner_pipeline("cr_mogm", method, ["mix"], advice).members
         self.method, self.alpha = method, alpha
+        self.state_names = {**type(self).state_names, "method": Literal[method]}  # of another method is not loaded
         self.averages: dict[str, float] = {}
         self.inner, self.needs = member.homogenizer, member.needs
         self._mix = member.act  # validated, in the scale of the option `scale` in `method`
@@ -85,10 +86,6 @@ class CRMOGM(Homogenizer):
     def measured(self, step: Step) -> Mapping[str, float | Sequence[float]]:
         _, aux = step.aux
         return self.inner.measured(step.view(self.inner, aux))
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        require_same_method("cr_mogm", self.method, state)
-        super().load_state_dict(state)
 
 
 @hookimpl

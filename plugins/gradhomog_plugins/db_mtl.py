@@ -58,7 +58,7 @@ class DBMTL(Homogenizer):
     tensor([1.5000, 1.5000])
     """
 
-    state_names = ("averages", "units", "weight_sums", "counts")
+    state_names = {"averages": RowState, **dict.fromkeys(("units", "weight_sums", "counts"), dict[str, float])}
 
     def __init__(
         self, beta: Annotated[float, Interval(ge=0, lt=1)] = 0.9, sigma: Annotated[float, Ge(0)] = 0.0, log: bool = True

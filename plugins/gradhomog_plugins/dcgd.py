@@ -15,6 +15,7 @@ from gradhomog import (
     gramian_rounding,
     hookimpl,
 )
+from gradhomog_plugins._unit_rows import gramian_of_close_rows
 from gradhomog_plugins.config import conflict_free_weights
 
 
@@ -80,9 +81,10 @@ class DCGD(Homogenizer):
         self.variant = variant
 
     def mix(self, step: Step) -> StageResult:
-        gramian, rounding = step.gramian(), gramian_rounding(step.dtype)
         if self.variant == "center":
+            gramian, rounding = gramian_of_close_rows(step)
             return StageResult(conflict_free_weights(gramian, "projection", rounding))
+        gramian, rounding = step.gramian(), gramian_rounding(step.dtype)
         weights, converged = (projection_weights if self.variant == "projection" else average_weights)(
             gramian, rounding
         )

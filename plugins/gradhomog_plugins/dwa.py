@@ -56,7 +56,7 @@ class DWA(Homogenizer):
     tensor([1.1489, 0.8511], dtype=torch.float64)
     """
 
-    state_names = ("totals", "counts", "older", "newer")
+    state_names = dict.fromkeys(("totals", "counts", "older", "newer"), dict[str, float])
 
     def __init__(self, temperature: Annotated[float, Gt(0)] = 2.0, period: Annotated[int, Ge(1)] = 100) -> None:
         self.temperature, self.period = temperature, period

@@ -64,7 +64,7 @@ class ExcessMTL(Homogenizer):
     tensor([0.3324, 0.6676])
     """
 
-    state_names = ("roots", "first", "weights")
+    state_names = {"roots": RowState, "first": dict[str, float], "weights": dict[str, float]}
 
     def __init__(self, lr: Annotated[float, Gt(0)] = 0.01) -> None:
         self.lr = lr

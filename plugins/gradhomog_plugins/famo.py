@@ -64,7 +64,7 @@ class FAMO(Homogenizer):
     tensor([1.4604, 0.5396], dtype=torch.float64)
     """
 
-    state_names = ("logits", "averages")
+    state_names = {"logits": dict[str, keyed.Moments], "averages": dict[str, float]}
 
     def __init__(
         self,

@@ -69,7 +69,7 @@ class FWT(Homogenizer):
     False
     """
 
-    state_names = ("steps",)
+    state_names = {"steps": int}
 
     def __init__(
         self,

@@ -54,7 +54,7 @@ class GO4Align(Homogenizer):
     tensor([1.4254, 1.4254, 0.1492], dtype=torch.float64)
     """
 
-    state_names = ("log_shares",)
+    state_names = {"log_shares": dict[str, float]}
 
     def __init__(self, groups: Annotated[int, Ge(1)] = 2, lr: Annotated[float, Ge(0)] = 1e-4) -> None:
         self.groups, self.lr = groups, lr

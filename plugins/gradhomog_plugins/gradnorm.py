@@ -59,7 +59,7 @@ class GradNorm(Homogenizer):
     tensor([1.3505, 0.5498])
     """
 
-    state_names = ("log_weights", "first_losses")
+    state_names = {"log_weights": dict[str, float], "first_losses": dict[str, float]}
 
     def __init__(
         self,

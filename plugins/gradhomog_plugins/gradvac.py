@@ -68,7 +68,7 @@ class GradVac(Homogenizer):
     tensor([0.6572, 0.6572])
     """
 
-    state_names = ("targets", "keys")
+    state_names = {"targets": Tensor, "keys": list[str]}
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Step, gramian_rounding, hookimpl
-from gradhomog_plugins._unit_rows import arrays, equal_cosines
+from gradhomog_plugins._unit_rows import arrays, equal_cosines, gramian_of_close_rows
 
 
 class IMTLG(Homogenizer):
@@ -26,8 +26,7 @@ class IMTLG(Homogenizer):
     For independent rows, the cosines with d are equal and positive. For parallel rows of different norms w is
     undetermined; here w_i ∝ 1/n_i, the limit for rows that become parallel. If rows are too dependent for equal
     cosines, d is the least-squares solution and may conflict with some rows; opposite rows give d = 0. Zero rows have
-    weight zero. Float32 rows within about 0.1 degrees of each other count as parallel, bfloat16 rows within 1 degree,
-    float64 rows within 1e-7 radians: below that, rounding would decide.
+    weight zero. Which rows count as parallel, and the accuracy for float32 rows: as for `config`.
 
     Differentiable in the rows where their rank does not change.
 
@@ -50,7 +49,7 @@ class IMTLG(Homogenizer):
     """
 
     def mix(self, step: Step) -> Tensor:
-        return step.tasks * impartial_weights(step.gramian(), gramian_rounding(step.dtype))
+        return step.tasks * impartial_weights(*gramian_of_close_rows(step))
 
 
 @np.errstate(all="ignore")

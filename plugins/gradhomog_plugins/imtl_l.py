@@ -44,7 +44,9 @@ class IMTLL(Homogenizer):
     Deviations: (1) A separate Adam updates s. The paper and all reference code train it with the model's optimizer,
     whose weight decay then pulls the weights to one. (2) The bound. (3) The mean of the weights is one by default. (4)
     LibMTL has it only together with IMTL-G. Here they are `imtl_l` and `imtl_g`, and `imtl_l + imtl_g` is the paper's
-    hybrid for the shared parameters.
+    hybrid for the shared parameters. `imtl_l(scale="paper") + imtl_g` is N times LibMTL's, whose rows are those of
+    e^{s_i} L_i: in the paper's scale `imtl_l` has N e^{s_i}, because the step is the mean of the rows, but the step of
+    `imtl_g` is a weighted mean already.
 
     >>> import torch, gradhomog
     >>> pipe = gradhomog.pipeline("imtl_l(lr=0.1, scale='paper')")
@@ -54,7 +56,7 @@ class IMTLL(Homogenizer):
     tensor([2.0000, 0.5000], dtype=torch.float64)
     """
 
-    state_names = ("log_scales",)
+    state_names = {"log_scales": dict[str, keyed.Moments]}
 
     def __init__(
         self, lr: Annotated[float, Gt(0)] = 1e-3, bound: Annotated[float, Interval(gt=0, le=69)] = 10.0

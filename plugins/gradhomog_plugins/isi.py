@@ -121,7 +121,7 @@ class ISI(Homogenizer):
     [0.634, 0.0, 0.634]
     """
 
-    state_names = ("steps",)
+    state_names = {"steps": int}
 
     def __init__(
         self,

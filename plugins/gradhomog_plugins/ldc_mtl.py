@@ -75,7 +75,7 @@ class LDCMTL(Homogenizer):
     tensor(0.8182, dtype=torch.float64)
     """
 
-    state_names = ("logits", "first")
+    state_names = {"logits": dict[str, keyed.Moments], "first": dict[str, float]}
 
     def __init__(
         self,

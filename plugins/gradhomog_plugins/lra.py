@@ -68,7 +68,7 @@ class LRA(Homogenizer):
     tensor([ 8., 16.])
     """
 
-    state_names = ("weights",)
+    state_names = {"weights": dict[str, float]}
 
     def __init__(
         self, primary: Primary = 0, alpha: Annotated[float, Interval(gt=0, le=1)] = 0.1, weighted: bool = True

@@ -60,7 +60,7 @@ class MetaBalance(Homogenizer):
     tensor([1.5000, 1.5000])
     """
 
-    state_names = ("sums", "weight_sums", "targets")
+    state_names = {"sums": dict[str, dict[str, float]], "weight_sums": dict[str, float], "targets": dict[str, float]}
 
     def __init__(
         self,

@@ -45,7 +45,9 @@ class MGDA(Homogenizer):
 
     Deviations: (1) An exact active-set solver. The authors' code stops after 250 Frank–Wolfe steps and gives dominated
     tasks 0.1 %; Frank–Wolfe with TorchJD 0.18's defaults returns vectors up to 4.3 times too long for 32 tasks with
-    norms from 0.1 to 10 (measured).
+    norms from 0.1 to 10 (measured). (2) With `normalize`, the weights multiply the undivided rows, as in the authors'
+    code, whose weights are those of the losses. LibMTL's `mgda_gn` multiplies the divided rows, except with `rep_grad`:
+    its direction is another one, for `"l2"` at most 1 long. (3) A zero row is divided by 1; LibMTL divides 0 by 0.
 
     >>> import torch, gradhomog
     >>> gradhomog.pipeline("mgda").combine(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))

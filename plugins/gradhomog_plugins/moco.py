@@ -86,7 +86,9 @@ class MoCo(Homogenizer):
     (tensor([1.0000, 0.5000]), tensor([0.4000, 0.8000]))
     """
 
-    state_names = ("averages", "weight_sums", "counts", "weights", "steps")
+    state_names = {
+        "averages": RowState, **dict.fromkeys(("weight_sums", "counts", "weights"), dict[str, float]), "steps": int
+    }  # fmt: skip
 
     def __init__(
         self,

@@ -63,7 +63,7 @@ class MultiAdam(Homogenizer):
     tensor([212.1509,   0.0000])
     """
 
-    state_names = ("means", "roots", "counts")
+    state_names = {"means": RowState, "roots": RowState, "counts": dict[str, float]}
 
     def __init__(
         self,

@@ -59,7 +59,7 @@ class NTK(Homogenizer):
     tensor([1.0000, 0.7500])
     """
 
-    state_names = ("traces",)
+    state_names = {"traces": dict[str, float]}
 
     def __init__(
         self,

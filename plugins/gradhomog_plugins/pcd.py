@@ -75,7 +75,7 @@ class PCD(Homogenizer):
     tensor([0.7071, 0.7071])
     """
 
-    state_names = ("squares", "weight_sums")
+    state_names = {"squares": dict[str, float], "weight_sums": dict[str, float]}
 
     def __init__(
         self,

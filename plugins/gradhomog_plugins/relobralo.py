@@ -67,7 +67,7 @@ class ReLoBRaLo(Homogenizer):
     tensor([0.7551, 1.2449], dtype=torch.float64)
     """
 
-    state_names = ("first", "last", "weights")
+    state_names = dict.fromkeys(("first", "last", "weights"), dict[str, float])
 
     def __init__(
         self,

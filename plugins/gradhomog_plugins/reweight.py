@@ -66,7 +66,7 @@ class Reweight(Homogenizer):
     tensor([0.7500, 0.7500])
     """
 
-    state_names = ("leader",)
+    state_names = {"leader": dict[str, keyed.Moments]}
 
     def __init__(
         self,

@@ -77,7 +77,7 @@ class Rotate(Homogenizer):
             [0.3982, 1.3570]])
     """
 
-    state_names = ("rotations",)
+    state_names = {"rotations": dict[str, Tensor]}
 
     def __init__(
         self,

@@ -84,7 +84,9 @@ class RotoGrad(Homogenizer):
     tensor([3.])
     """
 
-    state_names = ("rotations", "turns", "first_norms", "gradients_seen")
+    state_names = {
+        "rotations": dict[str, Tensor], **dict.fromkeys(("turns", "first_norms", "gradients_seen"), dict[str, float])
+    }  # fmt: skip
 
     def __init__(
         self,

@@ -70,7 +70,7 @@ class SDMGrad(Homogenizer):
     tensor([0.5000, 0.7500])
     """
 
-    state_names = ("weights",)
+    state_names = {"weights": dict[str, float]}
 
     def __init__(
         self,

@@ -62,7 +62,7 @@ class SoftAdapt(Homogenizer):
     tensor([1.5370, 0.4630], dtype=torch.float64)
     """
 
-    state_names = ("histories",)
+    state_names = {"histories": dict[str, list[float]]}
 
     def __init__(
         self,

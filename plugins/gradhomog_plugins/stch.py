@@ -58,7 +58,7 @@ class STCH(Homogenizer):
     tensor([0.2689, 0.7311])
     """
 
-    state_names = ("totals", "counts", "references")
+    state_names = dict.fromkeys(("totals", "counts", "references"), dict[str, float])
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ from gradhomog import (
 )
 from gradhomog_plugins import _flat_rows
 from gradhomog_plugins._columns import wide_dtype
-from gradhomog_plugins._inner_method import inner_pipeline, require_same_method
+from gradhomog_plugins._inner_method import inner_pipeline
 
 BY_KEY = ("averages", "counts", "seen", "losses", "weights")
 """Names of the state by key that is removed with a key's average."""
@@ -112,10 +112,12 @@ class Tracked(Homogenizer):
     [[2.0, 0.0], [1.5, 0.5]]
     """
 
-    state_names = (
-        "method", "layout", "averages", "slots", "counts", "seen", "losses", "weights",
-        "direction", "products", "multiplied", "groups", "steps", "weighted", "inner",
-    )  # fmt: skip
+    state_names = {
+        "method": str, "layout": _flat_rows.Layout, "averages": dict[str, Tensor], "losses": dict[str, float],
+        "weights": dict[str, float], "direction": Tensor, "products": Tensor, "multiplied": list[str],
+        **dict.fromkeys(("slots", "counts", "seen", "groups"), dict[str, int]),
+        "steps": int, "weighted": int, "inner": Homogenizer,
+    }  # fmt: skip
 
     def __init__(
         self,
@@ -127,6 +129,7 @@ class Tracked(Homogenizer):
         forget: Annotated[int, Ge(1)] = 100,
     ) -> None:
         self.method, self.average, self.every, self.order = method, average, every, order
+        self.state_names = {**type(self).state_names, "method": Literal[method]}  # of another method is not loaded
         self.per_step, self.forget = rows, forget
         advice = "Methods that act in the network are put before it: 'isi + tracked(method=\"upgrad\")'."
         [member] = inner_pipeline("tracked", method, ["mix", "rows"], advice).members
@@ -220,10 +223,6 @@ class Tracked(Homogenizer):
         ages = [float(self.steps - seen) for seen in state["seen"].values()]
         own = {"tasks": float(len(ages)), "oldest": max(ages)}
         return own if inner_step is None else {**own, **self.inner.measured(inner_step)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        require_same_method("tracked", self.method, state)
-        super().load_state_dict(state)
 
     def _urgency(self, key: str) -> tuple[float, int]:
         """Return the age of a key's row and, for equal ages, minus its count."""

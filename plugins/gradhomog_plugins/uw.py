@@ -61,7 +61,7 @@ class UW(Homogenizer):
     tensor([1.6000, 0.4000], dtype=torch.float64)
     """
 
-    state_names = ("log_variances",)
+    state_names = {"log_variances": dict[str, keyed.Moments]}
 
     def __init__(
         self,

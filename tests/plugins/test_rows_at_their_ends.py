@@ -1,5 +1,7 @@
 """Rows of all methods: dependent up to rounding, very long or short, without parameters, averaged over steps."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -143,6 +145,36 @@ def test_one_extreme_step_raises_and_changes_nothing_or_leaves_a_usable_state(me
                 assert "overflow" in message or "exceeds" in message, message
             for _ in range(5):
                 assert bool(one_step(pipe, rows.to(dtype), FOUR_LOSSES).isfinite().all()), what
+
+
+OVERFLOWING = {
+    torch.float64: (1e150, 1e154, 1e200, 5e307), torch.float32: (1e18, 1e30, 1e38, 3e38), torch.float16: (3e4, 6.4e4),
+    torch.bfloat16: (1e38, 3e38),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "method",
+    [*BUILT_IN, "aligned_mtl(scale='paper')", "config(scale='paper')", "metabalance(relax=1)",
+     "tracked(method='graddrop', rows='all')"],
+)  # fmt: skip
+def test_an_overflow_is_the_fault_of_the_rows_not_of_the_method(method):
+    # 300 errors asked to report the overflow of rows near the largest number to the authors of the method.
+    unit = normal(4, 9)
+    one_entry = torch.zeros(4, 9, dtype=torch.float64)
+    one_entry[:, 0], one_entry[1, 0], one_entry[2, 1] = 1.0, -1.0, 1.0
+    for dtype, sizes in OVERFLOWING.items():
+        for size, rows in itertools.product(sizes, (unit / unit.abs().max(), unit.sign(), one_entry)):
+            pipe, message, finite = gradhomog.pipeline(method), "", True
+            try:
+                finite = bool(one_step(pipe, (size * rows).to(dtype), FOUR_LOSSES).isfinite().all())
+            except gradhomog.GradhomogError as error:
+                message = str(error)
+            assert finite
+            assert pipe.steps == (0 if message else 1)
+            assert not message or dtype != torch.float32 or size > 1e18, (size, message)
+            assert not message or any(word in message for word in ("too large", "overflow", "exceeds")), message
+            assert "Report it" not in message, (dtype, size, message)
 
 
 AVERAGES = ["db_mtl", "excess_mtl", "metabalance", "moco(gamma=0)", "multiadam", "tracked(method='static', rows='all')"]

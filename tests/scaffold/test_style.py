@@ -34,7 +34,20 @@ def test_the_linter_and_the_formatter_accept_the_code_for_every_name(name: str, 
     python("ruff", "format", "--no-cache", "--check", ".", cwd=folder)
 
 
+TYPED_USE = """
+import torch
+import gradhomog
+
+pipe = gradhomog.pipeline("none")
+direction: torch.Tensor = pipe.combine(torch.eye(2), losses=[1.0, 2.0])
+by_name: dict[str, torch.Tensor] = pipe.combine({"weight": torch.eye(2)}, domains=["a", "b"])
+of_jacobian: dict[str, torch.Tensor] = pipe.combine(gradhomog.as_jacobian(torch.eye(2)))
+"""
+
+
 @pytest.mark.slow
-def test_the_type_checker_accepts_the_code(projects: dict[str, Path]) -> None:
+def test_the_type_checker_accepts_the_code_and_a_typed_direction(projects: dict[str, Path], tmp_path: Path) -> None:
+    use = tmp_path / "typed_use.py"
+    use.write_text(TYPED_USE, encoding="utf-8")
     # Run from the root with its settings, so that mypy reads torch from its cache, which saves 15 seconds.
-    python("mypy", "--strict", "--config-file", "pyproject.toml", *map(str, projects.values()), cwd=ROOT)
+    python("mypy", "--strict", "--config-file", "pyproject.toml", str(use), *map(str, projects.values()), cwd=ROOT)

@@ -1,5 +1,8 @@
 """Pipelines from text, lists and objects; mixings multiply, and each stage receives the rows of the previous stage."""
 
+import inspect
+import typing
+
 import pytest
 import torch
 from hypothesis import given
@@ -101,3 +104,9 @@ def test_an_object_twice_in_a_pipeline_raises():
     one = Weights(1, 1)
     with pytest.raises(OptionError, match="same homogenizer object twice"):
         gradhomog.pipeline([one, one])
+
+
+def test_the_types_of_combine_have_the_options_of_its_implementation():
+    for one in typing.get_overloads(gradhomog.Pipeline.combine):
+        assert list(inspect.signature(one).parameters) == list(inspect.signature(gradhomog.Pipeline.combine).parameters)
+    assert len(typing.get_overloads(gradhomog.Pipeline.combine)) == 2
