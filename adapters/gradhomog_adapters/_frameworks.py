@@ -67,6 +67,17 @@ def batch_ranks(group: Any, default: Ranks | None) -> Ranks | None:
     return ranks
 
 
+def examples_by_task(ranks: Ranks, losses: Collection[Any]) -> dict[Any, float]:
+    """Return the number of examples of each task on this rank, by the keys of the losses; empty if it is not given."""
+    given = ranks.examples
+    if given is None:
+        return {}
+    numbers = [given] * len(losses) if isinstance(given, int | float) else given
+    if len(numbers) != len(losses):
+        raise OptionError(f"`examples` must contain one number for each of the {len(losses)} losses; got {given!r}.")
+    return dict(zip(losses, numbers, strict=True))
+
+
 def check_loss_options(options: Iterable[str], owner: str, fixed: Collection[str] = ()) -> None:
     """Raise OptionError unless all names are arguments of `gradhomog.loss` that a user of the adapter may pass."""
     known = inspect.signature(gradhomog.loss).parameters.keys() - {"losses", "pipe", "report", *fixed}
@@ -134,10 +145,9 @@ class ZeroLosses:
         named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
         if entries.keys() - self._heads.keys():
             self._exchange_heads(entries, named, parameters, ranks)
-        given: Any = 1.0 if ranks.examples is None else ranks.examples
-        numbers = [given] * len(entries) if isinstance(given, int | float) else given
+        numbers = examples_by_task(ranks, entries) or dict.fromkeys(entries, 1.0)
         missing = [key for key, loss in entries.items() if loss is None and key in self._heads]
-        examples = [0.0 if key in missing else number for key, number in zip(entries, numbers, strict=True)]
+        examples = [0.0 if key in missing else numbers[key] for key in entries]
         for key in missing:
             names = self._heads[key] or list(named)[:1]
             entries[key] = torch.stack([0 * named[name].sum() for name in names]).sum()
@@ -194,7 +204,9 @@ class RunningMeans:
         self._sums: dict[str, tuple[Tensor | float, float]] = {}  # of weighted values, and of weights
 
     def add(self, name: str, value: Tensor | float, weight: float = 1.0) -> None:
-        """Add a value to the mean of its name."""
+        """Add a value to the mean of its name; a weight of 0 has no effect, also for a value that is not finite."""
+        if not weight:
+            return
         value = value.detach().double() if isinstance(value, Tensor) else value
         before = self._sums.get(name, (0.0, 0.0))
         self._sums[name] = before[0] + weight * value, before[1] + weight

@@ -106,9 +106,12 @@ def test_an_error_is_raised_in_all_processes(name: str, start: str, ranks: Any) 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"distributed_type": DistributedType.FSDP}, "got FSDP in 2 processes"),
-        ({"distributed_type": DistributedType.DEEPSPEED}, "got DEEPSPEED in 2 processes"),
-        ({"parallelism_config": ParallelismConfig(tp_size=2)}, "got tp in 2 processes"),
+        ({"distributed_type": DistributedType.FSDP}, "got FSDP .processes: 2"),
+        ({"distributed_type": DistributedType.FSDP, "num_processes": 1}, "got FSDP .processes: 1"),
+        ({"distributed_type": DistributedType.DEEPSPEED}, "got DEEPSPEED .processes: 2"),
+        ({"distributed_type": DistributedType.DEEPSPEED, "num_processes": 1}, "got DEEPSPEED .processes: 1"),
+        ({"distributed_type": DistributedType.XLA}, "got XLA .processes: 2"),
+        ({"parallelism_config": ParallelismConfig(tp_size=2)}, "got tp .processes: 2"),
     ],
 )
 def test_distributed_parameters_are_refused(options: dict[str, Any], message: str) -> None:
@@ -116,3 +119,5 @@ def test_distributed_parameters_are_refused(options: dict[str, Any], message: st
     with pytest.raises(OptionError, match=message):
         ranks_of_accelerator(SimpleNamespace(**replicated | options))
     assert ranks_of_accelerator(SimpleNamespace(**replicated)) == gradhomog.Ranks("batch")
+    alone = {"num_processes": 1, "distributed_type": DistributedType.XLA}
+    assert ranks_of_accelerator(SimpleNamespace(**replicated | alone)) is None
