@@ -236,7 +236,7 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Evaluate one batch; the means of the losses weigh batches by their size, as `eval_loss` does."""
-        self._evaluated_examples = find_batch_size(inputs) or 1
+        self._evaluated_examples = len(inputs) if isinstance(inputs, list) else find_batch_size(inputs) or 1
         return super().prediction_step(model, inputs, *args, **kwargs)
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
