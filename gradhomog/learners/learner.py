@@ -271,7 +271,8 @@ class Learner(ValidatedConstructor, ABC):
         check_holds_parameters(outer, named.values())
         with communicator.raise_together():
             batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
-        check_optimizer(outer, self.homogenizers)
+        if self.homogenizers.requirements.choosing or not self.homogenizers.steps:
+            check_optimizer(outer, self.homogenizers)
         if self.homogenizers.requirements.choosing:
             batch = batch.select(self.homogenizers.choose(batch.keys))
         scaling = None if metric is None else OptimizerMetric.of_step(metric, named, self.homogenizers, inspect=True)
