@@ -67,15 +67,23 @@ def batch_ranks(group: Any, default: Ranks | None) -> Ranks | None:
     return ranks
 
 
-def examples_by_task(ranks: Ranks, losses: Collection[Any]) -> dict[Any, float]:
-    """Return the number of examples of each task on this rank, by the keys of the losses; empty if it is not given."""
-    given = ranks.examples
-    if given is None:
-        return {}
-    numbers = [given] * len(losses) if isinstance(given, int | float) else given
-    if len(numbers) != len(losses):
-        raise OptionError(f"`examples` must contain one number for each of the {len(losses)} losses; got {given!r}.")
-    return dict(zip(losses, numbers, strict=True))
+def count_examples(
+    losses: Mapping[str, Tensor | None], examples: Mapping[str, float] | None, group: Any, trainer: Ranks | None
+) -> tuple[Mapping[str, Tensor | None], Ranks | None]:
+    """Return the losses of tasks with examples, and the ranks with the number of examples of each task.
+
+    Raises:
+        OptionError: `examples` has other tasks than `losses`, or `group` has numbers without names; see `batch_ranks`.
+    """
+    ranks = batch_ranks(group, trainer)
+    if ranks is not None and ranks.examples is not None:
+        raise OptionError(f"the numbers of examples must have names, examples={{'task': 8}}; got group={ranks!r}.")
+    if examples is None:
+        return losses, ranks
+    if examples.keys() != losses.keys():
+        raise OptionError(f"`examples` must have the keys of `losses`, {[*losses]}; got {[*examples]}.")
+    present = {name: loss if examples[name] else None for name, loss in losses.items()}
+    return present, replace(ranks or Ranks("batch"), examples=[float(examples[name]) for name in losses])
 
 
 def check_loss_options(options: Iterable[str], owner: str, fixed: Collection[str] = ()) -> None:
@@ -145,9 +153,10 @@ class ZeroLosses:
         named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
         if entries.keys() - self._heads.keys():
             self._exchange_heads(entries, named, parameters, ranks)
-        numbers = examples_by_task(ranks, entries) or dict.fromkeys(entries, 1.0)
+        given: Any = 1.0 if ranks.examples is None else ranks.examples
+        numbers = [given] * len(entries) if isinstance(given, int | float) else given
         missing = [key for key, loss in entries.items() if loss is None and key in self._heads]
-        examples = [0.0 if key in missing else numbers[key] for key in entries]
+        examples = [0.0 if key in missing else number for key, number in zip(entries, numbers, strict=True)]
         for key in missing:
             names = self._heads[key] or list(named)[:1]
             entries[key] = torch.stack([0 * named[name].sum() for name in names]).sum()
@@ -201,19 +210,17 @@ class RunningMeans:
     """Weighted means of values by name. Tensors stay on their device until `pop`, which synchronizes."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, tuple[Tensor | float, float]] = {}  # of weighted values, and of weights
+        self._sums: dict[str, tuple[Tensor | float, Tensor | float]] = {}  # of weighted values, and of weights
 
-    def add(self, name: str, value: Tensor | float, weight: float = 1.0) -> None:
-        """Add a value to the mean of its name; a weight of 0 has no effect, also for a value that is not finite."""
-        if not weight:
-            return
+    def add(self, name: str, value: Tensor | float, weight: Tensor | float = 1.0) -> None:
+        """Add a value to the mean of its name."""
         value = value.detach().double() if isinstance(value, Tensor) else value
         before = self._sums.get(name, (0.0, 0.0))
         self._sums[name] = before[0] + weight * value, before[1] + weight
 
     def pop(self, ranks: Ranks | None = None) -> dict[str, float]:
         """Return the means, and begin new ones; with several ranks those over the values of all, the same on each."""
-        values = {name: (float(total), weight) for name, (total, weight) in self._sums.items()}
+        values = {name: (float(total), float(weight)) for name, (total, weight) in self._sums.items()}
         self._sums = {}
         parts = [values] * (1 if ranks is None else ranks.size)
         if len(parts) > 1:

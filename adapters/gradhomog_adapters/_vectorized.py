@@ -66,8 +66,7 @@ class VectorizedRows:
                 loop = "engine='loop' with compile=False" if execution.compile else "engine='loop' or 'auto'"
                 raise OptionError(
                     "engine='vmap': PyTorch cannot run the encoder, the head, the loss or the inner optimizer for all "
-                    f"tasks at once: {str(error).partition('. ')[0].rstrip('.')}. Use {loop}, which runs them "
-                    "for one task after the other."
+                    f"tasks at once: {str(error).partition('. ')[0].rstrip('.')}. Use {loop}."
                 ) from error
             self._vmap_failed = True
             return None

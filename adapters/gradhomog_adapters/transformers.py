@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradhomog import OptionError, Pipeline, Ranks, StepReport, check_optimizer
-from gradhomog_adapters._frameworks import (
-    ReceivesReports,
-    RunningMeans,
-    ZeroLosses,
-    batch_ranks,
-    check_pipeline,
-    examples_by_task,
-)
+from gradhomog_adapters._frameworks import ReceivesReports, RunningMeans, ZeroLosses, check_pipeline, count_examples
 
 try:
     from accelerate.optimizer import AcceleratedOptimizer
@@ -175,32 +167,24 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
         if training and self.homogenizers.steps == 0:
             optimizer = self.optimizer.optimizer if isinstance(self.optimizer, AcceleratedOptimizer) else self.optimizer
             check_optimizer(optimizer, self.homogenizers)
-        group = batch_ranks(group, self._ranks)
-        if examples is not None:
-            if examples.keys() != losses.keys():
-                raise OptionError(f"`examples` must have the keys of `losses`, {[*losses]}; got {[*examples]}.")
-            losses = {name: loss if examples[name] else None for name, loss in losses.items()}
-            group = replace(group or Ranks("batch"), examples=[float(examples[name]) for name in losses])
-        counts = {} if group is None else examples_by_task(group, losses)
+        losses, group = count_examples(losses, examples, group, self._ranks)
         for name, loss in losses.items():
             if loss is not None and not training:
-                self._evaluation_means.add(f"{name}_loss", loss, counts.get(name, self._evaluated_examples))
+                self._evaluation_means.add(f"{name}_loss", loss, (examples or {}).get(name, self._evaluated_examples))
         options = {"parameters": self.shared_parameters(model), "reduction": "sum", **options}
-        receive = partial(self._receive, counts=counts)
+        receive = partial(self._receive, examples=examples)
         return self._zero_losses.total(
             losses, model, self.homogenizers, self._ranks, report=receive, group=group, **options
         )
 
-    def _receive(self, result: StepReport, counts: Mapping[str, float] | None = None) -> None:
+    def _receive(self, result: StepReport, examples: Mapping[str, float] | None = None) -> None:
         super()._receive(result)
         # Losses that are divided over all accumulated batches are logged as those of one batch.
         batches = self.current_gradient_accumulation_steps if self._scaled else 1
         for name, value in result.scalars().items():
             kind, _, task = name.partition("/")
-            if kind == "loss":
-                self._training_means.add(name, batches * value, (counts or {}).get(task, 1.0))
-            else:
-                self._training_means.add(name, value)
+            factor, weight = (batches, (examples or {}).get(task, 1.0)) if kind == "loss" else (1, 1.0)
+            self._training_means.add(name, factor * value, weight)
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Train on one batch, and raise if the backward pass of its loss took no step of the homogenizers."""
@@ -281,18 +265,16 @@ def _declared_scaling(kind: type, accumulated: int) -> bool | None:
         OptionError: another trainer computes the losses, batches are accumulated, and no class declares it.
     """
     others = [base for base in kind.__mro__ if base not in (HomogenizedTrainer, Trainer)]
-    for base in others:
-        if "loss_is_scaled_for_ga" in vars(base):
-            return vars(base)["loss_is_scaled_for_ga"]  # type: ignore[no-any-return]
+    declared = [vars(base)["loss_is_scaled_for_ga"] for base in others if "loss_is_scaled_for_ga" in vars(base)]
     siblings = [base for base in others if issubclass(base, Trainer) and not issubclass(base, HomogenizedTrainer)]
-    if siblings and accumulated > 1:
+    if siblings and not declared and accumulated > 1:
         raise OptionError(
             f"with gradient_accumulation_steps={accumulated}, `loss_is_scaled_for_ga` must be declared by "
             f"{kind.__name__}, because {siblings[0].__name__} does not declare it: False if the losses are means over "
             "a batch, True if they are divided by the number of items of all accumulated batches, None for the rule "
             "of Transformers, if they are those of the model."
         )
-    return False
+    return declared[0] if declared else False
 
 
 def ranks_of_accelerator(accelerator: Any, tensor_parallel: int = 1) -> Ranks | None:

@@ -78,14 +78,12 @@ def check_optimizer(optimizer: OuterOptimizer, pipe: Pipeline) -> None:
     """
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise OptionError(
-            "the optimizer must accept dense gradients, which homogenizers write, also for an embedding with "
-            "sparse=True; got SparseAdam. Use Adam."
+            "homogenized gradients are dense, also those of sparse embeddings, but SparseAdam refuses them. Use Adam."
         )
     if isinstance(optimizer, torch.optim.LBFGS) and pipe.members:
         warnings.warn(
-            f"L-BFGS requires the gradient of one fixed loss, but the gradient of {pipe} is not that of the value that "
-            "the closure returns, and each of its evaluations is a step of the homogenizers. Use Adam, or "
-            "gradhomog.pipeline('none').",
+            f"L-BFGS requires the gradient of one fixed loss, but that of {pipe} is not the gradient of the value that "
+            "a closure returns, and each evaluation is a step of the homogenizers. Use Adam, or pipeline 'none'.",
             stacklevel=3,
         )
     averaging = [member for member in pipe.requirements.choosing if getattr(member.homogenizer, "average", 1) != 0]

@@ -22,6 +22,7 @@ for _name in ("pina.trainer", "pina.solver", "pina.problem.zoo", "pina.weighting
     pytest.importorskip(_name, reason="needs the extra `pina`")
 warnings.formatwarning = _format  # PINA sets its own for the whole process
 
+from lightning.pytorch.strategies import DeepSpeedStrategy  # noqa: E402
 from pina import Trainer  # noqa: E402
 from pina.callback import SwitchOptimizer  # noqa: E402
 from pina.model import FeedForward  # noqa: E402

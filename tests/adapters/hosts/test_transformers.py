@@ -136,6 +136,8 @@ def test_examples_require_the_names_of_the_losses(tmp_path: Path) -> None:
     losses = {"topic": model.topic.weight.sum()}
     with pytest.raises(OptionError, match=r"must have the keys of `losses`, \['topic'\]; got \['sentiment'\]"):
         found.homogenized_loss(losses, model, examples={"sentiment": 1})
+    with pytest.raises(OptionError, match=r"must have names, examples=\{'task': 8\}; got group=Ranks"):
+        found.homogenized_loss(losses, model, group=gradhomog.Ranks("batch", examples=[1]))
 
 
 class PerAccumulated(SumTrainer):

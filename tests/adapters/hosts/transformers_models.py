@@ -101,10 +101,10 @@ class Groups(HomogenizedTrainer):
         return (loss, outputs) if return_outputs else loss
 
 
-def group_means(outputs: Tensor, topics: Tensor, groups: Tensor) -> tuple[dict[str, Tensor], dict[str, int]]:
+def group_means(outputs: Tensor, topics: Tensor, groups: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     losses = nn.functional.cross_entropy(outputs, topics, reduction="none")
     members = {f"group {group}": groups == group for group in range(CLASSES)}
-    return {n: losses[chosen].mean() for n, chosen in members.items()}, {n: int(m.sum()) for n, m in members.items()}
+    return {n: losses[chosen].mean() for n, chosen in members.items()}, {n: m.sum() for n, m in members.items()}
 
 
 def trained(
