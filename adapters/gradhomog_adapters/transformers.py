@@ -149,7 +149,7 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
 
     def homogenized_loss(
         self, losses: Mapping[str, Tensor | None], model: nn.Module, group: Ranks | None = None,
-        examples: Mapping[str, float] | None = None, **options: Any,
+        examples: Mapping[str, float | Tensor] | None = None, **options: Any,
     ) -> Tensor:  # fmt: skip
         """Return the sum of the losses, during training with homogenized gradients.
 
@@ -177,7 +177,7 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
             losses, model, self.homogenizers, self._ranks, report=receive, group=group, **options
         )
 
-    def _receive(self, result: StepReport, examples: Mapping[str, float] | None = None) -> None:
+    def _receive(self, result: StepReport, examples: Mapping[str, float | Tensor] | None = None) -> None:
         super()._receive(result)
         # Losses that are divided over all accumulated batches are logged as those of one batch.
         batches = self.current_gradient_accumulation_steps if self._scaled else 1

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import SparseAdam
 from torch.utils.data import DataLoader, TensorDataset
 
 import gradhomog
@@ -185,6 +186,7 @@ def test_an_optimizer_that_averages_a_second_time_warns() -> None:
         ({"method": UPGRAD, "reduction": "sum"}, {}, "got reduction"),
         ({"method": gradhomog.pipeline("rotograd")}, {}, "reads features, which torch-rechub does not compute"),
         ({"method": UPGRAD}, {"gpus": [0, 1]}, "`gpus` must have at most one entry"),
+        ({"method": UPGRAD}, {"optimizer_fn": SparseAdam, "optimizer_params": {"lr": 1e-3}}, "gradients are dense"),
     ],
 )
 def test_a_method_or_an_option_that_cannot_work_raises(adaptive: Any, options: Any, message: str) -> None:
