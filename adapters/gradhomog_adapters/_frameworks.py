@@ -68,10 +68,7 @@ def batch_ranks(group: Any, default: Ranks | None) -> Ranks | None:
 
 
 def count_examples(
-    losses: Mapping[str, Tensor | None],
-    examples: Mapping[str, float | Tensor] | None,
-    group: Any,
-    trainer: Ranks | None,
+    losses: Mapping[str, Tensor | None], examples: Mapping[str, Any] | None, group: Any, trainer: Ranks | None
 ) -> tuple[Mapping[str, Tensor | None], Ranks | None]:
     """Return the losses of tasks with examples, and the ranks with the number of examples of each task.
 
