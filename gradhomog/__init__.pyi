@@ -37,8 +37,8 @@ from .learners.domains import Split as Split
 from .learners.domains import domain as domain
 from .learners.ensemble import Ensemble as Ensemble
 from .learners.learner import Learner as Learner
+from .learners.learner import check_optimizer as check_optimizer
 from .learners.learner import learner as learner
-from .learners.learner import warn_of_momentum as warn_of_momentum
 from .learners.results import Evaluation as Evaluation
 from .learners.results import TaskRow as TaskRow
 from .learners.results import TaskRows as TaskRows

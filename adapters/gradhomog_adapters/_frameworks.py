@@ -67,6 +67,25 @@ def batch_ranks(group: Any, default: Ranks | None) -> Ranks | None:
     return ranks
 
 
+def count_examples(
+    losses: Mapping[str, Tensor | None], examples: Mapping[str, Any] | None, group: Any, trainer: Ranks | None
+) -> tuple[Mapping[str, Tensor | None], Ranks | None]:
+    """Return the losses of tasks with examples, and the ranks with the number of examples of each task.
+
+    Raises:
+        OptionError: `examples` has other tasks than `losses`, or `group` has numbers without names; see `batch_ranks`.
+    """
+    ranks = batch_ranks(group, trainer)
+    if ranks is not None and ranks.examples is not None:
+        raise OptionError(f"the numbers of examples must have names, examples={{'task': 8}}; got group={ranks!r}.")
+    if examples is None:
+        return losses, ranks
+    if examples.keys() != losses.keys():
+        raise OptionError(f"`examples` must have the keys of `losses`, {[*losses]}; got {[*examples]}.")
+    present = {name: loss if examples[name] else None for name, loss in losses.items()}
+    return present, replace(ranks or Ranks("batch"), examples=[float(examples[name]) for name in losses])
+
+
 def check_loss_options(options: Iterable[str], owner: str, fixed: Collection[str] = ()) -> None:
     """Raise OptionError unless all names are arguments of `gradhomog.loss` that a user of the adapter may pass."""
     known = inspect.signature(gradhomog.loss).parameters.keys() - {"losses", "pipe", "report", *fixed}
@@ -191,9 +210,9 @@ class RunningMeans:
     """Weighted means of values by name. Tensors stay on their device until `pop`, which synchronizes."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, tuple[Tensor | float, float]] = {}  # of weighted values, and of weights
+        self._sums: dict[str, tuple[Tensor | float, Tensor | float]] = {}  # of weighted values, and of weights
 
-    def add(self, name: str, value: Tensor | float, weight: float = 1.0) -> None:
+    def add(self, name: str, value: Tensor | float, weight: Tensor | float = 1.0) -> None:
         """Add a value to the mean of its name."""
         value = value.detach().double() if isinstance(value, Tensor) else value
         before = self._sums.get(name, (0.0, 0.0))
@@ -201,7 +220,7 @@ class RunningMeans:
 
     def pop(self, ranks: Ranks | None = None) -> dict[str, float]:
         """Return the means, and begin new ones; with several ranks those over the values of all, the same on each."""
-        values = {name: (float(total), weight) for name, (total, weight) in self._sums.items()}
+        values = {name: (float(total), float(weight)) for name, (total, weight) in self._sums.items()}
         self._sums = {}
         parts = [values] * (1 if ranks is None else ranks.size)
         if len(parts) > 1:

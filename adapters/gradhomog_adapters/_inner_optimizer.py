@@ -2,20 +2,25 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torchopt
+from annotated_types import doc
 from torchopt.base import GradientTransformation
 
 from gradhomog import OptionError, Pipeline
 from gradhomog_adapters._gradients import Order, detach_all
 
-Inner = Literal["sgd", "momentum", "adam", "adamw"] | GradientTransformation | Callable[[], GradientTransformation]
-"""An inner optimizer: a name, a TorchOpt transformation, or a function that returns one."""
-
 # Added inside the square root, which then has a derivative at a zero gradient (a dead ReLU). TorchOpt's default of 0
-# gives NaN meta-gradients. 1e-8 is Adam's eps, and small compared with the squares of typical gradients.
+# gives NaN meta-gradients. 1e-8 is Adam's eps, and small compared with the squares of typical gradients; of smaller
+# ones, below 1e-4, it shortens the steps.
 EPS_ROOT = 1e-8
+
+Inner = Annotated[
+    Literal["sgd", "momentum", "adam", "adamw"] | GradientTransformation | Callable[[], GradientTransformation],
+    doc(f"adam and adamw have eps_root={EPS_ROOT:g}"),
+]
+"""An inner optimizer: a name, a TorchOpt transformation, or a function that returns one."""
 
 # Partial functions, not lambdas, so that a learner can be pickled.
 _BY_NAME: dict[str, Callable[[float], GradientTransformation]] = {

@@ -40,9 +40,8 @@ class VectorizedRows:
         """Return the rows, or None if the loop must compute them; `learner.prepared` is called for the rows only.
 
         Raises:
-            OptionError: this engine is required, and a homogenizer acts before rows, on one task after the other.
-            RuntimeError: this engine is required, and PyTorch cannot vectorize the network, the loss or the inner
-                optimizer.
+            OptionError: this engine is required, and a homogenizer acts before rows, on one task after the other, or
+                PyTorch cannot vectorize the network, the loss or the inner optimizer.
         """
         execution = learner.execution
         required = execution.engine == "vmap" or (bool(execution.compile) and execution.engine == "auto")
@@ -56,13 +55,19 @@ class VectorizedRows:
                     f"engine='vmap' runs all tasks at once, but {' and '.join(early)} requires one task after the "
                     "other. Use engine='loop' or 'auto'."
                 )
-            return self.rows(learner, batch)
-        if early or not prefers_vmap(learner, batch):
+        elif early or not prefers_vmap(learner, batch):
             return None
         try:
             return self.rows(learner, batch)
-        except RuntimeError:
+        except RuntimeError as error:
             # A value is read, or a batching rule is missing: use the loop, which works or raises the cause.
+            if required:
+                learner.task_row(batch[0], batch.keys[0])  # raises if the error is not that of the engine
+                loop = "engine='loop' with compile=False" if execution.compile else "engine='loop' or 'auto'"
+                raise OptionError(
+                    "engine='vmap': PyTorch cannot run the encoder, the head, the loss or the inner optimizer for all "
+                    f"tasks at once: {str(error).partition('. ')[0].rstrip('.')}. Use {loop}."
+                ) from error
             self._vmap_failed = True
             return None
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import gradhomog
-from gradhomog import OptionError, Pipeline, warn_of_momentum
+from gradhomog import OptionError, Pipeline, check_optimizer
 from gradhomog_adapters._frameworks import FunctionOfAll, ReceivesReports, check_pipeline, line_search_error
 
 try:
@@ -98,7 +98,7 @@ def homogenize(model: Any, pipe: Pipeline, *, names: Sequence[str] | None = None
         raise line_search_error("a homogenized model", type(model.opt).__name__, advice)
     if names is not None and (isinstance(names, str) or len({*names}) != len(names)):
         raise OptionError(f"`names` must be a list of different names, one for each loss; got {names!r}.")
-    warn_of_momentum(model.opt, pipe)
+    check_optimizer(model.opt, pipe)
     step = TrainStep(model, pipe, names)
     model.train_step, model.compile = step, MethodType(_compile_again, model)
     return step

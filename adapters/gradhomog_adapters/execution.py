@@ -41,7 +41,8 @@ class Execution(ValidatedConstructor):
     Args:
         engine: `"loop"`: one task after the other; the graph of a task is freed before the next one is built. `"vmap"`:
             all tasks at once, `vmap(grad(task))` (`grad(vmap(task))` is wrong for several normalization layers); up to
-            tens of times faster for small networks, slower and with more memory for convolutions. `"auto"`: selected by
+            tens of times faster for small networks, slower and with more memory for convolutions; an OptionError in the
+            step if PyTorch cannot vectorize the network, the loss or the inner optimizer. `"auto"`: selected by
             the network; it uses the loop if a homogenizer acts before rows exist (`isi`, `rotate`) or if PyTorch cannot
             vectorize the network, the loss or the inner optimizer. Dropout draws different masks under `"vmap"`.
         compile: compile the vectorized engine with `torch.compile(fullgraph=True)`: true, or the name of a backend. The

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from gradhomog import OptionError, Pipeline, Ranks, StepReport, warn_of_momentum
+from gradhomog import OptionError, Pipeline, Ranks, StepReport, check_optimizer
 from gradhomog_adapters._frameworks import (
     SavesPipeline,
     ZeroLosses,
@@ -18,7 +18,7 @@ from gradhomog_adapters._frameworks import (
 
 try:
     from lightning.pytorch import Callback
-    from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
+    from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
     from lightning.pytorch.strategies.xla import XLAStrategy
 except ImportError as error:
     raise ImportError("gradhomog_adapters.lightning requires Lightning: pip install 'gradhomog[lightning]'.") from error
@@ -27,6 +27,9 @@ __all__ = ["HomogenizedLoss"]
 
 Kind = Literal["loss", "weight", "norm", "cosine", "min_cosine"]
 KINDS = get_args(Kind)
+
+ENGINES = (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)
+"""Strategies that shard parameters or run the backward pass themselves, also on one device."""
 
 
 class HomogenizedLoss(SavesPipeline, Callback):  # type: ignore[misc, unused-ignore]
@@ -70,8 +73,9 @@ class HomogenizedLoss(SavesPipeline, Callback):  # type: ignore[misc, unused-ign
 
     Raises:
         OptionError: an option is unknown; in training: the object is not a callback of the trainer, or the module does
-            not return its result; the optimizer is L-BFGS; the strategy distributes parameters, such as FSDP; on
-            several devices `parameters` is None; see also `gradhomog.loss`.
+            not return its result; the optimizer is L-BFGS; the strategy distributes parameters or runs the backward
+            pass, such as FSDP and DeepSpeed, also on one device; on several devices `parameters` is None; see also
+            `gradhomog.loss`, `gradhomog.check_optimizer`.
         RankError: in `backward()`, another rank raised an error, or has other tasks, parameters or states.
         NonfiniteError: in `backward()`, a loss or its gradient is not finite; the message names the task.
 
@@ -150,7 +154,7 @@ class HomogenizedLoss(SavesPipeline, Callback):  # type: ignore[misc, unused-ign
                 "checkpoint would contain the state of only one of them. Pass prefix='...'."
             )
         if stage == "fit":
-            self._ranks, self.report = _ranks_of(trainer), None
+            self._ranks, self.report = ranks_of_trainer(trainer), None
         self._attached = True
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -164,7 +168,7 @@ class HomogenizedLoss(SavesPipeline, Callback):  # type: ignore[misc, unused-ign
             if isinstance(optimizer, torch.optim.LBFGS):
                 advice = "Return the plain sum of the losses, or choose another optimizer."
                 raise line_search_error("a module with HomogenizedLoss", "L-BFGS", advice)
-            warn_of_momentum(optimizer, self.pipe)
+            check_optimizer(optimizer, self.pipe)
         if self.pipe.steps == 0 and trainer.global_step > 0:
             warnings.warn(
                 f"training continues at step {trainer.global_step} with new homogenizers: the checkpoint has no state "
@@ -197,19 +201,18 @@ class HomogenizedLoss(SavesPipeline, Callback):  # type: ignore[misc, unused-ign
                 self._metrics[f"{self.prefix}{name}"] = value
 
 
-def _ranks_of(trainer: Any) -> Ranks | None:
+def ranks_of_trainer(trainer: Any) -> Ranks | None:
     """Return how a trainer distributes batches; None for one device.
 
     Raises:
         OptionError: its strategy does not only distribute batches.
     """
-    if trainer.world_size == 1:
-        return None
     strategy = trainer.strategy
-    # DeepSpeed shards the state of the optimizer and runs the backward pass itself, although it inherits from DDP.
-    if not isinstance(strategy, DDPStrategy) or isinstance(strategy, DeepSpeedStrategy | XLAStrategy):
+    one = trainer.world_size == 1 and not isinstance(strategy, ENGINES)
+    # DeepSpeed inherits from DDP.
+    if not one and (not isinstance(strategy, DDPStrategy) or isinstance(strategy, (*ENGINES, XLAStrategy))):
         raise OptionError(
-            f"on several devices, HomogenizedLoss requires a strategy that replicates the model and distributes "
-            f"batches, strategy='ddp'; got {type(strategy).__name__} on {trainer.world_size} devices."
+            "homogenized losses require a strategy that replicates the model and distributes batches, "
+            f"strategy='ddp', or one device; got {type(strategy).__name__} (devices: {trainer.world_size})."
         )
-    return Ranks("batch")
+    return None if one else Ranks("batch")

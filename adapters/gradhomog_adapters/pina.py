@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import gradhomog
-from gradhomog import OptionError, Pipeline, warn_of_momentum
+from gradhomog import OptionError, Pipeline, check_optimizer
 from gradhomog_adapters._frameworks import SavesPipeline, check_pipeline, line_search_error
 
 try:
@@ -16,6 +16,8 @@ try:
     from pina.problem import InverseProblem
     from pina.solver import CompetitivePhysicsInformedSolver, SelfAdaptivePhysicsInformedSolver
     from pina.weighting import BaseWeighting
+
+    from gradhomog_adapters.lightning import ranks_of_trainer
 except ImportError as error:
     raise ImportError("gradhomog_adapters.pina requires PINA: pip install 'gradhomog[pina]'.") from error
 
@@ -58,8 +60,9 @@ class HomogenizedWeighting(SavesPipeline, BaseWeighting, Callback):  # type: ign
 
     Raises:
         OptionError: the pipeline reads features or residuals; a weight is not a positive number; during training: the
-            optimizer is L-BFGS and nothing was homogenized before; the solver is adversarial (self-adaptive,
-            competitive), or has another weighting; a name in `weights` is not a condition; see also `gradhomog.loss`.
+            optimizer is L-BFGS and nothing was homogenized before; the strategy shards parameters or runs the backward
+            pass, such as DeepSpeed; the solver is adversarial (self-adaptive, competitive), or has another weighting; a
+            name in `weights` is not a condition; see also `gradhomog.loss`, `gradhomog.check_optimizer`.
         NonfiniteError: during training, a loss or its gradient is not finite; the message names the condition.
 
     Warns:
@@ -125,7 +128,7 @@ class HomogenizedWeighting(SavesPipeline, BaseWeighting, Callback):  # type: ign
         trainer = self.solver.trainer
         if not trainer.training or not self._first_order(trainer):
             return weighted_losses.sum()
-        self._warn_at_the_start(trainer)
+        self._check_at_the_start(trainer)
         return gradhomog.loss(
             {name: losses.get(name) for name in self.solver.problem.conditions},
             self.pipe,
@@ -144,16 +147,17 @@ class HomogenizedWeighting(SavesPipeline, BaseWeighting, Callback):  # type: ign
             warnings.warn("this training with L-BFGS minimizes the plain sum of the losses.", stacklevel=2)
         return False
 
-    def _warn_at_the_start(self, trainer: Any) -> None:
+    def _check_at_the_start(self, trainer: Any) -> None:
         if self.pipe.steps == 0 and trainer.current_epoch > 0:
             warnings.warn(
                 f"training continues at epoch {trainer.current_epoch} with new homogenizers: no state was loaded. Pass "
                 "the weighting to the trainer too, callbacks=[weighting], before saving and when resuming.",
                 stacklevel=2,
             )
+        ranks_of_trainer(trainer)  # raises for a strategy such as DeepSpeed
         if self.pipe.steps == 0:
             for optimizer in trainer.optimizers:
-                warn_of_momentum(optimizer, self.pipe)
+                check_optimizer(optimizer, self.pipe)
 
     def _parameters(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = dict(self.solver.named_parameters())

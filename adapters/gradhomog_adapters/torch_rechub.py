@@ -8,7 +8,7 @@ import tqdm
 from torch import Tensor
 
 import gradhomog
-from gradhomog import OptionError, Pipeline, StepReport, warn_of_momentum
+from gradhomog import OptionError, Pipeline, StepReport, check_optimizer
 from gradhomog_adapters._frameworks import ReceivesReports, RunningMeans, check_loss_options, check_pipeline
 
 try:
@@ -35,7 +35,7 @@ class HomogenizedMTLTrainer(ReceivesReports, MTLTrainer):  # type: ignore[misc, 
     Args:
         adaptive_params: `{"method": gradhomog.pipeline("upgrad")}`; the methods of torch-rechub work as before. Other
             entries are keyword arguments of `gradhomog.loss`, such as `"parameters"`, the shared ones, by default those
-            that two or more losses depend on; and `"per"`, `"heads"`, `"inspect"`.
+            that two or more losses depend on, or those of the only loss; and `"per"`, `"heads"`, `"inspect"`.
         others: as in `MTLTrainer`.
 
     Attributes:
@@ -59,7 +59,7 @@ class HomogenizedMTLTrainer(ReceivesReports, MTLTrainer):  # type: ignore[misc, 
         NonfiniteError: in training, a loss or its gradient is not finite; the message names the task.
 
     Warns:
-        MomentumWarning: the optimizer averages directions, although a homogenizer such as `tracked` averages rows.
+        MomentumWarning: see `gradhomog.check_optimizer`, which also raises.
 
     Cost: as `gradhomog.backward` for each batch.
 
@@ -96,7 +96,7 @@ class HomogenizedMTLTrainer(ReceivesReports, MTLTrainer):  # type: ignore[misc, 
         super().__init__(**given)
         self._epochs = 0
         if self.pipe is not None:
-            warn_of_momentum(self.optimizer, self.pipe)
+            check_optimizer(self.optimizer, self.pipe)
 
     def train_one_epoch(self, data_loader: Any) -> list[float]:
         """Train on the batches of one epoch; return the mean loss of each task."""
@@ -132,6 +132,8 @@ class HomogenizedMTLTrainer(ReceivesReports, MTLTrainer):  # type: ignore[misc, 
             for name, value in result.scalars().items():
                 means.add(name, value)
 
-        total = gradhomog.loss(named, pipe, reduction="sum", report=receive, **self._options)
+        # Of one loss, such as that of ESMM with two labels, no parameters are shared; its gradient is the only row.
+        options = ({"parameters": self.model} if len(named) == 1 else {}) | self._options
+        total = gradhomog.loss(named, pipe, reduction="sum", report=receive, **options)
         # Divided here: `reduction="mean"` would not divide the gradients of the towers.
         return total if whole_space else total / len(named)

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gradhomog import OptionError, Pipeline, Ranks, StepReport, warn_of_momentum
-from gradhomog_adapters._frameworks import ReceivesReports, RunningMeans, ZeroLosses, check_pipeline
+from gradhomog import OptionError, Pipeline, Ranks, StepReport, check_optimizer
+from gradhomog_adapters._frameworks import ReceivesReports, RunningMeans, ZeroLosses, check_pipeline, count_examples
 
 try:
     from accelerate.optimizer import AcceleratedOptimizer
@@ -28,8 +29,11 @@ __all__ = ["HomogenizedTrainer"]
 STATE_FILE = "homogenizers.pt"
 """The file in a checkpoint that contains the state of the pipeline."""
 
-UNSUPPORTED = (DistributedType.DEEPSPEED, DistributedType.FSDP, DistributedType.MEGATRON_LM, DistributedType.XLA)
-"""Backends that split parameters, gradients or the state of the optimizer, or run the backward pass themselves."""
+UNSUPPORTED = (DistributedType.DEEPSPEED, DistributedType.FSDP, DistributedType.MEGATRON_LM)
+"""Backends that split parameters, gradients or the state of the optimizer, or run the backward pass themselves.
+
+They do so in one process too.
+"""
 
 
 class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
@@ -55,7 +59,9 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
             accumulated batches. Set it to True in a subclass that divides sums over tokens by `num_items_in_batch`.
             That is the number of tokens of all processes, whose gradients are averaged, so multiply the losses by the
             number of processes, as the `compute_loss` of Transformers does. Transformers' default, None, omits the
-            division of the Trainer if the batch contains `labels` and the model's `forward` has `**kwargs`.
+            division of the Trainer if the batch contains `labels` and the model's `forward` has `**kwargs`. Beside
+            another trainer it is the first value that a class declares, in the order of inheritance, such as None of
+            TRL's `SFTTrainer`, True of `GRPOTrainer`.
 
     Logs: in each log of the training loss, the means since the last log of `StepReport.scalars()`: `loss/A`, `weight/A`
     (the factor of a task's gradient; none for methods that replace rows) and, if a homogenizer reads inner products,
@@ -82,14 +88,15 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
 
     Raises:
         OptionError: the pipeline reads features or residuals; `compute_loss` is not overridden, or has returned a loss
-            that was not homogenized; `compute_loss_func` was given; parameters are distributed (FSDP, DeepSpeed, tensor
-            parallelism); see also `gradhomog.loss`.
+            that was not homogenized; `compute_loss_func` was given; parameters are distributed (FSDP, tensor
+            parallelism), or DeepSpeed runs the backward pass; batches are accumulated beside another trainer, and no
+            class declares `loss_is_scaled_for_ga`; see also `gradhomog.loss`, `gradhomog.check_optimizer`.
         RankError: during training, another process raised an error, or has other tasks, parameters or states.
         NonfiniteError: during training, a loss or its gradient is not finite; the message names the task.
 
     Warns:
         UserWarning: a checkpoint without the state of homogenizers was resumed.
-        MomentumWarning: the optimizer averages directions, although a homogenizer such as `tracked` averages rows.
+        MomentumWarning: see `gradhomog.check_optimizer`.
 
     Cost: see `gradhomog.backward`; one backward pass per task, or one in total if the pipeline reads losses only. In
     several processes the exchange of `gradhomog.Ranks("batch")`, and DDP's own.
@@ -129,8 +136,10 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
         self._initial_state = homogenizers.state_dict()
         self._training_means, self._evaluation_means = RunningMeans(), RunningMeans()
         self._evaluated_examples = 1
+        self._scaled: bool | None = False  # the losses of the present batch
         self._zero_losses = ZeroLosses()
         super().__init__(*args, **kwargs)
+        self.loss_is_scaled_for_ga = _declared_scaling(type(self), self.args.gradient_accumulation_steps)
         if self.compute_loss_func is not None:
             raise OptionError(
                 "`compute_loss_func` must be None for a HomogenizedTrainer, because `compute_loss` computes the "
@@ -139,40 +148,51 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
         self._ranks = ranks_of_accelerator(self.accelerator, self.get_tp_size())
 
     def homogenized_loss(
-        self, losses: Mapping[str, Tensor | None], model: nn.Module, group: Ranks | None = None, **options: Any
-    ) -> Tensor:
+        self, losses: Mapping[str, Tensor | None], model: nn.Module, group: Ranks | None = None,
+        examples: Mapping[str, float | Tensor] | None = None, **options: Any,
+    ) -> Tensor:  # fmt: skip
         """Return the sum of the losses, during training with homogenized gradients.
 
         Args:
             losses: one scalar per task, by name; None for a task without labels in this batch.
             model: the model that `compute_loss` received.
-            group: how the rows are distributed over several processes, such as `gradhomog.Ranks("batch",
-                examples=[...])` with the number of labels of each task; by default `gradhomog.Ranks("batch")`.
+            group: how the rows are distributed over several processes, by default `gradhomog.Ranks("batch")`.
+            examples: for losses that are means over a part of the batch, such as the examples with labels or those of a
+                group: the size of this part by task. They weigh the rows of several processes, and the batches in the
+                means of logs and evaluations. A task with 0 examples is absent. By default all batches weigh equally,
+                and in an evaluation by their size.
             options: other keyword arguments of `gradhomog.loss`, such as `per`, `heads`, `inspect`.
         """
         training = torch.is_grad_enabled()
         if training and self.homogenizers.steps == 0:
             optimizer = self.optimizer.optimizer if isinstance(self.optimizer, AcceleratedOptimizer) else self.optimizer
-            warn_of_momentum(optimizer, self.homogenizers)
+            check_optimizer(optimizer, self.homogenizers)
+        losses, group = count_examples(losses, examples, group, self._ranks)
         for name, loss in losses.items():
             if loss is not None and not training:
-                self._evaluation_means.add(f"{name}_loss", loss, self._evaluated_examples)
+                self._evaluation_means.add(f"{name}_loss", loss, (examples or {}).get(name, self._evaluated_examples))
         options = {"parameters": self.shared_parameters(model), "reduction": "sum", **options}
+        receive = partial(self._receive, examples=examples)
         return self._zero_losses.total(
-            losses, model, self.homogenizers, self._ranks, report=self._receive, group=group, **options
+            losses, model, self.homogenizers, self._ranks, report=receive, group=group, **options
         )
 
-    def _receive(self, result: StepReport) -> None:
+    def _receive(self, result: StepReport, examples: Mapping[str, float | Tensor] | None = None) -> None:
         super()._receive(result)
         # Losses that are divided over all accumulated batches are logged as those of one batch.
-        batches = self.current_gradient_accumulation_steps if self.loss_is_scaled_for_ga else 1
+        batches = self.current_gradient_accumulation_steps if self._scaled else 1
         for name, value in result.scalars().items():
-            self._training_means.add(name, batches * value if name.startswith("loss/") else value)
+            kind, _, task = name.partition("/")
+            factor, weight = (batches, (examples or {}).get(task, 1.0)) if kind == "loss" else (1, 1.0)
+            self._training_means.add(name, factor * value, weight)
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Train on one batch, and raise if the backward pass of its loss took no step of the homogenizers."""
         self.report = None
-        loss: Tensor = super().training_step(*args, **kwargs)
+        self._scaled = self.loss_is_scaled_for_ga
+        if self._scaled is None:  # the rule of Transformers
+            self._scaled = self.model_accepts_loss_kwargs and num_items_in_batch is not None
+        loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
         if self.report is None:
             raise OptionError(
                 "`compute_loss` of a HomogenizedTrainer must return self.homogenized_loss(losses, model), alone or as "
@@ -200,7 +220,7 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Evaluate one batch; the means of the losses weigh batches by their size, as `eval_loss` does."""
-        self._evaluated_examples = find_batch_size(inputs) or 1
+        self._evaluated_examples = len(inputs) if isinstance(inputs, list) else find_batch_size(inputs) or 1
         return super().prediction_step(model, inputs, *args, **kwargs)
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
@@ -238,23 +258,41 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
             )
 
 
+def _declared_scaling(kind: type, accumulated: int) -> bool | None:
+    """Return `loss_is_scaled_for_ga` of the first class that declares it; False without another trainer.
+
+    Raises:
+        OptionError: another trainer computes the losses, batches are accumulated, and no class declares it.
+    """
+    others = [base for base in kind.__mro__ if base not in (HomogenizedTrainer, Trainer)]
+    declared = [vars(base)["loss_is_scaled_for_ga"] for base in others if "loss_is_scaled_for_ga" in vars(base)]
+    siblings = [base for base in others if issubclass(base, Trainer) and not issubclass(base, HomogenizedTrainer)]
+    if siblings and not declared and accumulated > 1:
+        raise OptionError(
+            f"with gradient_accumulation_steps={accumulated}, `loss_is_scaled_for_ga` must be declared by "
+            f"{kind.__name__}, because {siblings[0].__name__} does not declare it: False if the losses are means over "
+            "a batch, True if they are divided by the number of items of all accumulated batches, None for the rule "
+            "of Transformers, if they are those of the model."
+        )
+    return declared[0] if declared else False
+
+
 def ranks_of_accelerator(accelerator: Any, tensor_parallel: int = 1) -> Ranks | None:
     """Return how an accelerator distributes batches; None for one process.
 
     Raises:
         OptionError: it does not only distribute batches.
     """
-    if accelerator.num_processes == 1:
-        return None
     parallelism = accelerator.parallelism_config
     found = [] if parallelism is None else [name for name in parallelism.active_mesh_dims if name != "dp_replicate"]
     if tensor_parallel > 1:
         found.append("tensor parallelism")
-    if accelerator.distributed_type in UNSUPPORTED:
-        found.append(accelerator.distributed_type.value)
+    one, backend = accelerator.num_processes == 1, accelerator.distributed_type
+    if backend in UNSUPPORTED or (backend == DistributedType.XLA and not one):
+        found.append(backend.value)
     if found:
         raise OptionError(
-            "in several processes, a HomogenizedTrainer requires that each has a replica of the model, in "
-            f"DistributedDataParallel; got {', '.join(found)} in {accelerator.num_processes} processes."
+            "a HomogenizedTrainer requires that each process has a replica of the model, alone or in "
+            f"DistributedDataParallel; got {', '.join(found)} (processes: {accelerator.num_processes})."
         )
-    return Ranks("batch")
+    return None if one else Ranks("batch")

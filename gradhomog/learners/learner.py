@@ -43,10 +43,12 @@ def check_holds_parameters(outer: OuterOptimizer, parameters: Iterable[Tensor]) 
     """Raise if a PyTorch optimizer holds none of the parameters, so that its steps would train nothing.
 
     Raises:
-        OptionError: the optimizer holds none of the parameters.
+        OptionError: the optimizer holds none of the parameters, or is L-BFGS.
     """
     if not isinstance(outer, torch.optim.Optimizer):
         return  # the parameters of other optimizers cannot be read
+    if isinstance(outer, torch.optim.LBFGS):
+        raise OptionError("`outer` must take a step without a closure, such as Adam; got LBFGS.")
     held = {id(parameter) for group in outer.param_groups for parameter in group["params"]}
     if held.isdisjoint(id(parameter) for parameter in parameters):
         raise OptionError(
@@ -55,25 +57,42 @@ def check_holds_parameters(outer: OuterOptimizer, parameters: Iterable[Tensor]) 
         )
 
 
-def warn_of_momentum(outer: OuterOptimizer, pipe: Pipeline) -> None:
-    """Warn if a PyTorch optimizer averages directions, although a homogenizer such as `tracked` averages their rows.
+def check_optimizer(optimizer: OuterOptimizer, pipe: Pipeline) -> None:
+    """Check that a PyTorch optimizer can train with homogenized gradients.
 
-    Called by `learner.step` and by the adapters of frameworks; for custom loops, before training. The parameters of
-    other optimizers cannot be read.
+    Called by `learner.step` and by the adapters of frameworks; for custom loops, before training. Optimizers of other
+    libraries are not checked.
+
+    Raises:
+        OptionError: the optimizer is `SparseAdam`, because homogenized gradients are dense, also those of an embedding
+            with `sparse=True`.
 
     Warns:
-        MomentumWarning: `momentum` or β₁ of a parameter group is not zero.
+        UserWarning: the optimizer is L-BFGS, and the pipeline is not the plain mean: the gradient of the closure is not
+            that of its value, so that the line search fails, and each evaluation is a step of the homogenizers.
+        MomentumWarning: `momentum` or β₁ of a parameter group is not zero, and a homogenizer such as `tracked` averages
+            rows.
 
     >>> import torch, gradhomog
     >>> optimizer = torch.optim.Adam([torch.zeros(1, requires_grad=True)], betas=(0.0, 0.999))
-    >>> gradhomog.warn_of_momentum(optimizer, gradhomog.pipeline("tracked"))
+    >>> gradhomog.check_optimizer(optimizer, gradhomog.pipeline("tracked"))
     """
-    averaging = [member for member in pipe.requirements.choosing if getattr(member.homogenizer, "average", 1) != 0]
-    if not averaging or not isinstance(outer, torch.optim.Optimizer):
-        return
-    if factor := max(group.get("momentum", group.get("betas", (0.0,))[0]) for group in outer.param_groups):
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise OptionError(
+            "homogenized gradients are dense, also those of sparse embeddings, but SparseAdam refuses them. Use Adam."
+        )
+    if isinstance(optimizer, torch.optim.LBFGS) and pipe.members:
         warnings.warn(
-            f"{averaging[0].selector} averages rows over steps, and {type(outer).__name__} averages its direction "
+            f"L-BFGS requires the gradient of one fixed loss, but that of {pipe} is not the gradient of the value that "
+            "a closure returns, and each evaluation is a step of the homogenizers. Use Adam, or pipeline 'none'.",
+            stacklevel=3,
+        )
+    averaging = [member for member in pipe.requirements.choosing if getattr(member.homogenizer, "average", 1) != 0]
+    if not averaging or not isinstance(optimizer, torch.optim.Optimizer):
+        return
+    if factor := max(group.get("momentum", group.get("betas", (0.0,))[0]) for group in optimizer.param_groups):
+        warnings.warn(
+            f"{averaging[0].selector} averages rows over steps, and {type(optimizer).__name__} averages its direction "
             f"again with the factor {factor:g}. Use betas=(0.0, 0.999), or momentum=0.",
             MomentumWarning,
             stacklevel=3,
@@ -246,16 +265,17 @@ class Learner(ValidatedConstructor, ABC):
         With `metric=outer`, rows are homogenized in the metric of the optimizer's step, see `OptimizerMetric`.
 
         Raises:
-            OptionError: `outer` is a PyTorch optimizer that holds none of the learner's parameters; the process is one
-                of several ranks, and `group` is None.
+            OptionError: `outer` is a PyTorch optimizer that holds none of the learner's parameters, L-BFGS, or
+                `SparseAdam`; the process is one of several ranks, and `group` is None.
             RankError: another rank raised an error, or has another pipeline, number of steps or initial values.
         """
         named, communicator = self.named_parameters(), communicate(group, "tasks")
         check_holds_parameters(outer, named.values())
         with communicator.raise_together():
             batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
+        if self.homogenizers.requirements.choosing or not self.homogenizers.steps:
+            check_optimizer(outer, self.homogenizers)
         if self.homogenizers.requirements.choosing:
-            warn_of_momentum(outer, self.homogenizers)
             batch = batch.select(self.homogenizers.choose(batch.keys))
         scaling = None if metric is None else OptimizerMetric.of_step(metric, named, self.homogenizers, inspect=True)
         step = compute_meta_step(self.rows, batch, named, self.homogenizers, communicator, scaling)

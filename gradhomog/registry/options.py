@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, cast
 
-from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MaxLen, MinLen
+from annotated_types import DocInfo, Ge, GroupedMetadata, Gt, Le, Lt, MaxLen, MinLen
 
 from gradhomog.errors import OptionError, did_you_mean, join_errors
 from gradhomog.registry.expression import render_value
@@ -232,15 +232,16 @@ def _table(args: tuple[Any, ...]) -> Values:
 
 
 def _bounded(args: tuple[Any, ...]) -> Values:
-    """Return the values of a type within bounds; metadata of other libraries is ignored."""
+    """Return the values of a type within bounds, described by its notes too; other metadata is ignored."""
     annotation, *metadata = args
     base = accepted_values(annotation)
     split = [bound for item in metadata for bound in (item if isinstance(item, GroupedMetadata) else [item])]
     bounds = [(*_BOUNDS[type(bound)], bound) for bound in split if type(bound) in _BOUNDS]
     texts = [text.format(getattr(bound, name)) for name, _, text, bound in bounds]
     infinity = annotation is float and Le(math.inf) in split
+    notes = [item.documentation for item in metadata if isinstance(item, DocInfo)]
     return Values(
-        f"{base.description} {' and '.join(texts)}".strip(),
+        "; ".join([f"{base.description} {' and '.join(texts)}".strip(), *notes]),
         lambda value: (
             (base.contain(value) or (infinity and isinstance(value, float) and value == math.inf))
             and all(holds(value, getattr(bound, name)) for name, holds, _, bound in bounds)

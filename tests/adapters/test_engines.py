@@ -127,6 +127,55 @@ def test_auto_uses_the_loop_if_the_optimizer_reads_a_value():
     assert all(torch.equal(loop.jacobian[name], auto.jacobian[name]) for name in loop.jacobian)
 
 
+class Unvectorized(nn.Module):
+    """An operation on values, of which `torch.func.vmap` has none."""
+
+    def __init__(self, operation):
+        super().__init__()
+        self.operation = operation
+
+    def forward(self, x):
+        return self.operation(x)
+
+
+def zero_first(y):
+    result = torch.zeros(y.shape, dtype=y.dtype)
+    result += y  # in place on a tensor that is not batched
+    return result
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda y: y if y.sum() > 0 else 2 * y,
+        lambda y: y / float(y.detach().abs().max()),
+        lambda y: y * len(torch.nonzero(y > 0)),
+        lambda y: torch.stack([row[row > -9] for row in y]),
+        lambda y: y * torch.from_numpy(y.detach().numpy()).sign(),
+        zero_first,
+    ],
+    ids=["branch", "item", "nonzero", "mask", "numpy", "in place"],
+)
+@pytest.mark.parametrize("name", ["maml", "imaml", "reptile", "protonet"])
+def test_a_network_that_vmap_cannot_run_is_an_error_that_names_the_loop(name, operation):
+    def learner(engine):
+        encoder, head = networks()
+        return gradhomog.learner(name, nn.Sequential(encoder, Unvectorized(operation)), head, engine=engine)
+
+    loop, auto = (learner(engine).rows(tasks()).jacobian for engine in ("loop", "auto"))
+    assert all(torch.equal(loop[parameter], auto[parameter]) for parameter in loop)
+    with pytest.raises(OptionError, match=r"engine='vmap': PyTorch cannot run .* Use engine='loop' or 'auto'") as found:
+        learner("vmap").rows(tasks())
+    assert isinstance(found.value.__cause__, RuntimeError)
+
+
+def test_an_error_of_the_network_itself_is_raised_as_it_is_under_vmap():
+    encoder, head = networks()
+    broken = MAML(nn.Sequential(encoder, Unvectorized(lambda y: y @ torch.ones(9, 9))), head, engine="vmap")
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        broken.rows(tasks())
+
+
 def test_vmap_raises_if_a_homogenizer_requires_one_task_after_the_other():
     learner = MAML(*network("linear"), "rotate", engine="vmap")
     with pytest.raises(OptionError, match=r"rotate requires one task after the other.*engine='loop'"):

@@ -14,7 +14,7 @@ from torch import nn
 import gradhomog
 from gradhomog import OptionError, TaskBatch
 from gradhomog.registry import installed
-from gradhomog.registry.options import option_parameters
+from gradhomog.registry.options import describe, option_parameters
 from gradhomog_adapters import Execution, FewShotLearner
 from gradhomog_adapters.maml import MAML
 from tests.adapters.checks import networks, tasks
@@ -27,6 +27,15 @@ LEARNERS = [name for name in gradhomog.available("learners") if name != "skd"]  
 def test_every_learner_accepts_the_fields(name):
     learner = gradhomog.learner(name, *networks(True), engine="vmap", norm="support")
     assert learner.execution == Execution(engine="vmap", norm="support")
+
+
+def test_the_printed_options_state_the_constant_that_the_named_adam_has():
+    specs = [installed().load("learners", name)[1] for name in LEARNERS]
+    with_inner = [spec for spec in specs if "inner" in option_parameters(spec)]
+    assert len(with_inner) >= 10
+    for spec in with_inner:
+        (printed,) = [line for line in describe(spec) if line.startswith("inner=")]
+        assert printed.endswith("adam and adamw have eps_root=1e-08)")
 
 
 def test_an_object_validates_its_fields():

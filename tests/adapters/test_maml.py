@@ -2,11 +2,13 @@
 
 import copy
 from collections import OrderedDict
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
+import gradhomog
 from gradhomog import DataError, NonfiniteError, OptionError, Task, TaskBatch
 from gradhomog_adapters.maml import MAML
 from tests.adapters.checks import INNER, networks, reference_row, tasks
@@ -31,6 +33,73 @@ def test_rows_equal_a_hand_written_loop_in_float64(inner, first_order, norm):
     encoder, head = networks(norm and inner != "rmsprop")
     learner = MAML(encoder, head, inner=INNER[inner], inner_steps=3, first_order=first_order)
     assert_rows_are_those_of_the_reference(learner, INNER[inner], 3, first_order)
+
+
+def cloned(net, values):
+    """A copy of a module whose parameters are given tensors, tied ones the same, as learn2learn's clones have."""
+    clone = copy.deepcopy(net)
+    for own, other in zip(net.modules(), clone.modules(), strict=True):
+        for name, parameter in own._parameters.items():
+            if parameter is not None:
+                other._parameters[name] = values[parameter]
+    return clone
+
+
+def row_of_clones(net, task, steps, rates, adapted, first_order):
+    """The gradient of the query loss after gradient descent on clones, w.r.t. all parameters and their rates.
+
+    Without TorchOpt, `torch.func` or names: the loop of learn2learn's MAML and MetaSGD.
+    """
+    values = {parameter: parameter.clone() for parameter in net.parameters()}
+    for _ in range(steps):
+        loss = nn.functional.cross_entropy(cloned(net, values)(task.support_x), task.support_y)
+        fast = [values[parameter] for parameter in adapted]
+        for parameter, gradient in zip(
+            adapted, torch.autograd.grad(loss, fast, create_graph=not first_order), strict=True
+        ):
+            values[parameter] = values[parameter] - rates[parameter] * gradient
+    loss = nn.functional.cross_entropy(cloned(net, values)(task.query_x), task.query_y)
+    trained = [*net.parameters(), *(rate for rate in rates.values() if isinstance(rate, torch.Tensor))]
+    return torch.autograd.grad(loss, trained)
+
+
+def float32_networks(kind):
+    torch.manual_seed(0)
+    if kind == "convolutions":
+        block = [nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)]
+        return nn.Sequential(*block, nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten()), nn.Linear(4, 3)
+    encoder, head = nn.Linear(3, 3), nn.Linear(3, 3)
+    if kind == "tied weights":
+        head.weight = encoder.weight
+        return nn.Sequential(encoder, nn.Tanh()), nn.Sequential(head)
+    return nn.Sequential(encoder, nn.ReLU(), nn.Linear(3, 3), nn.ReLU()), head
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["layers", "convolutions", "tied weights"])
+@pytest.mark.parametrize("name", ["maml", "fomaml", "anil", "meta_sgd"])
+def test_rows_of_the_loop_are_those_of_clones_of_the_module(name, kind, steps):
+    encoder, head = float32_networks(kind)
+    exact = name != "anil"  # it encodes the support set once, and so adds gradients in another order
+    if not exact:
+        encoder, head = encoder.double(), head.double()
+    options = {} if name == "meta_sgd" else {"inner_lr": 0.1}
+    learner = gradhomog.learner(name, encoder, head, inner_steps=steps, engine="loop", **options)
+    net = nn.Sequential(OrderedDict(encoder=encoder, head=head))
+    names = dict(zip(net.parameters(), dict(net.named_parameters()), strict=True))
+    rates = dict(learner.extra_modules.named_parameters())
+    rates = {parameter: rates.get(f"rates.{text}", 0.1) for parameter, text in names.items()}
+    batch = tasks(shape=(1, 6, 6) if kind == "convolutions" else (3,))
+    if exact:
+        batch = replace(batch, support_x=batch.support_x.float(), query_x=batch.query_x.float())
+    adapted = [parameter for parameter, text in names.items() if exact or text.startswith("head.")]
+    found = learner.rows(batch).jacobian
+    for slot, task in enumerate(batch):
+        row = row_of_clones(net, task, steps, rates, adapted, first_order=name == "fomaml")
+        assert len(row) == len(found)
+        for block, gradient in zip(found.values(), row, strict=True):
+            bound = {"rtol": 0, "atol": 0} if exact else {"rtol": 1e-10, "atol": 1e-15}
+            torch.testing.assert_close(block[slot], gradient, **bound)
 
 
 @pytest.mark.parametrize("first_order", [False, True])

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import gradhomog
-from gradhomog import DataError, Homogenizer, MomentumWarning, TaskBatch
+from gradhomog import DataError, Homogenizer, MomentumWarning, OptionError, TaskBatch
 from gradhomog.step.step import make_step
 from gradhomog.testing import small_network
 from gradhomog_adapters.maml import MAML
@@ -151,6 +151,28 @@ def test_selected_tasks_keep_their_slots():
     assert batch.to("cpu").slots == (1,)
     with pytest.raises(DataError, match="`slots` must contain one position for each of the 1 tasks"):
         TaskBatch(batch.support_x, batch.support_y, batch.query_x, batch.query_y, slots=(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (torch.optim.LBFGS, "without a closure.*got LBFGS"),
+        (torch.optim.SparseAdam, "gradients are dense.*SparseAdam refuses them"),
+    ],
+)
+def test_an_outer_optimizer_that_cannot_take_the_step_is_an_error_that_changes_nothing(optimizer, message):
+    trained = small_learner("uw")
+    with pytest.raises(OptionError, match=message):
+        trained.step(small_network.batch(), optimizer(trained.parameters()))
+    assert trained.homogenizers.steps == 0
+    assert all(parameter.grad is None for parameter in trained.parameters())
+
+
+@pytest.mark.parametrize(("text", "warns"), [("none", False), ("upgrad", True), ("static(weights=[1, 2])", True)])
+def test_lbfgs_warns_unless_its_gradient_is_that_of_the_mean(text, warns, recwarn):
+    optimizer = torch.optim.LBFGS([torch.zeros(1, requires_grad=True)])
+    gradhomog.check_optimizer(optimizer, gradhomog.pipeline(text))
+    assert ["L-BFGS requires the gradient of one fixed loss" in str(one.message) for one in recwarn] == [True] * warns
 
 
 @pytest.mark.parametrize(

@@ -90,9 +90,10 @@ def test_an_error_ends_all_ranks_before_a_parameter_changes(ranks: Any) -> None:
         assert rank["error"].startswith("NonfiniteError: task 1 of domain normals is not finite")
 
 
+@pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("name", ["FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy"])
-def test_strategies_that_distribute_parameters_are_refused(name: str) -> None:
+def test_strategies_that_shard_or_run_the_backward_pass_are_refused_also_on_one_device(name: str, devices: int) -> None:
     strategy = getattr(L.strategies, name)  # not created: it needs a GPU, DeepSpeed
-    trainer: Any = SimpleNamespace(world_size=2, callbacks=[], strategy=strategy.__new__(strategy))
-    with pytest.raises(OptionError, match=rf"strategy='ddp'; got {name} on 2 devices"):
+    trainer: Any = SimpleNamespace(world_size=devices, callbacks=[], strategy=strategy.__new__(strategy))
+    with pytest.raises(OptionError, match=rf"strategy='ddp', or one device; got {name} .devices: {devices}"):
         TwoTasks("upgrad").homogenized_loss.setup(trainer, None, "fit")

@@ -22,6 +22,7 @@ for _name in ("pina.trainer", "pina.solver", "pina.problem.zoo", "pina.weighting
     pytest.importorskip(_name, reason="needs the extra `pina`")
 warnings.formatwarning = _format  # PINA sets its own for the whole process
 
+from lightning.pytorch.strategies import DeepSpeedStrategy  # noqa: E402
 from pina import Trainer  # noqa: E402
 from pina.callback import SwitchOptimizer  # noqa: E402
 from pina.model import FeedForward  # noqa: E402
@@ -173,11 +174,20 @@ def test_the_weights_of_the_last_step_are_reported_by_condition() -> None:
 def test_a_condition_that_is_not_in_the_batch_is_absent() -> None:
     given = weighting("uw")
     net = nn.Linear(1, 1)
-    trainer = SimpleNamespace(training=True, optimizers=[], current_epoch=0)
+    trainer = SimpleNamespace(training=True, optimizers=[], current_epoch=0, strategy=None, world_size=1)
     given._solver = SimpleNamespace(trainer=trainer, problem=poisson(), named_parameters=net.named_parameters)
     given.aggregate({"D": net(torch.ones(1)).square().sum()}).backward()
     assert given.report is not None
     assert given.report.tasks == (list(poisson().conditions).index("D"),)
+
+
+def test_deepspeed_is_refused_in_one_process() -> None:
+    given = weighting("uw")
+    strategy = DeepSpeedStrategy.__new__(DeepSpeedStrategy)  # not created: it needs the package
+    trainer = SimpleNamespace(training=True, optimizers=[], current_epoch=0, strategy=strategy, world_size=1)
+    given._solver = SimpleNamespace(trainer=trainer, problem=poisson())
+    with pytest.raises(OptionError, match=r"got DeepSpeedStrategy \(devices: 1\)"):
+        given.aggregate({"D": torch.ones(1, requires_grad=True).sum()})
 
 
 def test_validation_does_not_take_steps() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import SparseAdam
 from torch.utils.data import DataLoader, TensorDataset
 
 import gradhomog
@@ -43,11 +44,14 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "PLE": lambda: PLE(features(), TASKS, 1, 1, 1, LAYERS, TOWERS),
     "AITM": lambda: AITM(features(), 2, LAYERS, TOWERS),
     "ESMM": lambda: ESMM(features()[:1], features()[1:2], LAYERS, LAYERS),
+    "ESMM of two labels": lambda: ESMM(features()[:1], features()[1:2], LAYERS, LAYERS),  # it trains on one loss
+    "MMOE of one task": lambda: MMOE(features(), TASKS[:1], 2, LAYERS, TOWERS[:1]),
 }
 
 
 def tasks_of(kind: str) -> list[str]:
-    return {"AITM": ["classification"] * 2, "ESMM": ["classification"] * 3}.get(kind, TASKS)
+    numbers = {"AITM": 2, "ESMM": 3, "ESMM of two labels": 2, "MMOE of one task": 1}
+    return ["classification"] * numbers[kind] if kind in numbers else TASKS
 
 
 def collate(rows: Any) -> Any:
@@ -111,7 +115,7 @@ def test_a_step_is_that_of_a_custom_loop(kind: str, tmp_path: Path) -> None:
     x, y = next(iter(data))
     outputs = net(x)
     losses = [loss(outputs[:, task], y[:, task]) for task, loss in enumerate(trainer.loss_fns)]
-    if kind == "ESMM":  # torch-rechub does not train on the loss of the conversion
+    if kind.startswith("ESMM"):  # torch-rechub does not train on the loss of the conversion
         losses = losses[1:]
     step = gradhomog.backward(losses, gradhomog.pipeline("upgrad"), parameters=net.embedding)
     regularization = torch.autograd.grad(
@@ -122,7 +126,9 @@ def test_a_step_is_that_of_a_custom_loop(kind: str, tmp_path: Path) -> None:
             net.parameters(), regularization, strict=True
         ):  # torch-rechub sums the losses of ESMM, and averages others
             shared = any(parameter is other for other in net.embedding.parameters())
-            parameter -= 0.1 * parameter.grad * (2 if shared else 1) / (1 if kind == "ESMM" else 2)
+            parameter -= (
+                0.1 * parameter.grad * (len(losses) if shared else 1) / (1 if kind.startswith("ESMM") else len(losses))
+            )
             parameter -= 0.1 * penalty
     expected = measures.parameters(net)
     torch.testing.assert_close(parameters(trainer), expected, rtol=1e-5, atol=1e-6)
@@ -180,6 +186,7 @@ def test_an_optimizer_that_averages_a_second_time_warns() -> None:
         ({"method": UPGRAD, "reduction": "sum"}, {}, "got reduction"),
         ({"method": gradhomog.pipeline("rotograd")}, {}, "reads features, which torch-rechub does not compute"),
         ({"method": UPGRAD}, {"gpus": [0, 1]}, "`gpus` must have at most one entry"),
+        ({"method": UPGRAD}, {"optimizer_fn": SparseAdam, "optimizer_params": {"lr": 1e-3}}, "gradients are dense"),
     ],
 )
 def test_a_method_or_an_option_that_cannot_work_raises(adaptive: Any, options: Any, message: str) -> None:

@@ -6,12 +6,24 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import Trainer
 
 import gradhomog
 from gradhomog import MomentumWarning, OptionError
 
 from .measures import parameters, rows
-from .transformers_models import SumTrainer, TwoHeads, TwoTasks, arguments, examples, homogenized, trained, two_losses
+from .transformers_models import (
+    Groups,
+    SumTrainer,
+    TwoHeads,
+    TwoTasks,
+    arguments,
+    examples,
+    group_means,
+    homogenized,
+    trained,
+    two_losses,
+)
 from .transformers_on_ranks import EncoderOnly, PerItem
 
 from gradhomog_adapters.transformers import HomogenizedTrainer  # isort: skip
@@ -102,6 +114,98 @@ def test_an_evaluation_reports_each_loss_and_takes_no_step(tmp_path: Path) -> No
     assert again["eval_topic_loss"] == pytest.approx(metrics["eval_topic_loss"], rel=1e-6)
     assert found.predict(examples(6)).metrics["test_topic_loss"] == pytest.approx(metrics["eval_topic_loss"])
     assert found.homogenizers.steps == 4
+
+
+def test_examples_by_task_weigh_the_batches_in_logs_and_evaluations(tmp_path: Path) -> None:
+    found = trained(
+        Groups, tmp_path, homogenizers=gradhomog.pipeline("uw"), learning_rate=0.0, logging_steps=4,
+        per_device_eval_batch_size=3,
+    )  # fmt: skip
+    data = examples()  # batches with other numbers of each group, also none
+    batch = {key: torch.stack([torch.as_tensor(row[key]) for row in data]) for key in data[0]}
+    means, counts = group_means(found.model(**batch)["topic"], batch["topics"], batch["labels"])
+    metrics = found.evaluate(data)
+    for name, mean in means.items():
+        assert 0 < counts[name] < len(data)
+        assert metrics[f"eval_{name}_loss"] == pytest.approx(mean.item(), rel=1e-6)
+        assert found.state.log_history[0][f"loss/{name}"] == pytest.approx(mean.item(), rel=1e-6)
+
+
+def test_examples_require_the_names_of_the_losses(tmp_path: Path) -> None:
+    found, model = homogenized("none", tmp_path, max_steps=1), TwoHeads()
+    losses = {"topic": model.topic.weight.sum()}
+    with pytest.raises(OptionError, match=r"must have the keys of `losses`, \['topic'\]; got \['sentiment'\]"):
+        found.homogenized_loss(losses, model, examples={"sentiment": 1})
+    with pytest.raises(OptionError, match=r"must have names, examples=\{'task': 8\}; got group=Ranks"):
+        found.homogenized_loss(losses, model, group=gradhomog.Ranks("batch", examples=[1]))
+
+
+class PerAccumulated(SumTrainer):
+    """Means divided by the number of accumulated batches, as those of TRL's GRPOTrainer."""
+
+    loss_is_scaled_for_ga = True
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss, outputs = super().compute_loss(model, inputs, True)
+        loss = loss / (self.current_gradient_accumulation_steps if model.training else 1)
+        return (loss, outputs) if return_outputs else loss
+
+
+class PerToken(Trainer):
+    """Sums divided by the number of labels of the accumulated batches, as those of TRL's SFTTrainer."""
+
+    loss_is_scaled_for_ga = None  # the rule of Transformers
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(**inputs)
+        number = len(inputs["labels"]) if num_items_in_batch is None else num_items_in_batch
+        loss = sum(two_losses(outputs, inputs, reduction="sum").values()) / number
+        return (loss, outputs) if return_outputs else loss
+
+
+class Undeclared(Trainer):
+    """Means over a batch, which it does not declare, as Transformers' own Seq2SeqTrainer."""
+
+    compute_loss = SumTrainer.compute_loss
+
+
+def beside(other: type[Trainer]) -> type[HomogenizedTrainer]:
+    """The loss of another trainer, homogenized as one task."""
+
+    class Both(HomogenizedTrainer, other):  # type: ignore[misc, valid-type]
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+            loss = self.homogenized_loss({"sum": loss}, model)
+            return (loss, outputs) if return_outputs else loss
+
+    return Both
+
+
+@pytest.mark.parametrize("other", [SumTrainer, PerAccumulated, PerToken])
+@pytest.mark.parametrize("batches", [1, 3])  # of three, the last step of the epoch has one
+def test_beside_another_trainer_training_and_logs_are_those_of_the_other(
+    other: type[Trainer], batches: int, tmp_path: Path
+) -> None:
+    options = {"gradient_accumulation_steps": batches, "max_steps": 2}
+    alone = trained(other, tmp_path, **options)
+    found = trained(beside(other), tmp_path, homogenizers=gradhomog.pipeline("none"), **options)
+    torch.testing.assert_close(parameters(found.model), parameters(alone.model), rtol=1e-9, atol=1e-11)
+    assert not torch.allclose(parameters(found.model), parameters(TwoHeads()), atol=1e-6)
+    for ours, theirs in zip(found.state.log_history, alone.state.log_history, strict=True):
+        if "loss" in theirs:
+            assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
+            assert ours["loss/sum"] == pytest.approx(theirs["loss"], rel=1e-6)
+
+
+def test_accumulation_beside_a_trainer_that_does_not_declare_its_scale_is_an_error(tmp_path: Path) -> None:
+    options = {"homogenizers": gradhomog.pipeline("none"), "max_steps": 1}
+    with pytest.raises(OptionError, match=r"must be declared by Both, because Undeclared does not declare it"):
+        trained(beside(Undeclared), tmp_path, gradient_accumulation_steps=2, **options)
+    declared = type("Declared", (beside(Undeclared),), {"loss_is_scaled_for_ga": False})
+    for kind, batches in ((beside(Undeclared), 1), (declared, 2)):
+        found = trained(kind, tmp_path, gradient_accumulation_steps=batches, **options)
+        alone = trained(SumTrainer, tmp_path, gradient_accumulation_steps=batches, max_steps=1)
+        torch.testing.assert_close(parameters(found.model), parameters(alone.model), rtol=1e-9, atol=1e-11)
 
 
 def test_the_loss_of_one_task_selects_the_best_model(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import gradhomog
 from gradhomog import OptionError
 
 from .measures import parameters
-from .transformers_models import TwoTasks, examples, trained
+from .transformers_models import Groups, TwoTasks, examples, trained
 from .transformers_on_ranks import CASES, RESUMED, PerItem, accelerated
 
 from accelerate.state import AcceleratorState, GradientState  # isort: skip
@@ -56,6 +56,15 @@ def test_logs_and_evaluations_are_those_of_the_whole_batch(ranks: Any, tmp_path:
             names = {name for name in log if any(word in name for word in ("loss", "weight", "cosine", "grad_norm"))}
             assert {name: found[name] for name in names} == pytest.approx({n: log[n] for n in names}, rel=1e-6)
     assert "eval_topic_loss" in ranks[0]["logs"][1]
+
+
+def test_examples_by_task_weigh_rows_logs_and_evaluations(ranks: Any, tmp_path: Path) -> None:
+    expected = in_one_process(tmp_path, Groups, eval_dataset=examples(16), eval_strategy="steps")
+    for rank in ranks:
+        close(rank["groups"], parameters(expected.model))
+        for found, log in zip(rank["logs of groups"], expected.state.log_history, strict=True):
+            names = {name for name in log if "group" in name}
+            assert {name: found[name] for name in names} == pytest.approx({n: log[n] for n in names}, rel=1e-6)
 
 
 def test_sums_divided_by_the_items_of_all_processes(ranks: Any, tmp_path: Path) -> None:
@@ -106,9 +115,12 @@ def test_an_error_is_raised_in_all_processes(name: str, start: str, ranks: Any) 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"distributed_type": DistributedType.FSDP}, "got FSDP in 2 processes"),
-        ({"distributed_type": DistributedType.DEEPSPEED}, "got DEEPSPEED in 2 processes"),
-        ({"parallelism_config": ParallelismConfig(tp_size=2)}, "got tp in 2 processes"),
+        ({"distributed_type": DistributedType.FSDP}, "got FSDP .processes: 2"),
+        ({"distributed_type": DistributedType.FSDP, "num_processes": 1}, "got FSDP .processes: 1"),
+        ({"distributed_type": DistributedType.DEEPSPEED}, "got DEEPSPEED .processes: 2"),
+        ({"distributed_type": DistributedType.DEEPSPEED, "num_processes": 1}, "got DEEPSPEED .processes: 1"),
+        ({"distributed_type": DistributedType.XLA}, "got XLA .processes: 2"),
+        ({"parallelism_config": ParallelismConfig(tp_size=2)}, "got tp .processes: 2"),
     ],
 )
 def test_distributed_parameters_are_refused(options: dict[str, Any], message: str) -> None:
@@ -116,3 +128,5 @@ def test_distributed_parameters_are_refused(options: dict[str, Any], message: st
     with pytest.raises(OptionError, match=message):
         ranks_of_accelerator(SimpleNamespace(**replicated | options))
     assert ranks_of_accelerator(SimpleNamespace(**replicated)) == gradhomog.Ranks("batch")
+    alone = {"num_processes": 1, "distributed_type": DistributedType.XLA}
+    assert ranks_of_accelerator(SimpleNamespace(**replicated | alone)) is None

@@ -91,6 +91,22 @@ class TwoTasks(HomogenizedTrainer):
         return (loss, outputs) if return_outputs else loss
 
 
+class Groups(HomogenizedTrainer):
+    """The mean loss of the topic over each group of sentences, those of one sentiment; NaN for an empty group."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(**inputs)
+        means, counts = group_means(outputs["topic"], inputs["topics"], inputs["labels"])
+        loss = self.homogenized_loss(means, model, examples=counts)
+        return (loss, outputs) if return_outputs else loss
+
+
+def group_means(outputs: Tensor, topics: Tensor, groups: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    losses = nn.functional.cross_entropy(outputs, topics, reduction="none")
+    members = {f"group {group}": groups == group for group in range(CLASSES)}
+    return {n: losses[chosen].mean() for n, chosen in members.items()}, {n: m.sum() for n, m in members.items()}
+
+
 def trained(
     kind: type[Trainer], folder: Path, model: nn.Module | None = None, *, missing: int = 0, resume: Any = None,
     **options: Any,

@@ -18,7 +18,7 @@ from gradhomog import Ranks
 
 from .measures import parameters
 from .torchrun import error_of, save
-from .transformers_models import SumTrainer, TwoTasks, examples, trained, two_losses
+from .transformers_models import Groups, SumTrainer, TwoTasks, examples, trained, two_losses
 
 RANK = int(os.environ.get("RANK", 0))
 
@@ -97,6 +97,8 @@ def main(out: str) -> None:
             found[name, text] = parameters(trainer.model)
     found["logs"] = train(TwoTasks, "upgrad", eval_dataset=examples(8), eval_strategy="steps").state.log_history
     found["per item"] = parameters(train(PerItem, "upgrad", missing=6, gradient_accumulation_steps=2).model)
+    trainer = train(Groups, "upgrad", eval_dataset=examples(16), eval_strategy="steps")
+    found["groups"], found["logs of groups"] = parameters(trainer.model), trainer.state.log_history
     trainer = train(Gathered, "tracked(method='upgrad')", **RESUMED)
     found["state"], found["resumable"] = trainer.homogenizers.state_dict(), parameters(trainer.model)
     found["accelerate"] = {text: accelerated(text) for text in (None, "none", "aligned_mtl")}
