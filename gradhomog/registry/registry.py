@@ -10,6 +10,7 @@ import inspect
 import operator
 import os
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -198,6 +199,10 @@ class Registry:
                 info = PluginInfo(point.name, distribution, version, point.value, kind, disabled)
                 # A distribution may be on the path twice (editable and installed): the first one is imported.
                 found.setdefault((kind, distribution, point.name), (info, point.dist))
+        known = {name for info, _ in found.values() for name in (info.name, info.selector)}
+        for unknown in sorted(self._disabled - known):
+            hint = errors.did_you_mean(unknown, [name for name in known if (":" in name) == (":" in unknown)])
+            warnings.warn(f"GRADHOMOG_DISABLE: no installed plugin is named {unknown!r}.{hint}", stacklevel=2)
         return dict(sorted(found.values(), key=lambda entry: entry[0]))
 
     def add(self, distribution: importlib.metadata.Distribution) -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.execution.comparison import compare
-from gradhomog.experiments.results import checksums
+from gradhomog.experiments.results import atomic_files, checksums
+from gradhomog.experiments.results.events import EventLog
 from gradhomog.experiments.run_file.schema import load
 from tests.experiments.run_helpers import results
 from tests.reliability import kills
@@ -52,6 +53,28 @@ def test_a_folder_that_is_deleted_while_a_checkpoint_is_written_is_not_created_a
     with pytest.raises(ConfigError, match="was removed while runs trained"):
         compare(load(None, OVERRIDES), out)
     assert not out.exists()
+
+
+@pytest.fixture
+def limited_files():
+    """No file of this process can have more than 100 bytes; writing fails as on a full disk, with another number."""
+    resource = pytest.importorskip("resource", reason="limits of processes are those of Unix")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: atomic_files.write_bytes(path, bytes(200)),
+        lambda path: EventLog(path).append({"event": "failed", "step": 0, "error": "x" * 200}),
+    ],
+)
+def test_errors_of_writing_name_the_file(tmp_path, limited_files, write):
+    with pytest.raises(OSError, match=r"\[Errno 27\] File too large: '.*events\.jsonl'"):
+        write(tmp_path / "events.jsonl")
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from gradhomog.experiments.results.comparison_dir import MANIFEST, PLAN, RUN_FIL
 from gradhomog.experiments.results.events import Record
 from gradhomog.experiments.results.records import records as read_records
 from gradhomog.experiments.score_metrics import metric
+from gradhomog.terminal import escape_controls
 
 TITLES = {
     "scores": "Scores and differences",
@@ -94,10 +95,11 @@ def render_page(summary: Summary, records: Sequence[Record], saved_figures: Mapp
 
 
 def environment() -> Environment:
-    """The template environment of all pages: every text is escaped."""
+    """The template environment of all pages: every text is escaped, its control characters too."""
     return Environment(
         loader=PackageLoader("gradhomog.experiments.report"),
         autoescape=True,
+        finalize=lambda value: type(value)(escape_controls(value, keep="\n\t")) if isinstance(value, str) else value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -11,6 +11,16 @@ _TEMPORARY = re.compile(r".+\.(csv|html|json|npz|png|pt|svg|toml)\..+-\d+\.tmp")
 
 
 @contextmanager
+def name_errors(path: Path) -> Iterator[None]:
+    """Context whose errors name the file: of a full disk, the system reports only `[Errno 28]`."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+@contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to; at the end of the context, sync that file to disk and rename it to `path`.
 
@@ -20,10 +30,11 @@ def atomic_write(path: Path) -> Iterator[Path]:
     # The name is unique: two machines may write the same file of a shared folder at the same time.
     temporary = path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}.tmp")
     try:
-        yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        with name_errors(path):
+            yield temporary
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

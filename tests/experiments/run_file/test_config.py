@@ -84,7 +84,9 @@ def test_the_error_for_an_invalid_file_has_its_name(tmp_path):
     with pytest.raises(ConfigError, match=r"bad.toml: invalid TOML: .*line 1"):
         load(bad)
     bad.write_text("seeds = 3", "utf-16")
-    with pytest.raises(ConfigError, match=r"bad.toml: must be UTF-8 text; byte 0 is 0xff, it may be UTF-16. Save it as"):
+    with pytest.raises(
+        ConfigError, match=r"bad.toml: must be UTF-8 text; byte 0 is 0xff, it may be UTF-16. Save it as"
+    ):
         load(bad)
 
 
