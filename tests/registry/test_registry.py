@@ -151,7 +151,7 @@ def test_a_disabled_plugin_is_listed_but_cannot_be_named_or_loaded(monkeypatch: 
 def test_names_that_disable_nothing_are_reported_with_suggestions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADHOMOG_DISABLE", "stranger:pcgrad,pcgrd, mgda")
     registry = Registry()
-    with pytest.warns(UserWarning) as warned:
+    with pytest.warns(UserWarning, match="GRADHOMOG_DISABLE") as warned:
         names = registry.names("homogenizers")
     assert [str(each.message) for each in warned] == [
         "GRADHOMOG_DISABLE: no installed plugin is named 'pcgrd'. Did you mean 'pcgrad'?",

@@ -28,7 +28,7 @@ from gradhomog.experiments.run_file.validation import build
 from gradhomog.experiments.runs import Method, Run
 
 ROOT = Path("runs")
-RUN_FILE, PLAN, MANIFEST = "run.toml", "plan.json", "manifest.json"
+RUN_FILE, PLAN, MANIFEST, LOCK = "run.toml", "plan.json", "manifest.json", ".lock"
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class RunDir:
         The lock is released when its process ends, even if it is killed.
         """
         self._make()
-        lock = FileLock(self.path / ".lock", timeout=0)
+        lock = FileLock(self.path / LOCK, timeout=0)
         try:
             lock.acquire()
         except Timeout:
@@ -244,9 +244,9 @@ class RunDir:
         return str(last[0]["error"]) if last and last[0]["event"] == "failed" else None
 
     def create(self, config: str) -> None:
-        """Create the folder and write the run file, if they do not exist."""
+        """Create the folder and write the run file, if they do not exist; called by the process that has the lock."""
         self._make()
-        atomic_files.remove_leftovers(self.path)
+        atomic_files.remove_leftovers(self.path, locked=True)
         if not self.config.exists():
             atomic_files.write_bytes(self.config, config.encode())
 
@@ -325,7 +325,7 @@ def create_folder(config: Config, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     if not (out / RUN_FILE).exists():  # an existing file may be the user's, with comments
         atomic_files.write_bytes(out / RUN_FILE, config.to_toml().encode())
-    atomic_files.remove_leftovers(out)
+    atomic_files.remove_leftovers(out, locked=False)
 
 
 def _numbered_folders(stem: str) -> dict[int, Path]:

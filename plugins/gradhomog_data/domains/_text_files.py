@@ -95,9 +95,9 @@ def read_json(file: Path, per_class: int | None, max_bytes: int) -> dict[str, li
     """Return the paths of the images of each class of a list.
 
     A list is `{"label_names": [...], "image_names": [...], "image_labels": [...]}`: image i, a path relative to the
-    list or absolute, with `/` or the `\\` of Windows, belongs to class `label_names[image_labels[i]]`. Classes without images in a list are ignored,
-    because the lists of the three splits share their `label_names`. At most the first `per_class` images of a class are
-    read.
+    list or absolute, with `/` or the `\\` of Windows, belongs to class `label_names[image_labels[i]]`. Classes without
+    images in a list are ignored, because the lists of the three splits share their `label_names`. At most the first
+    `per_class` images of a class are read.
 
     Raises:
         DataError: the list cannot be read, or an image does not exist; the message contains the path and the reason.
