@@ -97,7 +97,7 @@ def start_at(moment: float, folder: Path, overrides: list[str]) -> int:
             compare(config, folder)
             os._exit(0)
         except ConfigError as error:
-            os._exit(2 if "Choose another --out" in str(error) and (folder / "plan.json").exists() else 3)
+            os._exit(2 if "hoose another --out" in str(error) and (folder / "plan.json").exists() else 3)
         except BaseException:
             traceback.print_exc()
             os._exit(3)

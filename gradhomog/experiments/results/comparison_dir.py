@@ -85,6 +85,10 @@ class Plan:
             self.check_fingerprints(result["fingerprints"], str(run_folder.path))
         return result
 
+    def final_files(self, folder: Path) -> list[Path]:
+        """Return the file of each run in the folder of this comparison that tells how it has ended, if it has."""
+        return [final for run in self.runs if (final := run_dir(folder, run).final_file()) is not None]
+
     def check_fingerprints(self, fingerprints: Mapping[str, str], where: str) -> None:
         """Raise ConfigError with the `difference_of` the data, if there is one."""
         if (difference := self.difference_of(fingerprints, where)) is not None:
@@ -221,13 +225,19 @@ class RunDir:
 
     def finish(self, result: Record) -> None:
         """Write the result, with the digests of the run file, the events and the arrays; remove the checkpoint."""
-        suffixes = (".jsonl", ".npz", ".pt", ".toml")  # other files are those of observers, which may still write
-        files = {
-            path.name: checksums.file_digest(path) for path in sorted(self.path.glob("*.*")) if path.suffix in suffixes
-        }
+        files = {path.name: checksums.file_digest(path) for path in sorted(self.arrays_and_logs())}
         files.pop(CHECKPOINT, None)
         checksums.write_json(self.path / RESULT, {**result, "files": files})
         self.checkpoint.unlink(missing_ok=True)
+
+    def arrays_and_logs(self) -> set[Path]:
+        """Return the files that a result has the digests of; others are those of observers, which may still write."""
+        return {path for path in self.path.glob("*.*") if path.suffix in (".jsonl", ".npz", ".pt", ".toml")}
+
+    def final_file(self) -> Path | None:
+        """Return the result of a finished run, or the events of a failed one, else None."""
+        result = self.path / RESULT
+        return result if result.exists() else self.events if self.failure() is not None else None
 
     def record_failure(self, error: str) -> None:
         """Write the event `failed` with the error that ended the run, unless the log already ends with this event."""
