@@ -1,4 +1,4 @@
-"""Read files of unknown origin: regular files within a limit on their size, and arrays of `.npz` files.
+"""Read files of unknown origin: regular files within a limit on their size, text, and arrays of `.npz` files.
 
 A compressed file of 3 MB can declare arrays of many GiB. Therefore the header of each array, at most 64 KiB, is read
 first; it contains type and shape. `np.load` has no such limit. This reader differs from `np.load`:
@@ -8,6 +8,7 @@ first; it contains type and shape. `np.load` has no such limit. This reader diff
 3. Members must be stored or deflated, as NumPy writes them; bzip2 and LZMA expand without a limit.
 """
 
+import codecs
 import io
 import math
 import stat
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 
 from gradhomog.errors import DataError, GradhomogError
 
-__all__ = ["MAX_BYTES", "Header", "NpzFile", "open_npz", "open_regular"]
+__all__ = ["MAX_BYTES", "Header", "NpzFile", "open_npz", "open_regular", "read_text"]
 
 MAX_BYTES = 2**32
 """Default limit, in bytes, on the arrays that are read from one file: 4 GiB, or 200,000 colour images of 84 pixels."""
@@ -58,6 +59,34 @@ def open_regular(
     if max_bytes is not None and status.st_size > max_bytes:
         raise error(f"{path}: has {status.st_size:,} bytes; at most {max_bytes:,} bytes are read. {advice}".rstrip())
     return path.open("rb")
+
+
+def read_text(
+    path: Path, max_bytes: int | None = None, advice: str = "", error: type[GradhomogError] = DataError
+) -> str:
+    """Return the text of a UTF-8 file, without the byte-order mark that editors on Windows write.
+
+    Args:
+        max_bytes, advice, error: as for `open_regular`.
+
+    Raises:
+        error: as for `open_regular`; there is no such file, or its text has another encoding.
+        OSError: the file cannot be read.
+    """
+    try:
+        with open_regular(path, max_bytes, advice, error) as file:
+            content = file.read()
+    except FileNotFoundError as cause:
+        raise error(f"{path}: there is no such file.") from cause
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as cause:
+        found = f"byte {cause.start} is {content[cause.start]:#04x}"
+        if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            found += ", it may be UTF-16"
+        raise error(
+            f"{path}: must be UTF-8 text; {found}. Save it as UTF-8, or convert it: iconv -f ENCODING -t UTF-8."
+        ) from cause
 
 
 @dataclass(frozen=True)

@@ -2,22 +2,35 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 import torch
 
+
+def _matmul_precision() -> str:
+    """The precision of float32 matrix products; "of backends" if it was set for a backend, which excludes one value."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "of backends"
+
+
 _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "the number of threads": (torch.get_num_threads, torch.set_num_threads),
     "the gradient mode": (torch.is_grad_enabled, torch.set_grad_enabled),
     "deterministic algorithms": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    "the float32 matmul precision": (_matmul_precision, torch.set_float32_matmul_precision),
+    "autocast on the CPU": (partial(torch.is_autocast_enabled, "cpu"), partial(torch.set_autocast_enabled, "cpu")),
+    "autocast on GPUs": (partial(torch.is_autocast_enabled, "cuda"), partial(torch.set_autocast_enabled, "cuda")),
 }
 """The functions that read and set each of the settings."""
 
 READ_SETTINGS = tuple(read for read, _ in _SETTINGS.values())
-"""Called by `[*map(operator.call, READ_SETTINGS)]` before and after each stage; takes about half a microsecond."""
+"""Called by `[*map(operator.call, READ_SETTINGS)]` before and after each stage; takes about a microsecond."""
 
 _FUNCTIONS: list[tuple[Any, str]] = [
     *((kind, name) for kind in vars(torch.optim).values() if isinstance(kind, type)
@@ -69,5 +82,5 @@ def _unwrap(function: Any) -> Any:
 
 def restore_generators() -> AbstractContextManager[None]:
     """Context after which the generators of the CPU and of all GPUs are in the state that they had before."""
-    # All GPUs are named, because by default PyTorch warns on machines with several.
-    return torch.random.fork_rng(range(torch.cuda.device_count()))
+    # All GPUs are named: by default PyTorch warns on machines with several. Reading their states would start CUDA.
+    return torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ())

@@ -46,16 +46,17 @@ class Table:
 
     @property
     def cells(self) -> list[list[Cell]]:
-        """The cells, row by row."""
-        return [
+        """The cells, row by row; control characters of texts are escaped."""
+        cells = [
             [cell if isinstance(cell, Cell) else Cell(cell, None if cell == NOTHING else cell) for cell in row]
             for row in self.rows
         ]
+        return [[Cell(escape_controls(cell.text), cell.value) for cell in row] for row in cells]
 
     @property
     def texts(self) -> list[list[str]]:
         """The header, and the texts of the cells row by row."""
-        return [list(self.header), *([cell.text for cell in row] for row in self.cells)]
+        return [list(map(escape_controls, self.header)), *([cell.text for cell in row] for row in self.cells)]
 
     def lines(self) -> list[str]:
         """Lines with columns padded to equal width, and a rule below the header; the `±` of a column are aligned."""
@@ -64,12 +65,13 @@ class Table:
 
     def text(self) -> str:
         """The lines, followed by the notes."""
-        return "\n".join([*self.lines(), "", *self.notes] if self.rows else [self.empty, *self.notes])
+        lines = [*self.lines(), "", *self.notes] if self.rows else [self.empty, *self.notes]
+        return escape_controls("\n".join(lines), keep="\n")
 
     def html(self, caption: str = "") -> str:
         """A `<table>` without styles, for pages and notebooks; `data-sort` is the value of a cell if not its text."""
-        label = f"<caption>{html.escape(caption)}</caption>\n" if caption else ""
-        head = self._html_row("th", [(title, ' scope="col"') for title in self.header])
+        label = f"<caption>{html.escape(escape_controls(caption))}</caption>\n" if caption else ""
+        head = self._html_row("th", [(title, ' scope="col"') for title in self.texts[0]])
         rows = "\n".join(
             self._html_row("td", [(cell.text, _sort_attribute(cell)) for cell in row]) for row in self.cells
         )
@@ -90,14 +92,14 @@ class Table:
 
 def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
     """Lines with columns padded to equal width, two spaces apart; the `±` of a column are aligned."""
-    escaped = [[escape_controls(text) for text in row] for row in rows]
+    escaped = [[escape_controls(text) for text in row] for row in rows]  # of commands, which have no `Table`
     columns = [_pad_cells(column) for column in zip(*escaped, strict=True)]
     return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
 
 
 def _sort_attribute(cell: Cell) -> str:
     """The attribute with the value, empty if it is unknown or NaN; no attribute if it is the text of the cell."""
-    key = "" if cell.value is None or cell.value != cell.value else str(cell.value)
+    key = "" if cell.value is None or cell.value != cell.value else escape_controls(str(cell.value))
     return "" if key == cell.text else f' data-sort="{html.escape(key)}"'
 
 

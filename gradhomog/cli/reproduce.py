@@ -66,9 +66,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from gradhomog.cli._progress import Progress
+    from gradhomog.experiments.report.page import REPORT
     from gradhomog.experiments.reproduce.execute import reproduce
     from gradhomog.experiments.reproduce.paper_schema import read_experiment
-    from gradhomog.experiments.reproduce.report import REPORT, text_table
+    from gradhomog.experiments.reproduce.report import text_table
 
     paper, key = read_experiment(args.experiment)
     settings = _settings(args, paper)

@@ -1,8 +1,8 @@
 """`gradhomog verify DIR`: check that the files of a comparison are complete and unchanged.
 
 Compares the files of runs and of the report with the digests that were saved with them, the runs with the plan, and
-the data with those of the results. The exit code is 1 if a file is damaged, missing or of another run, if a run has no
-result, or if the data have changed.
+the data with those of the results. The exit code is 1 if a file is damaged, missing, added or of another run, if a run
+has no result, or if the data have changed.
 """
 
 import argparse
@@ -29,5 +29,5 @@ def run(args: argparse.Namespace) -> int:
     else:
         for error in errors:
             print(error, file=sys.stderr)
-        print(f"{len(results)} files checked, {len(errors)} damaged, missing or different")
+        print(f"{len(results)} files checked, {len(errors)} damaged, missing, added or different")
     return 1 if errors else 0

@@ -21,9 +21,14 @@ Labels = Sequence[int] | NDArray[np.integer[Any]] | Tensor
 class TaskDataset(ValidatedConstructor, Dataset[Task]):
     """N-way K-shot tasks of a labelled data set: item k is a function of the seed and k alone.
 
-    Task k has N classes c_1, ..., c_N, uniform without replacement from `classes`, in random order; class c_i has label
-    i − 1. For each class, K + Q different examples are drawn, uniform without replacement: the first K are its support
-    set, the other Q its query set. All draws use a generator seeded with (seed, k).
+    Task k has N classes c_1, ..., c_N, uniform without replacement from those of `classes` with at least K + Q
+    examples, in random order; class c_i has label i − 1. For each class, K + Q different examples are drawn, uniform
+    without replacement: the first K are its support set, the other Q its query set. All draws use a generator seeded
+    with (seed, k).
+
+    Every epoch therefore has the same tasks. For new tasks in every step, set `length` to the tasks of the whole
+    training, `steps * batch_size`, and iterate over the loader once; or make the data set with another `seed` for each
+    epoch.
 
     It is a `Dataset`, so that `torch.utils.data.DataLoader` loads tasks in parallel. Tasks do not depend on the number
     of workers. `TaskBatch.stack` is the `collate_fn`; tasks and batches support pinned memory.
@@ -43,14 +48,14 @@ class TaskDataset(ValidatedConstructor, Dataset[Task]):
         domain: the name of the domain, `Task.domain`.
 
     Attributes:
-        classes: the labels that tasks are drawn from, in the order of the argument, or ascending. `Task.classes` are
-            indices into it, 0 .. `class_count` − 1, for learners that classify all training classes at once
-            (`baseline`).
+        classes: the labels of all classes, in the order of the argument, or ascending, those with too few examples
+            included. `Task.classes` are indices into it, 0 .. `class_count` − 1, for learners that classify all
+            training classes at once (`baseline`).
         class_count: the number of these classes.
 
     Raises:
-        OptionError: a number is out of range. DataError: labels are missing, not integers or not one per example; there
-            are too few classes, or a class has fewer than `shots + queries` examples; an item is not a tensor.
+        OptionError: a number is out of range. DataError: labels are missing, not integers or not one per example;
+            fewer than `ways` classes have `shots + queries` examples; an item is not a tensor.
 
     Cost of a task: `ways * (shots + queries)` items of `dataset`. Memory: one int64 per example; no item is kept.
 
@@ -88,11 +93,12 @@ class TaskDataset(ValidatedConstructor, Dataset[Task]):
         # Sorted by class: the examples of classes[p] are _examples[_starts[p] :][: _counts[p]].
         self._examples = np.argsort(found, kind="stable")
         self.classes, self._starts, self._counts = _select(found[self._examples], classes)
+        self._eligible = np.flatnonzero(self._counts >= shots + queries)  # as in domains of images
         self._check_classes()
 
     @property
     def class_count(self) -> int:
-        """The number of classes that tasks are drawn from."""
+        """The number of `classes`."""
         return len(self.classes)
 
     def __len__(self) -> int:
@@ -104,7 +110,9 @@ class TaskDataset(ValidatedConstructor, Dataset[Task]):
             raise IndexError(f"`index` must be in 0..{self.length - 1}, as `length` is {self.length}; got {index}.")
         # Not `default_rng`: its generator may change in a later version of NumPy.
         random = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self.seed, int(index)])))
-        drawn, within = draw_examples(random, self._counts, ways=self.ways, size=self.shots + self.queries)
+        counts = self._counts[self._eligible]
+        drawn, within = draw_examples(random, counts, ways=self.ways, size=self.shots + self.queries)
+        drawn = self._eligible[drawn]
         examples = self._examples[self._starts[drawn][:, None] + within]
         with torch.random.fork_rng(devices=[]):  # transforms draw from the generator of the process
             torch.default_generator.manual_seed(int(random.integers(2**63)))
@@ -134,20 +142,18 @@ class TaskDataset(ValidatedConstructor, Dataset[Task]):
         return value
 
     def _check_classes(self) -> None:
-        if self.class_count < self.ways:
-            raise DataError(
-                f"{self.ways}-way tasks require {self.ways} classes; got {self.class_count}. Reduce `ways`, or pass "
-                "more `classes`."
+        if len(self._eligible) >= self.ways:
+            return
+        needed, found = self.shots + self.queries, f"{self.class_count} classes"
+        if self.class_count:
+            found += (
+                f" of {self._counts.min()} to {self._counts.max()} examples, of which {len(self._eligible)} qualify"
             )
-        needed = self.shots + self.queries
-        few = np.flatnonzero(self._counts < needed)
-        if few.size:
-            others = f", and {few.size - 1} more classes have too few" if few.size > 1 else ""
-            raise DataError(
-                f"tasks of {self.shots} shots and {self.queries} queries require {needed} examples of every class; "
-                f"class {self.classes[few[0]]} has {self._counts[few[0]]}{others}. Reduce `shots` or `queries`, or "
-                f"exclude such classes by `classes`: {self.class_count - few.size} of {self.class_count} have enough."
-            )
+        fewer = "`ways`, or pass more `classes`" if self.class_count < self.ways else "`shots` or `queries`"
+        raise DataError(
+            f"{self.ways}-way tasks of {self.shots} shots and {self.queries} queries require {self.ways} classes of at "
+            f"least {needed} examples; got {found}. Reduce {fewer}."
+        )
 
 
 def _select(

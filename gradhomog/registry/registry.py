@@ -10,9 +10,10 @@ import inspect
 import operator
 import os
 import sys
+import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from types import ModuleType
 from typing import Any, cast
 
@@ -93,38 +94,47 @@ def _check_requirements(info: PluginInfo, requirements: Iterable[str]) -> None:
 def _import_module(info: PluginInfo) -> ModuleType:
     point = importlib.metadata.EntryPoint(info.name, info.module, f"gradhomog.{info.kind}")
     modules = set(sys.modules)
-    changes: list[str] = []
-    try:
-        with _restore_torch(changes):
-            plugin = point.load()
-    except errors.GradhomogError as cause:  # its message is complete
-        raise errors.PluginLoadError(f"{info} cannot be imported: {cause}") from cause
-    except (Exception, SystemExit) as cause:  # SystemExit: a script without a guard must not end this process
-        reinstall = f"Reinstall {info.distribution} with its dependencies, or remove '{info.name}'."
-        advice = reinstall if isinstance(cause, ModuleNotFoundError) else info.advice
-        raise _load_error(info, f"cannot be imported: {type(cause).__name__}: {cause}", advice) from cause
-    if changes:
+
+    def changed(changes: str) -> errors.PluginLoadError:
         package = info.module.partition(":")[0].partition(".")[0]
         for name in [name for name in set(sys.modules) - modules if name.partition(".")[0] == package]:
             del sys.modules[name]  # so that a second attempt raises again
-        advice = f"All other methods would train with it; it was restored. {info.advice}"
-        raise _load_error(info, f"changes {' and '.join(changes)} when it is imported", advice)
+        return _load_error(info, f"changes {changes} when it is imported", f"{RESTORED} {info.advice}")
+
+    with _unchanged_torch(changed, generators=True):
+        try:
+            plugin = point.load()
+        except errors.GradhomogError as cause:  # its message is complete
+            raise errors.PluginLoadError(f"{info} cannot be imported: {cause}") from cause
+        except (Exception, SystemExit) as cause:  # SystemExit: a script without a guard must not end this process
+            reinstall = f"Reinstall {info.distribution} with its dependencies, or remove '{info.name}'."
+            advice = reinstall if isinstance(cause, ModuleNotFoundError) else info.advice
+            raise _load_error(info, f"cannot be imported: {type(cause).__name__}: {cause}", advice) from cause
     if not isinstance(plugin, ModuleType):
         raise _load_error(info, f"must have a module as its entry point; got a {type(plugin).__name__}")
     return plugin
 
 
+RESTORED = "All other methods would train with it; it was restored."
+
+
 @contextmanager
-def _restore_torch(changes: list[str]) -> Iterator[None]:
-    """Restore the settings and functions of PyTorch after the context, and append the changes to a list."""
+def _unchanged_torch(changed: Callable[[str], errors.PluginError], *, generators: bool = False) -> Iterator[None]:
+    """Context after which settings and functions of PyTorch are as before; otherwise raise the error of the changes.
+
+    Args:
+        generators: also restore the random generators, without an error. Factories may draw from them.
+    """
     from gradhomog import global_state  # imported here, so that listing plugins does not import PyTorch
 
     settings, functions = [*map(operator.call, global_state.READ_SETTINGS)], global_state.read_functions()
     try:
-        yield
+        with global_state.restore_generators() if generators else nullcontext():
+            yield
     finally:
         restored = global_state.restore_settings(settings), global_state.restore_functions(functions)
-        changes += [change for change in restored if change]
+    if any(restored):
+        raise changed(" and ".join(filter(None, restored)))
 
 
 def _read_spec(manager: pluggy.PluginManager, info: PluginInfo) -> Spec:
@@ -133,10 +143,12 @@ def _read_spec(manager: pluggy.PluginManager, info: PluginInfo) -> Spec:
     hook = getattr(manager.hook, hook_name)
     if not hook.get_hookimpls():
         raise _load_error(info, f"has no hook `{hook_name}`: define it and mark it with @gradhomog.hookimpl")
-    try:
-        spec = hook(name=info.name)  # a module may describe several plugins
-    except (Exception, SystemExit) as cause:
-        raise _load_error(info, f"raised in `{hook_name}`: {type(cause).__name__}: {cause}") from cause
+    advice = f"{RESTORED} {info.advice}"
+    with _unchanged_torch(lambda changes: _load_error(info, f"changes {changes} in `{hook_name}`", advice)):
+        try:
+            spec = hook(name=info.name)  # a module may describe several plugins
+        except (Exception, SystemExit) as cause:
+            raise _load_error(info, f"raised in `{hook_name}`: {type(cause).__name__}: {cause}") from cause
     if not isinstance(spec, spec_type):
         raise _load_error(info, f"must return a {spec_type.__name__} from `{hook_name}`; got {type(spec).__name__}")
     try:
@@ -198,6 +210,10 @@ class Registry:
                 info = PluginInfo(point.name, distribution, version, point.value, kind, disabled)
                 # A distribution may be on the path twice (editable and installed): the first one is imported.
                 found.setdefault((kind, distribution, point.name), (info, point.dist))
+        known = {name for info, _ in found.values() for name in (info.name, info.selector)}
+        for unknown in sorted(self._disabled - known):
+            hint = errors.did_you_mean(unknown, [name for name in known if (":" in name) == (":" in unknown)])
+            warnings.warn(f"GRADHOMOG_DISABLE: no installed plugin is named {unknown!r}.{hint}", stacklevel=2)
         return dict(sorted(found.values(), key=lambda entry: entry[0]))
 
     def add(self, distribution: importlib.metadata.Distribution) -> None:
@@ -301,14 +317,20 @@ class Registry:
             found = repr(variant) if variant else "nothing after the name"
             known = ", ".join(spec.variants)
             raise errors.OptionError(f"`{info.name}` needs one of the variants {known}; got {found}.{hint}")
-        try:
-            made = self.manager.hook.gradhomog_make(spec=spec, arguments=arguments, options={**bound, **supplied})
-        except errors.GradhomogError:
-            raise
-        except (Exception, SystemExit) as cause:
-            raise errors.PluginRunError(self._describe_failure(info, cause)) from cause
         impls = reversed(self.manager.hook.gradhomog_make.get_hookimpls())  # the outermost first
         wrappers = [self._owner(impl.plugin) for impl in impls if not isinstance(impl.plugin, _DefaultFactory)]
+
+        def changed(changes: str) -> errors.PluginRunError:
+            hooks = "".join(f", or `gradhomog_make` of {name}," for name, _ in wrappers)
+            return errors.PluginRunError(f"the factory of {info}{hooks} changes {changes}. {RESTORED} {info.advice}")
+
+        with _unchanged_torch(changed):
+            try:
+                made = self.manager.hook.gradhomog_make(spec=spec, arguments=arguments, options={**bound, **supplied})
+            except errors.GradhomogError:
+                raise
+            except (Exception, SystemExit) as cause:
+                raise errors.PluginRunError(self._describe_failure(info, cause)) from cause
         if made is None and wrappers:
             raise errors.PluginRunError(
                 f"`gradhomog_make` of {' and '.join(name for name, _ in wrappers)} returned None for {info}: a wrapper "

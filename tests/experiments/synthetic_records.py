@@ -27,7 +27,7 @@ def result(
         "homogenizers": "none" if label == "plain" else label, "seed": seed, "role": "compare", "metric": "accuracy",
         "scores": list(scores), "losses": [1.0] * len(scores),
         "domains": list(domains or ["glyphs:georgian"] * len(scores)), "validation": 0.4, "best_step": 150,
-        "steps": 200, "seconds": 20.0, "step_seconds": 0.1, **more,
+        "steps": 200, "seconds": 20.0, "step_seconds": 0.1, "files": {}, **more,
     }  # fmt: skip
 
 

@@ -30,6 +30,10 @@ CHANGES = {
     "torch.set_num_threads(torch.get_num_threads() + 1)": "the number of threads from ",
     "torch.set_grad_enabled(not torch.is_grad_enabled())": "the gradient mode from ",
     "torch.use_deterministic_algorithms(True)": "deterministic algorithms from False to True",
+    "torch.set_float32_matmul_precision('high')": "the float32 matmul precision from highest to high",
+    "torch.backends.cuda.matmul.fp32_precision = 'tf32'": "the float32 matmul precision from highest to of backends",
+    "torch.set_autocast_enabled('cpu', True)": "autocast on the CPU from False to True",
+    "torch.set_autocast_enabled('cuda', True)": "autocast on GPUs from False to True",
 }
 PATCHES = {
     "torch.optim.Adam.step = lambda self, closure=None: None": "the function torch.optim.adam.Adam.step",
@@ -53,6 +57,39 @@ def test_an_import_that_changes_what_other_methods_use_raises_and_is_undone(grad
     for _ in range(2):
         assert_blamed(error_of(PluginLoadError, "bad"), f"changes {change}", "when it is imported")
         assert read_globals() == before
+
+
+@pytest.mark.parametrize(("line", "change"), [*CHANGES.items(), *PATCHES.items()])
+@pytest.mark.parametrize("place", ["the factory", "`gradhomog_homogenizer`", "`gradhomog_make`"])
+def test_a_factory_or_a_hook_that_changes_what_other_methods_use_raises_and_is_undone(
+    gradhomog_install, place, line, change
+):
+    before, line = read_globals(), line.replace("\n", "; ")
+    source = plugin(f"def __init__(self): {line}" if place == "the factory" else EVEN)
+    if place == "`gradhomog_homogenizer`":
+        source = source.replace("return gradhomog.", f"{line}; return gradhomog.")
+    elif place == "`gradhomog_make`":
+        source += make(f"{line}; return (yield)", "hookimpl(wrapper=True)")
+    gradhomog_install("bad-dist", source, plugin="bad", version="0.7")
+    for _ in range(2):
+        kind = PluginLoadError if place == "`gradhomog_homogenizer`" else PluginRunError
+        message = error_of(kind, "bad")
+        assert_blamed(message, f"changes {change}", place)
+        assert read_globals() == before
+
+
+def test_an_import_leaves_the_random_numbers_of_others_as_they_were(gradhomog_install):
+    gradhomog_install("bad-dist", f"import torch\ntorch.manual_seed(7)\ntorch.rand(3)\n{plugin(EVEN)}", plugin="bad")
+    before = torch.random.get_rng_state()
+    assert len(gradhomog.pipeline("bad")) == 1
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_factory_may_draw_random_numbers(gradhomog_install):
+    install(gradhomog_install, f"def __init__(self): self.start = torch.rand(3)\n{EVEN}")
+    torch.manual_seed(0)
+    first = next(iter(gradhomog.pipeline("bad"))).start
+    assert not torch.equal(first, next(iter(gradhomog.pipeline("bad"))).start)
 
 
 @pytest.mark.parametrize(("line", "change"), CHANGES.items())

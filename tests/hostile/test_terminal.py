@@ -7,12 +7,14 @@ import sys
 import xml.etree.ElementTree as ET
 
 import pytest
+from markupsafe import Markup
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from gradhomog.cli import _output, main
 from gradhomog.experiments.report.figures import style
-from gradhomog.table import Table
+from gradhomog.experiments.report.page import environment
+from gradhomog.table import Cell, Table
 from gradhomog.terminal import escaped_output
 
 TITLE = "\x1b]0;title\x07\x9b31m\u202e\x7f\r"
@@ -90,3 +92,18 @@ def test_figures_with_control_characters_in_any_text_are_well_formed(tmp_path):
     svg, _ = style.save(figure, tmp_path / "figure")
     assert ET.fromstring(svg.read_bytes()).tag.endswith("svg")
     assert "\\u001b]0;title" in svg.read_text(encoding="utf-8")
+
+
+def test_every_output_of_a_table_is_without_control_characters():
+    table = Table([TITLE], [[TITLE], [Cell(TITLE, TITLE)], [Cell("1", TITLE)]], notes=[TITLE])
+    for output in (table.text(), table.html(TITLE), table.markdown(), Table([], [], [TITLE], empty=TITLE).text()):
+        assert CONTROLS.findall(output) == []
+        assert "]0;title" in output
+
+
+def test_pages_have_no_control_characters():
+    template = environment().from_string("{{ text }} {{ markup }} {{ number }}")
+    page = template.render(text=f"<{TITLE}", markup=Markup(f"<b>{TITLE}</b>"), number=1.5)
+    assert CONTROLS.findall(page) == []
+    assert page.startswith("&lt;\\u001b]0;title")
+    assert page.endswith("</b> 1.5")

@@ -2,6 +2,7 @@
 
 import warnings
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 from gradhomog import DataError, OptionError, Task, TaskBatch, TaskDataset
 from gradhomog_adapters.baseline import Baseline
+from gradhomog_data.domains.class_images import ClassImages
 
 SHAPE = {"ways": 3, "shots": 2, "queries": 4, "length": 20}
 
@@ -214,9 +216,10 @@ class Words(Numbers):
 @pytest.mark.parametrize(
     ("dataset", "changes", "message"),
     [
-        (Numbers(), {"ways": 7}, "7-way tasks require 7 classes; got 6. Reduce `ways`"),
-        (Numbers(63), {"shots": 7}, "require 11 examples of every class; class 3 has 10, and 2 more classes have too "
-            "few. Reduce `shots` or `queries`, or exclude such classes by `classes`: 3 of 6 have enough."),
+        (Numbers(), {"ways": 7}, "7-way tasks of 2 shots and 4 queries require 7 classes of at least 6 examples; got 6 "
+            "classes of 10 to 10 examples, of which 6 qualify. Reduce `ways`, or pass more `classes`."),
+        (Numbers(63), {"ways": 4, "shots": 7}, "require 4 classes of at least 11 examples; got 6 classes of 10 to 11 "
+            "examples, of which 3 qualify. Reduce `shots` or `queries`."),
         (Numbers(), {"classes": [0, 1, 9]}, r"`classes` must be among the labels; got 9, which is not \(1 such "
             r"classes\). The labels are 0..5, 6 different ones."),
         (Numbers(), {"classes": [0, 1, 1]}, "`classes` must not repeat a label; got 3 labels, of which 2 differ."),
@@ -239,6 +242,37 @@ def test_an_error_names_the_expected_and_the_actual_value(
 ) -> None:
     with pytest.raises(DataError, match=message):
         TaskDataset(dataset, **(SHAPE | changes))[0]
+
+
+@pytest.mark.parametrize("shots", [1, 3, 4])
+def test_small_classes_are_skipped_as_in_domains(shots: int) -> None:
+    """One rule for both: a class with fewer than `shots + queries` examples is not drawn, and `ways` must remain."""
+    counts = np.array([3, 9, 4, 7, 6, 2, 8])
+    labels, shape = np.repeat(np.arange(7), counts), {"ways": 3, "shots": shots, "queries": 3}
+    tasks = TaskDataset(Numbers(len(labels)), labels=labels, length=60, **shape)
+    domain = ClassImages("small", np.zeros((len(labels), 1, 1, 1), np.uint8), labels, list("abcdefg"))
+    drawn = [domain.sample("all", np.random.default_rng(seed), **shape) for seed in range(60)]
+    for found in (list(tasks), drawn):
+        assert {int(c) for task in found for c in task.classes} == set(np.flatnonzero(counts >= shots + 3))
+    assert tasks.classes == tuple(range(7))  # the numbers of classes do not depend on the shots
+    with pytest.raises(DataError, match="of which 2 qualify"):
+        TaskDataset(Numbers(len(labels)), labels=labels, length=1, ways=3, shots=5, queries=3)
+    with pytest.raises(DataError, match="of which 2 qualify"):
+        domain.check("all", ways=3, shots=5, queries=3)
+
+
+def inputs(tasks: Iterable[Task]) -> list[tuple[float, ...]]:
+    return [tuple(torch.cat([task.support_x, task.query_x]).flatten().tolist()) for task in tasks]
+
+
+def test_new_tasks_come_from_a_longer_data_set_or_from_another_seed() -> None:
+    """The recipes of the guide: by default, every epoch repeats the tasks of the first one."""
+    loader = DataLoader(TaskDataset(Numbers(), **SHAPE), batch_size=None)
+    assert inputs(loader) == inputs(loader)
+    longer = inputs(TaskDataset(Numbers(), **(SHAPE | {"length": 60})))
+    epochs = [task for seed in range(3) for task in inputs(TaskDataset(Numbers(), **SHAPE, seed=seed))]
+    assert len(set(longer)) == len(set(epochs)) == 60
+    assert longer[:20] == epochs[:20] == inputs(loader)
 
 
 def test_the_seed_and_the_index_have_ranges() -> None:

@@ -148,9 +148,18 @@ def test_a_disabled_plugin_is_listed_but_cannot_be_named_or_loaded(monkeypatch: 
         assert str(raised.value).startswith(f"homogenizer 'pcgrad' of gradhomog {gradhomog.__version__}")
 
 
-def test_disabling_by_distribution_keeps_plugins_of_that_name_in_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRADHOMOG_DISABLE", "stranger:pcgrad,gradhomog")
-    assert "pcgrad" in Registry().names("homogenizers")
+def test_names_that_disable_nothing_are_reported_with_suggestions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADHOMOG_DISABLE", "stranger:pcgrad,pcgrd, mgda")
+    registry = Registry()
+    with pytest.warns(UserWarning, match="GRADHOMOG_DISABLE") as warned:
+        names = registry.names("homogenizers")
+    assert [str(each.message) for each in warned] == [
+        "GRADHOMOG_DISABLE: no installed plugin is named 'pcgrd'. Did you mean 'pcgrad'?",
+        "GRADHOMOG_DISABLE: no installed plugin is named 'stranger:pcgrad'. Did you mean 'gradhomog:pcgrad'?",
+    ]
+    assert "pcgrad" in names
+    assert "mgda" not in names
+    registry.names("learners")  # reported once
 
 
 BROKEN = {

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from filelock import FileLock
+
 from gradhomog.errors import ConfigError, GradhomogError
 from gradhomog.experiments.environment import threads
 from gradhomog.experiments.execution import observers
@@ -81,8 +83,10 @@ def compare(
         plan = make_plan(pinned)
         if not resume:  # the dry run was done at the first start; a comparison with fewer methods would be another one
             dry_run(pinned, rows, progress)
-        comparison_dir.create_folder(pinned, folder)
-        plan.write(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / comparison_dir.LOCK):  # of processes that start at the same moment, one writes the plan
+            comparison_dir.create_folder(pinned, folder)
+            plan.write(folder)
         runner = _Runner(pinned, plan, folder, progress)
         with closing(run_executor):
             runner.compute_all(run_executor)

@@ -4,12 +4,14 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypedDict
 
 from gradhomog.errors import ConfigError, DamagedCacheWarning, GradhomogError
 from gradhomog.experiments.episodes.splits import close_domains
 from gradhomog.experiments.execution.comparison import make_plan
-from gradhomog.experiments.results import checksums
-from gradhomog.experiments.results.comparison_dir import MANIFEST, PLAN, RESULT, Plan, run_dir
+from gradhomog.experiments.report.page import FIGURES
+from gradhomog.experiments.results import checksums, events
+from gradhomog.experiments.results.comparison_dir import CHECKPOINT, MANIFEST, PLAN, RESULT, Plan, run_dir
 from gradhomog.experiments.run_file import pins
 from gradhomog.experiments.runs import decided_runs
 
@@ -20,9 +22,10 @@ Errors = Iterator[str | None]
 def verify(folder: Path) -> Errors:
     """Yield the error of each file of a comparison; None if the file is intact.
 
-    Errors are: a file that is damaged, missing or of another run; a run of the plan that has neither a result nor a
-    failure; a folder that is not a run of the plan; data that differ from those of the results; cached pictures that
-    differ from those that were decoded. If the data cannot be opened, a message on stderr gives the reason.
+    Errors are: a file that is damaged, missing, added or of another run; a run of the plan that has neither a result
+    nor a failure, or another one than the report; a folder that is not a run of the plan; data that differ from those
+    of the results; cached pictures that differ from those that were decoded. If the data cannot be opened, a message on
+    stderr gives the reason.
 
     Raises:
         ConfigError: the folder has no `plan.json`.
@@ -35,7 +38,7 @@ def verify(folder: Path) -> Errors:
         yield str(error)
         return
     yield from _verify_runs(folder, plan)
-    yield from _verify_manifest(folder)
+    yield from _verify_manifest(folder, plan)
     if plan.fingerprints:
         yield from _verify_data(folder, plan)
 
@@ -50,6 +53,8 @@ def _verify_runs(folder: Path, plan: Plan) -> Errors:
                 results[run.id] = result
                 yield None
                 yield from checksums.check_files(found.path, result["files"])
+                added = found.arrays_and_logs() - {found.path / name for name in (*result["files"], CHECKPOINT)}
+                yield from (f"{path} was added after the run had finished. Remove it." for path in sorted(added))
                 continue
             if found.checkpoint.exists():
                 checksums.checkpoint_content(found.checkpoint)
@@ -67,17 +72,28 @@ def _verify_runs(folder: Path, plan: Plan) -> Errors:
         yield f"{path} is not a run of {PLAN}."
 
 
-def _verify_manifest(folder: Path) -> Errors:
+class Manifest(TypedDict):
+    """The content of `manifest.json`: the SHA-256 by path."""
+
+    files: dict[str, str]
+
+
+def _verify_manifest(folder: Path, plan: Plan) -> Errors:
     advice = f"Write the report again: gradhomog report {folder}"
     path = folder / MANIFEST
     try:
-        files = checksums.read_json(path, advice)["files"]
+        content = checksums.read_json(path, advice)
+        events.validate(content, Manifest, str(path), advice)
     except FileNotFoundError:
         yield f"{path} is missing: the comparison has not finished, or the file was removed. {advice}"
     except ConfigError as error:
         yield str(error)
     else:
-        yield from checksums.check_files(folder, files)
+        yield from checksums.check_files(folder, content["files"])
+        others = [*folder.glob("[!.]*"), *(folder / FIGURES).glob("[!.]*")]
+        present = {*plan.final_files(folder), *(each for each in others if each.is_file() and each.suffix != ".tmp")}
+        for added in sorted(present - {path, *(folder / name for name in content["files"])}):
+            yield f"{added} is not listed in {MANIFEST}: it was added after the report. Remove it. {advice}"
 
 
 def _verify_data(folder: Path, plan: Plan) -> Errors:

@@ -15,10 +15,11 @@ from gradhomog.experiments.report.tables import baseline_table, candidate_table,
 from gradhomog.experiments.results.artifacts import SaliencyMaps, Trajectory, collect
 from gradhomog.experiments.results.atomic_files import write_bytes
 from gradhomog.experiments.results.checksums import file_digest, write_json
-from gradhomog.experiments.results.comparison_dir import MANIFEST, PLAN, RUN_FILE
+from gradhomog.experiments.results.comparison_dir import MANIFEST, PLAN, RUN_FILE, Plan
 from gradhomog.experiments.results.events import Record
 from gradhomog.experiments.results.records import records as read_records
 from gradhomog.experiments.score_metrics import metric
+from gradhomog.terminal import escape_controls
 
 TITLES = {
     "scores": "Scores and differences",
@@ -94,10 +95,11 @@ def render_page(summary: Summary, records: Sequence[Record], saved_figures: Mapp
 
 
 def environment() -> Environment:
-    """The template environment of all pages: every text is escaped."""
+    """The template environment of all pages: every text is escaped, its control characters too."""
     return Environment(
         loader=PackageLoader("gradhomog.experiments.report"),
         autoescape=True,
+        finalize=lambda value: type(value)(escape_controls(value, keep="\n\t")) if isinstance(value, str) else value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -124,13 +126,14 @@ def _facts(summary: Summary, start: Record) -> dict[str, str]:
     return {name: text for name, text in entries.items() if text}
 
 
-SUMMARY, REPORT = "summary.csv", "report.html"
+SUMMARY, REPORT, FIGURES = "summary.csv", "report.html", "figures"
 
 
 def write_report(folder: str | Path) -> Summary:
     """Write the report of a comparison to its folder and return the summary; the comparison may be unfinished.
 
-    `manifest.json`, written last, has the SHA-256 of the report, of `plan.json` and of `run.toml`.
+    `manifest.json`, written last, has the SHA-256 of the report, of `plan.json`, of `run.toml`, of the results, and of
+    the events of failed runs.
 
     Without matplotlib the report has no figures, and a message on stderr names the package to install.
 
@@ -144,6 +147,7 @@ def write_report(folder: str | Path) -> Summary:
     saved_figures = _save_figures(folder, records, summary)
     write_bytes(folder / REPORT, render_page(summary, records, saved_figures).encode())
     written = [folder / RUN_FILE, folder / PLAN, folder / SUMMARY, folder / REPORT]
+    written += Plan.read(folder).final_files(folder)
     written += [path for figure in saved_figures.values() for path in (figure, figure.with_suffix(".png"))]
     digests = {path.relative_to(folder).as_posix(): file_digest(path) for path in written if path.exists()}
     write_json(folder / MANIFEST, {"files": digests})
@@ -162,5 +166,5 @@ def _save_figures(folder: Path, records: Sequence[Record], summary: Summary) -> 
             "trajectories": curves.trajectories(collect(folder, records, Trajectory)),
             "saliency": saliency.saliency(collect(folder, records, SaliencyMaps)),
         },
-        folder / "figures",
+        folder / FIGURES,
     )

@@ -14,6 +14,7 @@ from gradhomog.experiments.run_file.toml import flatten
 from gradhomog.experiments.runs import PLAIN
 from gradhomog.experiments.score_metrics import metric
 from gradhomog.table import NOTHING, Cell, Table
+from gradhomog.terminal import escape_controls
 
 
 def notes(summary: Summary) -> list[str]:
@@ -262,9 +263,18 @@ def run_table(summary: Summary, records: Iterable[Record]) -> Table:
 
 def summary_csv(summary: Summary) -> str:
     """The numbers of the rows as CSV, with the keys of the JSON form as columns: `to_plain.difference.mean`."""
-    rows = [{"metric": summary.metric, **flatten(row)} for row in to_json(summary)["rows"]]
+    rows = [
+        {key: _csv_text(value) if isinstance(value, str) else value for key, value in flatten(row).items()}
+        for row in ({"metric": summary.metric, **row} for row in to_json(summary)["rows"])
+    ]
     file = io.StringIO()
     writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return file.getvalue()
+
+
+def _csv_text(text: str) -> str:
+    """A text without control characters; after an apostrophe if a spreadsheet would execute it as a formula."""
+    text = escape_controls(text)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text

@@ -8,6 +8,7 @@ import gradhomog
 from gradhomog.errors import ConfigError, GradhomogError
 from gradhomog.experiments.execution.comparison import Progress, compare, make_plan
 from gradhomog.experiments.execution.methods import make_methods
+from gradhomog.experiments.report.page import REPORT
 from gradhomog.experiments.reproduce.comparisons import (
     PlannedComparison,
     Settings,
@@ -16,7 +17,7 @@ from gradhomog.experiments.reproduce.comparisons import (
 )
 from gradhomog.experiments.reproduce.paper_schema import Paper, read_experiment
 from gradhomog.experiments.reproduce.paper_scores import PaperScores, collect
-from gradhomog.experiments.reproduce.report import REPORT, write_page
+from gradhomog.experiments.reproduce.report import write_page
 from gradhomog.experiments.results.comparison_dir import PLAN, Plan, check_writable, run_dir
 from gradhomog.experiments.runs import decided_runs
 

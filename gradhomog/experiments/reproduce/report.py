@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradhomog.experiments.report.figures import style
 from gradhomog.experiments.report.figures.scores import DrawnRow, draw_rows
-from gradhomog.experiments.report.page import environment, inline_svg
+from gradhomog.experiments.report.page import FIGURES, REPORT, environment, inline_svg
 from gradhomog.experiments.report.tables import interval_cell, number_cell, number_text, seeds_text
 from gradhomog.experiments.reproduce.paper_schema import Paper
 from gradhomog.experiments.reproduce.paper_scores import PaperScore, PaperScores
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-REPORT, FIGURES = "report.html", "figures"
 
 INCOMPLETE = (
     "†: no comparison with the paper, because data of the column, for training or test, are missing or incomplete, see "

@@ -9,6 +9,8 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from gradhomog.errors import ConfigError
+from gradhomog.experiments.results import checksums
 from gradhomog.experiments.results.atomic_files import atomic_write
 from gradhomog.experiments.results.events import Record
 from gradhomog.files import NpzFile, open_npz
@@ -19,7 +21,7 @@ Kind = TypeVar("Kind", "SaliencyMaps", "Trajectory")
 def collect(folder: Path, records: Iterable[Record], kind: type[Kind]) -> dict[tuple[str, str], Kind]:
     """Return the artifact of each method, by learner and label, in the order of the table, of the first seed with one.
 
-    A file that cannot be read is reported on stderr and skipped: results do not depend on it.
+    A file that cannot be read, or is not that of the run, is reported on stderr and skipped: it changes no result.
     """
     artifacts: dict[tuple[str, str], Kind] = {}
     for record in records:
@@ -27,7 +29,9 @@ def collect(folder: Path, records: Iterable[Record], kind: type[Kind]) -> dict[t
             continue
         path = folder / "runs" / record["run"] / kind.FILE
         try:
-            if path.exists():
+            if kind.FILE in record["files"]:
+                if error := next(checksums.check_files(path.parent, {kind.FILE: record["files"][kind.FILE]})):
+                    raise ConfigError(error)
                 artifacts.setdefault((record["learner"], record["label"]), read(path, kind))
         except Exception as error:  # a damaged archive raises various errors of zipfile, zlib and NumPy
             print(f"{path}: skipped, it cannot be read: {error}", file=sys.stderr)

@@ -160,9 +160,13 @@ def check_files(folder: Path, files: Mapping[str, str]) -> Iterator[str | None]:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON object with the format version and with its own SHA-256."""
-    written = events.json_compatible({"version": events.VERSION, **content})
-    written["sha256"] = content_digest(written)
-    atomic_files.write_bytes(path, (json.dumps(written, ensure_ascii=False, indent=1) + "\n").encode())
+    atomic_files.write_bytes(path, (json.dumps(signed(content), ensure_ascii=False, indent=1) + "\n").encode())
+
+
+def signed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a JSON object with the format version and with its own SHA-256, for `parse_json`."""
+    written: dict[str, Any] = events.json_compatible({"version": events.VERSION, **content})
+    return {**written, "sha256": content_digest(written)}
 
 
 def read_json(path: Path, advice: str) -> dict[str, Any]:
@@ -175,15 +179,19 @@ def read_json(path: Path, advice: str) -> dict[str, Any]:
         ConfigError: the file is damaged, or of another format version. OSError: it cannot be read.
     """
     with open_regular(path, events.MAX_BYTES, error=ConfigError) as file:
-        text = file.read()
+        return parse_json(file.read(), str(path), advice)
+
+
+def parse_json(text: str | bytes, where: str, advice: str) -> dict[str, Any]:
+    """Return the content of a `signed` JSON object; `where` names its file. Raises `ConfigError` as `read_json`."""
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as cause:
-        raise ConfigError(f"{path} is damaged: not valid JSON. {advice}") from cause
+        raise ConfigError(f"{where} is damaged: not valid JSON. {advice}") from cause
     digest = content.pop("sha256", None) if isinstance(content, dict) else None
     if digest is None or digest != content_digest(content):
-        raise ConfigError(f"{path} is damaged: its content does not match its `sha256`. {advice}")
-    events.check_version(content, str(path))
+        raise ConfigError(f"{where} is damaged: its content does not match its `sha256`. {advice}")
+    events.check_version(content, where)
     return dict(content)
 
 

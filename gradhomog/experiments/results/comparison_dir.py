@@ -28,7 +28,7 @@ from gradhomog.experiments.run_file.validation import build
 from gradhomog.experiments.runs import Method, Run
 
 ROOT = Path("runs")
-RUN_FILE, PLAN, MANIFEST = "run.toml", "plan.json", "manifest.json"
+RUN_FILE, PLAN, MANIFEST, LOCK = "run.toml", "plan.json", "manifest.json", ".lock"
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,10 @@ class Plan:
                 )
             self.check_fingerprints(result["fingerprints"], str(run_folder.path))
         return result
+
+    def final_files(self, folder: Path) -> list[Path]:
+        """Return the file of each run in the folder of this comparison that tells how it has ended, if it has."""
+        return [final for run in self.runs if (final := run_dir(folder, run).final_file()) is not None]
 
     def check_fingerprints(self, fingerprints: Mapping[str, str], where: str) -> None:
         """Raise ConfigError with the `difference_of` the data, if there is one."""
@@ -181,7 +185,7 @@ class RunDir:
         The lock is released when its process ends, even if it is killed.
         """
         self._make()
-        lock = FileLock(self.path / ".lock", timeout=0)
+        lock = FileLock(self.path / LOCK, timeout=0)
         try:
             lock.acquire()
         except Timeout:
@@ -221,13 +225,19 @@ class RunDir:
 
     def finish(self, result: Record) -> None:
         """Write the result, with the digests of the run file, the events and the arrays; remove the checkpoint."""
-        suffixes = (".jsonl", ".npz", ".pt", ".toml")  # other files are those of observers, which may still write
-        files = {
-            path.name: checksums.file_digest(path) for path in sorted(self.path.glob("*.*")) if path.suffix in suffixes
-        }
+        files = {path.name: checksums.file_digest(path) for path in sorted(self.arrays_and_logs())}
         files.pop(CHECKPOINT, None)
         checksums.write_json(self.path / RESULT, {**result, "files": files})
         self.checkpoint.unlink(missing_ok=True)
+
+    def arrays_and_logs(self) -> set[Path]:
+        """Return the files that a result has the digests of; others are those of observers, which may still write."""
+        return {path for path in self.path.glob("*.*") if path.suffix in (".jsonl", ".npz", ".pt", ".toml")}
+
+    def final_file(self) -> Path | None:
+        """Return the result of a finished run, or the events of a failed one, else None."""
+        result = self.path / RESULT
+        return result if result.exists() else self.events if self.failure() is not None else None
 
     def record_failure(self, error: str) -> None:
         """Write the event `failed` with the error that ended the run, unless the log already ends with this event."""
@@ -244,9 +254,9 @@ class RunDir:
         return str(last[0]["error"]) if last and last[0]["event"] == "failed" else None
 
     def create(self, config: str) -> None:
-        """Create the folder and write the run file, if they do not exist."""
+        """Create the folder and write the run file, if they do not exist; called by the process that has the lock."""
         self._make()
-        atomic_files.remove_leftovers(self.path)
+        atomic_files.remove_leftovers(self.path, locked=True)
         if not self.config.exists():
             atomic_files.write_bytes(self.config, config.encode())
 
@@ -325,7 +335,7 @@ def create_folder(config: Config, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     if not (out / RUN_FILE).exists():  # an existing file may be the user's, with comments
         atomic_files.write_bytes(out / RUN_FILE, config.to_toml().encode())
-    atomic_files.remove_leftovers(out)
+    atomic_files.remove_leftovers(out, locked=False)
 
 
 def _numbered_folders(stem: str) -> dict[int, Path]:

@@ -15,6 +15,7 @@ import numpy as np
 from annotated_types import Ge, MinLen
 
 from gradhomog.errors import ConfigError
+from gradhomog.experiments.results.atomic_files import name_errors
 from gradhomog.files import open_regular
 from gradhomog.registry.options import describe_mismatch
 
@@ -158,7 +159,7 @@ class EventLog:
 
     def __init__(self, path: Path, size: int = 0) -> None:
         self.path = path
-        with path.open("ab") as file:
+        with name_errors(path), path.open("ab") as file:
             if file.tell() < size:  # the machine crashed before all data reached the disk
                 raise ConfigError(
                     f"{path} is shorter than at its checkpoint. Remove the folder of this run to train it again."
@@ -167,14 +168,14 @@ class EventLog:
 
     def sync(self) -> int:
         """Sync the file to disk, and return its size in bytes, which checkpoints store."""
-        with self.path.open("rb+") as file:
+        with name_errors(self.path), self.path.open("rb+") as file:
             os.fsync(file.fileno())
             return file.seek(0, os.SEEK_END)
 
     def append(self, event: Mapping[str, Any]) -> None:
         """Write an event as one line."""
         line = json.dumps(json_compatible(event), ensure_ascii=False, allow_nan=False) + "\n"
-        with self.path.open("ab") as file:
+        with name_errors(self.path), self.path.open("ab") as file:
             file.write(line.encode())
 
 

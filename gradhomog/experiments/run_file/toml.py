@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gradhomog.errors import ConfigError
-from gradhomog.files import open_regular
+from gradhomog.files import read_text
 
 MAX_BYTES = 2**15
 """Maximum size of a file or text: 32 KiB, 20 times a run file. Python's parser takes quadratic time in the number of
@@ -38,15 +38,12 @@ def read(path: Path) -> dict[str, Any]:
         ConfigError: the file is missing, is a folder, is not valid TOML, or exceeds a limit; the message has its path.
     """
     try:
-        with open_regular(path, MAX_BYTES, "A run file has about a thousand bytes.", ConfigError) as file:
-            content = file.read().decode("utf-8")
-    except FileNotFoundError as cause:
-        raise ConfigError(f"{path}: there is no such file.") from cause
+        content = read_text(path, MAX_BYTES, "A run file has about a thousand bytes.", ConfigError)
     except OSError as cause:
         raise ConfigError(f"{path}: the file cannot be read: {cause.strerror or cause}.") from cause
     except ConfigError:
         raise
-    except ValueError as cause:  # bytes that are not UTF-8, or a path that contains NUL
+    except ValueError as cause:  # a path that contains NUL
         raise ConfigError(f"{path}: the file cannot be read: {cause}.") from cause
     try:
         return parse(content)

@@ -54,14 +54,15 @@ def _build(kind: Any, content: Mapping[str, Any], prefix: str, errors: list[str]
 
 def _build_value(hint: Any, value: Any, path: str, errors: list[str]) -> Any:
     """A value of a key; tables in lists and in tables by name are built too."""
-    inner = typing.get_args(hint)[-1] if typing.get_origin(hint) in (dict, list) else None
+    origin = typing.get_origin(hint)
+    inner = typing.get_args(hint)[-1] if origin in (dict, list) else None
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         return _build(hint, value, f"{path}.", errors)
     if dataclasses.is_dataclass(hint):
         errors.append(f"`{path}` must be a table; got {value!r}.")
-    elif dataclasses.is_dataclass(inner) and isinstance(value, Mapping):
+    elif dataclasses.is_dataclass(inner) and origin is dict and isinstance(value, Mapping):
         return {name: _build_value(inner, each, f"{path}.{name}", errors) for name, each in value.items()}
-    elif dataclasses.is_dataclass(inner) and isinstance(value, list):
+    elif dataclasses.is_dataclass(inner) and origin is list and isinstance(value, list):
         return [_build_value(inner, each, f"{path}[{index}]", errors) for index, each in enumerate(value)]
     elif error := describe_mismatch(path, value, hint):
         errors.append(error)

@@ -1,5 +1,6 @@
 """The fixed problems of the suite, from `problems.toml`, and the runs of a method on each."""
 
+import ast
 import dataclasses
 import functools
 import hashlib
@@ -9,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge, MinLen
 
 import gradhomog
 from gradhomog.errors import ConfigError, did_you_mean
@@ -51,7 +53,7 @@ class SuiteProblem:
         name: its name in tables.
         question: its task, in a sentence.
         scaled_task: the task whose loss is multiplied.
-        steps: training steps of a run.
+        steps: training steps of a run, at least 8, so that all `CHECKPOINTS` differ.
         rates: the learning rates, from which validation selects one for each row.
         best: the best score, from which errors are measured; by default that of the metric, 1 or 0.
         tolerance: the error that is good enough: smaller errors count as this one.
@@ -62,8 +64,8 @@ class SuiteProblem:
     name: str
     question: str
     scaled_task: str
-    steps: int
-    rates: Sequence[float]
+    steps: Annotated[int, Ge(8)]
+    rates: Annotated[Sequence[float], MinLen(1)]
     settings: Mapping[str, Any]
     best: float | None = None
     tolerance: float = 0.0
@@ -72,7 +74,7 @@ class SuiteProblem:
     @functools.cached_property
     def config(self) -> Config:
         """The run file with the defaults of its problem."""
-        schedule = {"steps": self.steps, "validate_every": self.steps, "outer_lr": self.rates[1]}
+        schedule = {"steps": self.steps, "validate_every": self.steps, "outer_lr": self.rates[len(self.rates) // 2]}
         train = {**schedule, **self.settings.get("train", {})}
         return load(defaults={**self.settings, "train": train})
 
@@ -99,7 +101,7 @@ class SuiteProblem:
         return text if factor == GIVEN else misscaled(text, self.scaled_task, factor)
 
     def code(self, method: str) -> str:
-        """A hash of the source files of a method's homogenizers, and of the versions of gradhomog and PyTorch."""
+        """A hash of the code of a method's homogenizers, and of the versions of gradhomog and PyTorch."""
         return _hash_sources("none" if method == SINGLE else self.pipeline(method, GIVEN))
 
     def factors(self, method: str) -> tuple[float, ...]:
@@ -117,8 +119,28 @@ class SuiteProblem:
 def _hash_sources(text: str) -> str:
     digest = hashlib.sha256(f"{gradhomog.__version__} {torch.__version__}".encode())
     for homogenizer in pipeline(text):
-        digest.update(Path(inspect.getfile(type(homogenizer))).read_bytes())
+        source = Path(inspect.getfile(type(homogenizer))).read_bytes()
+        digest.update(repr(_code(ast.parse(source))).encode())
     return digest.hexdigest()[:12]
+
+
+def _code(node: Any) -> Any:
+    """A syntax tree as tuples, without docstrings, comments and imports from `__future__`.
+
+    Fields without a value are omitted: later versions of Python add such fields.
+    """
+    if isinstance(node, list):
+        return tuple(_code(item) for item in node if not _is_documentation(item))
+    if isinstance(node, ast.AST):
+        fields = ((name, _code(value)) for name, value in ast.iter_fields(node) if value not in (None, []))
+        return (type(node).__name__, *fields)
+    return node
+
+
+def _is_documentation(node: Any) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return node.module == "__future__"
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 @functools.cache
@@ -154,6 +176,12 @@ def chosen_problems(names: Sequence[str], quick: bool) -> list[SuiteProblem]:
     named, known = [], problems()
     for name in names:
         problem = find_problem(name)
+        if problem is None and name in installed().names("problems"):
+            raise ConfigError(
+                f"the problem {name!r} has no settings for the suite. Its author adds them as `suite` of its "
+                "ProblemSpec: question, scaled_task, steps and rates. Without them: gradhomog compare --set "
+                f"problem.name={name}"
+            )
         if problem is None:
             raise ConfigError(f"unknown problem {name!r}; known: {', '.join(known)}.{did_you_mean(name, known)}")
         named.append(problem)

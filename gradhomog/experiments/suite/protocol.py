@@ -96,10 +96,10 @@ def train(problem: SuiteProblem, method: str, seed: int, rate: float, factor: fl
         for index in range(problem.steps):
             if index == problem.steps // 2 and seed == problem.seeds[0]:  # states of methods exist by then
                 memory = peak_bytes(lambda: trainable.step(problem.steps // 2, optimizer, inspect=False))
-                continue
-            start = time.process_time()
-            trainable.step(index, optimizer, inspect=False)
-            seconds += time.process_time() - start
+            else:
+                start = time.process_time()
+                trainable.step(index, optimizer, inspect=False)
+                seconds += time.process_time() - start
             if index + 1 in marks:
                 found = _error(trainable, trainable.validate(), problem)
                 better = found < validation[-1]

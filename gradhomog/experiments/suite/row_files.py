@@ -1,16 +1,20 @@
-"""The runs that are stored with the package, and those of a folder: lines of JSON, one for the runs of a row."""
+"""The runs that are stored with the package, and those of a folder: lines of JSON with SHA-256, one for each row."""
 
 import gzip
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 
 from filelock import FileLock
 
-from gradhomog.errors import DataError
-from gradhomog.experiments.suite.problems import find_problem
+from gradhomog.errors import ConfigError, PluginError
+from gradhomog.experiments.results import checksums, events
+from gradhomog.experiments.results.atomic_files import name_errors
+from gradhomog.experiments.suite.problems import SuiteProblem, find_problem
 from gradhomog.experiments.suite.protocol import SuiteRun
+from gradhomog.files import read_text
 
 FILE = "results.jsonl"
 """The file of a folder; packed by gzip, it is the file in the package."""
@@ -30,11 +34,14 @@ def by_row(rows: Iterable[Sequence[SuiteRun]]) -> Results:
 
 def current(results: Results) -> Results:
     """Those rows that were computed with the present source of their homogenizers, and the present versions."""
-    return {
-        (name, method): runs
-        for (name, method), runs in results.items()
-        if (problem := find_problem(name)) and runs[0].code == problem.code(method)
-    }
+    return {(name, method): runs for (name, method), runs in results.items() if is_current(find_problem(name), runs)}
+
+
+def is_current(problem: SuiteProblem | None, runs: Sequence[SuiteRun]) -> bool:
+    """True if a row was computed with the present source of its homogenizers, and the present versions."""
+    with suppress(PluginError):  # it is disabled, or not installed any more
+        return problem is not None and runs[0].code == problem.code(runs[0].method)
+    return False
 
 
 def by_factor(runs: Sequence[SuiteRun]) -> dict[float, list[SuiteRun]]:
@@ -48,44 +55,39 @@ def by_factor(runs: Sequence[SuiteRun]) -> dict[float, list[SuiteRun]]:
 def stored_results() -> Results:
     """The rows that the package contains."""
     file = resources.files("gradhomog.experiments.suite").joinpath(f"{FILE}.gz")
-    return _parse(gzip.decompress(file.read_bytes()).decode().splitlines(), str(file)) if file.is_file() else {}
+    return _parse(gzip.decompress(file.read_bytes()).splitlines(), str(file)) if file.is_file() else {}
 
 
 def read_results(folder: Path) -> Results:
     """The rows of a folder; none if it has no file.
 
     Raises:
-        DataError: a line does not contain the runs of a row. An unfinished last line, of an interrupted process, is not
-            read.
+        ConfigError: a line does not contain the runs of a row, or was changed. An unfinished last line, of an
+            interrupted process, is not read.
     """
     path = folder / FILE
     if not path.exists():
         return {}
-    text = path.read_text(encoding="utf-8")
+    text = read_text(path, events.MAX_BYTES, error=ConfigError)
     return _parse(text[: text.rfind("\n") + 1].splitlines(), str(path))
 
 
 def append_row(folder: Path, runs: Sequence[SuiteRun]) -> None:
     """Add the runs of a row to the file of a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    line = json.dumps([run.to_json() for run in runs]) + "\n"
-    with FileLock(folder / f"{FILE}.lock"), (folder / FILE).open("r+b" if (folder / FILE).exists() else "w+b") as file:
+    line, path = json.dumps(checksums.signed({"runs": [run.to_json() for run in runs]})) + "\n", folder / FILE
+    with FileLock(folder / f"{FILE}.lock"), name_errors(path), path.open("r+b" if path.exists() else "w+b") as file:
         content = file.read()
         file.seek(content.rfind(b"\n") + 1)  # after the last whole line
         file.write(line.encode())
 
 
-def _parse(lines: Sequence[str], path: str) -> Results:
+def _parse(lines: Sequence[str | bytes], path: str) -> Results:
     """The rows of these lines, without those of problems whose settings have changed since."""
     rows: list[list[SuiteRun]] = []
     for number, line in enumerate(lines, start=1):
-        try:
-            row = [SuiteRun.from_json(content) for content in json.loads(line)]
-            if not isinstance(row[0].problem, str):
-                raise TypeError("the name of a problem is a string")
-        except (TypeError, ValueError, AttributeError, IndexError) as cause:
-            found = f"expected the runs of a row; found {line[:60]!r}"
-            raise DataError(f"{path}, line {number}: {found}. Remove the line.") from cause
+        content = checksums.parse_json(line, f"{path}, line {number}", "Remove the line to compute its row again.")
+        row = [SuiteRun.from_json(run) for run in content["runs"]]
         problem = find_problem(row[0].problem)
         rows += [row] if problem and problem.digest == row[0].digest else []
     return by_row(rows)

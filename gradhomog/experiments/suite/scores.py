@@ -13,7 +13,7 @@ from gradhomog.experiments.analysis.statistics import SIGNIFICANCE, Interval, ho
 from gradhomog.experiments.runs import PLAIN
 from gradhomog.experiments.suite.problems import CHECKPOINTS, FACTORS, GIVEN, STATIC, SuiteProblem
 from gradhomog.experiments.suite.protocol import SuiteRun
-from gradhomog.experiments.suite.row_files import Results, by_factor
+from gradhomog.experiments.suite.row_files import Results, by_factor, is_current
 
 RESAMPLES = 1000
 """Bootstrap samples of the problems for the interval of a rank."""
@@ -35,6 +35,7 @@ class Score:
         memory: median of the ratio of the peak memory of a step to that of the plain mean, over the same problems.
         at_plain_time: median regret after the processor time of the plain mean.
         failures: number of runs that ended with an error.
+        outdated: number of problems whose rows were computed with another source of the method, or other versions.
     """
 
     method: str
@@ -50,6 +51,7 @@ class Score:
     memory: float
     at_plain_time: float
     failures: int
+    outdated: int
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Scores:
 
     The regret of a method is (e − e*) / ē*, with its test errors e and those e* of the best static weights, paired by
     seed: the weights of the grid with the lowest mean validation error. 0 is as good as tuned weights; 1, twice the
-    error; infinite, a run that failed.
+    error; infinite, a run that failed, or an error above 0 where that of the weights is 0.
     """
 
     def __init__(self, results: Results, problems: Sequence[SuiteProblem]) -> None:
@@ -105,8 +107,8 @@ class Scores:
     def _regret(self, problem: SuiteProblem, errors: Sequence[float]) -> Interval:
         best = [run.error for run in self.best_static(problem)]
         mean = math.fsum(best) / len(best)
-        values = [(error - other) / mean for error, other in zip(errors, best, strict=True)]
-        return _finite_interval(values)
+        differences = [error - other for error, other in zip(errors, best, strict=True)]
+        return _finite_interval([gap / mean if mean else math.inf if gap else 0.0 for gap in differences])
 
     def scores(self) -> list[Score]:
         """The score of each method: static weights first, then by the median regret with misscaled losses."""
@@ -134,7 +136,7 @@ class Scores:
             misscaled=float(np.median(largest)),
             worst_misscaled=float(np.max(largest)),
             better=signs.count(-1),
-            worse=signs.count(1) + sum(map(math.isinf, given)),
+            worse=signs.count(1) + sum(math.isinf(row.error.mean) for _, row in rows),
             rank=rank or (math.nan,) * 3,
             time=self.mean_time(method),
             memory=_summary(np.median, [row.memory for _, row in rows]),
@@ -142,7 +144,12 @@ class Scores:
             failures=sum(
                 bool(run.failure) for problem, _ in rows for f in FACTORS for run in self.runs(problem, method, f)
             ),
+            outdated=sum(self.is_outdated(problem, method) for problem, _ in rows),
         )
+
+    def is_outdated(self, problem: SuiteProblem, method: str) -> bool:
+        """True if a row was computed with another source of the method, or other versions, than the present ones."""
+        return not is_current(problem, self.runs(problem, method))
 
     def mean_time(self, method: str) -> float:
         """The geometric mean of its times relative to the plain mean, over the problems where a run was complete."""
@@ -157,7 +164,7 @@ class Scores:
     def memory(self, problem: SuiteProblem, method: str) -> float:
         """The peak memory of a step over that of the plain mean."""
         own, plain = (self.runs(problem, name)[0].memory for name in (method, PLAIN))
-        return own / plain if own else math.nan
+        return own / plain if own and plain else math.nan
 
     def _regret_at_plain_time(self, problem: SuiteProblem, method: str) -> float:
         share = 1 / self.time(problem, method)

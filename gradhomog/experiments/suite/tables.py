@@ -16,7 +16,10 @@ NOTES = (
     "losses, and with the loss of that task times 0.01 and 100. at plain's time: after the time of the plain mean.",
     "+ −: problems with a lower and a higher error than the plain mean (paired t tests, Holm in each problem, 0.05).",
     "rank: mean over problems at the given losses, 95 % bootstrap interval. time, memory: of a step, × plain mean.",
+    "∞: a run failed, or the best weights have the error 0.",
 )
+
+OUTDATED = "‡: rows of another source of the method, or of other versions, than the present ones; see --rerun."
 
 
 def leaderboard(scores: Sequence[Score]) -> Table:
@@ -31,7 +34,7 @@ def leaderboard(scores: Sequence[Score]) -> Table:
         mean, low, high = row.rank
         failed = f", {row.failures} runs failed" if row.failures else ""
         rows.append([
-            row.method,
+            _method_cell(row.method, row.outdated),
             *(number_cell(regret, percent) for regret in regrets),
             Cell(f"{row.better} {row.worse}", row.better - row.worse),
             number_cell(mean, f"{{:.1f}} ({low:.1f}–{high:.1f})".format),
@@ -39,7 +42,9 @@ def leaderboard(scores: Sequence[Score]) -> Table:
             number_cell(row.memory, "{:.2f}".format),
             Cell(f"{row.problems}{failed}", row.problems),
         ])  # fmt: skip
-    return Table(header, rows, NOTES, sticky=0)
+    outdated = sum(row.outdated for row in scores)
+    counted = f" Here {outdated} of {sum(row.problems for row in scores)} rows."
+    return Table(header, rows, (*NOTES, OUTDATED + counted) if outdated else NOTES, sticky=0)
 
 
 def problem_table(scores: Scores, problem: SuiteProblem) -> Table:
@@ -48,7 +53,7 @@ def problem_table(scores: Scores, problem: SuiteProblem) -> Table:
     regrets = ["regret %" if factor == GIVEN else f"× {factor:g}" for factor in factors]
     rows: list[list[Cell | str]] = [
         [
-            row.method,
+            _method_cell(row.method, scores.is_outdated(problem, row.method)),
             interval_cell(row.error),
             _difference_cell(row),
             *(interval_cell(row.regrets.get(factor), 100) for factor in factors),
@@ -64,6 +69,7 @@ def problem_table(scores: Scores, problem: SuiteProblem) -> Table:
         f"{problem.question} {problem.steps} steps, {seeds}; learning rate by validation from {rates}.",
         f"Best static weight of `{problem.scaled_task}`: {best:.3g}, of 13 from 0.001 to 1000. "
         "*: differs from the plain mean (Holm, 0.05).",
+        *([OUTDATED] if any(scores.is_outdated(problem, method) for method in scores.methods(problem)) else []),
     )
     return Table(["method", "error", "difference to plain", *regrets, "time", "memory"], rows, notes, sticky=0)
 
@@ -94,17 +100,21 @@ def _within(old: Sequence[float], new: Sequence[float]) -> bool:
     return interval.low <= mean <= interval.high
 
 
+def _method_cell(method: str, outdated: object) -> Cell:
+    return Cell(f"{method} ‡" if outdated else method, method)
+
+
 def percent(value: float) -> str:
     """A regret in percent."""
     if math.isnan(value):
         return NOTHING
-    return f"{100 * value:+.0f}" if math.isfinite(value) else "failed"
+    return f"{100 * value:+.0f}" if math.isfinite(value) else "∞"
 
 
 def interval_cell(value: Interval | None, factor: float = 1.0) -> Cell:
     """The cell of a mean with its interval, to three digits."""
     if value is None or not math.isfinite(value.mean):
-        return Cell(NOTHING) if value is None else Cell("failed", value.mean)
+        return Cell(NOTHING) if value is None else Cell("failed" if factor == 1 else "∞", value.mean)
     half = f" ± {factor * value.half_width:.2g}" if math.isfinite(value.half_width) else ""
     return Cell((f"{factor * value.mean:+.0f}" if factor != 1 else f"{value.mean:.3g}") + half, value.mean)
 

@@ -25,7 +25,7 @@ from gradhomog_data.domains import _formats
 from gradhomog_data.domains._picture_set import PictureSet
 from gradhomog_data.domains._pictures import check_picture, describe_content, read_picture, require_pillow
 from gradhomog_data.domains._read_npz import read_classes
-from gradhomog_data.domains._text_files import read_text
+from gradhomog_data.domains._text_files import MAX_TEXT_BYTES
 from gradhomog_data.domains.class_images import split_classes
 
 _TO_PUBLISHED = {"train": "base", "val": "val", "test": "novel"}
@@ -163,7 +163,7 @@ def _check_manifest(folder: Path) -> Iterable[str]:
     if not (folder / MANIFEST).is_file():
         return
     try:
-        digests = json.loads(read_text(folder / MANIFEST))["sha256"]
+        digests = json.loads(files.read_text(folder / MANIFEST, MAX_TEXT_BYTES))["sha256"]
         expected = {str(name): str(digest) for name, digest in digests.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         yield f"{folder / MANIFEST}: is damaged ({error}). Write the lists again."

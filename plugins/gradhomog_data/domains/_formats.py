@@ -8,35 +8,37 @@ from typing import NamedTuple
 from gradhomog import DataError
 from gradhomog_data.domains._picture_set import PictureSet
 from gradhomog_data.domains._pictures import EXTENSIONS, require_pillow
-from gradhomog_data.domains._text_files import file_names, read_csv, read_json
+from gradhomog_data.domains._text_files import read_csv, read_json
 
 
 def read_folder(root: Path, per_class: int | None, max_bytes: int) -> dict[str, list[str]]:
     """Return the pictures of each class of `root/<class>/*.png`; with an official split, `root` is that of one split.
 
-    Files are in the order of their names, at most `per_class` of each class. Names that begin with a dot, and
-    files without the extension of a picture format, are ignored. There is no limit on bytes, as no file is read.
+    Files are in the order of their names, at most `per_class` of each class. Names that begin with a dot, files
+    without the extension of a picture format, and empty folders are ignored. There is no limit on bytes, as no file is
+    read.
 
     Raises:
-        DataError: a class has no pictures; the message contains the path and the reason.
+        DataError: a class has other files, or folders, but no pictures; the message contains the path and the reason.
     """
     classes = {}
     for name in subfolders(root):
         folder = root / name
-        classes[name] = [str(folder / picture) for picture in pictures(folder)[:per_class]]
-        if not classes[name]:
-            found = sorted({Path(file).suffix or file for file in file_names(folder) if not file.startswith(".")})
+        if found := pictures(folder)[:per_class]:
+            classes[name] = [str(folder / picture) for picture in found]
+        elif content := [file for file in os.listdir(folder) if not file.startswith(".")]:
             raise DataError(
                 f"{folder}: class {name!r} has no pictures; supported are {', '.join(EXTENSIONS)}; "
-                f"found {', '.join(found) or 'no files'}."
+                f"found {', '.join(sorted({Path(file).suffix or file for file in content}))}."
             )
     return classes
 
 
 def subfolders(folder: Path) -> list[str]:
-    """Return the names of the folders in a folder, sorted, without hidden ones."""
+    """Return the names of the folders in a folder, sorted, without hidden ones and macOS's copies in archives."""
     with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+        names = [entry.name for entry in entries if entry.is_dir()]
+    return sorted(name for name in names if not name.startswith(".") and name != "__MACOSX")
 
 
 def pictures(folder: Path) -> list[str]:
@@ -109,7 +111,7 @@ def list_pictures(path: Path, per_class: int | None, max_bytes: int) -> PictureS
         splits |= dict.fromkeys(classes, kind.files.get(file.name, ""))
     if not groups:
         inner = f"split folders such as {files[0].name}/ contain no folders; one" if official else (
-            "contains no folders; one folder of pictures"
+            "contains no folders of pictures; one folder of pictures"
         )  # fmt: skip
         raise DataError(f"{path}: {inner} per class is required.")
     name = path.resolve().name if path.is_dir() else path.stem

@@ -22,34 +22,13 @@ MAX_TEXT_BYTES = files.MAX_BYTES // TEXT_SHARE
 _ADVICE = f"The limit of a file list is 1/{TEXT_SHARE} of the option `max_bytes` of `images`."
 
 
-def read_text(file: Path, max_bytes: int = MAX_TEXT_BYTES, *, encoding: str = "utf-8", advice: str = _ADVICE) -> str:
-    """Return the text of a file, by default of a file list.
-
-    Raises:
-        DataError: the file is missing, not a regular file, larger than `max_bytes`, or not text of this encoding.
-    """
-    try:
-        with files.open_regular(file, max_bytes, advice) as opened:
-            text = opened.read()
-    except FileNotFoundError as error:
-        raise DataError(f"{file}: there is no such file.") from error
-    try:
-        return text.decode(encoding)
-    except UnicodeDecodeError as error:
-        if file.suffix.lower() == ".json":
-            raise DataError(f"{file}: is not valid JSON ({error}).") from error
-        raise DataError(
-            f"{file}: must be UTF-8 text; byte {error.start} is {text[error.start]:#04x}. Convert the file to UTF-8."
-        ) from error
-
-
 def read_lines(file: Path, max_bytes: int = MAX_TEXT_BYTES, advice: str = _ADVICE) -> Iterator[list[str]]:
     """Yield the lines of a CSV file that are not empty; the names of columns, first, without spaces around them.
 
     Raises:
-        DataError: as for `read_text`; the file is a web page or not CSV.
+        DataError: as for `files.read_text`; the file is a web page or not CSV.
     """
-    text = read_text(file, max_bytes, encoding="utf-8-sig", advice=advice)  # spreadsheets write a byte order mark
+    text = files.read_text(file, max_bytes, advice)
     if text.lstrip()[:1] == "<":
         raise DataError(f"{file}: is a web page, not a CSV file. Download it again; the server returned an error page.")
     lines = filter(None, csv.reader(io.StringIO(text, newline=""), strict=True))
@@ -116,9 +95,9 @@ def read_json(file: Path, per_class: int | None, max_bytes: int) -> dict[str, li
     """Return the paths of the images of each class of a list.
 
     A list is `{"label_names": [...], "image_names": [...], "image_labels": [...]}`: image i, a path relative to the
-    list or absolute, belongs to class `label_names[image_labels[i]]`. Classes without images in a list are ignored,
-    because the lists of the three splits share their `label_names`. At most the first `per_class` images of a class are
-    read.
+    list or absolute, with `/` or the `\\` of Windows, belongs to class `label_names[image_labels[i]]`. Classes without
+    images in a list are ignored, because the lists of the three splits share their `label_names`. At most the first
+    `per_class` images of a class are read.
 
     Raises:
         DataError: the list cannot be read, or an image does not exist; the message contains the path and the reason.
@@ -138,10 +117,15 @@ def read_json(file: Path, per_class: int | None, max_bytes: int) -> dict[str, li
         raise DataError(
             f"{file}: `image_labels` must be in 0..{len(names) - 1}; got {wrong} at position {labels.index(wrong)}."
         )
-    paths = [os.path.join(str(file.parent), image) for image in images]  # an absolute path is kept
+    paths = [_with_slashes(os.path.join(str(file.parent), image)) for image in images]  # an absolute path is kept
     groups = _group(paths, [names[label] for label in labels], per_class)
     require_files(file, [path for group in groups.values() for path in group])
     return groups
+
+
+def _with_slashes(path: str) -> str:
+    """Return a path of a list that was written on Windows with `/`, unless there is a file of this very name."""
+    return path if "\\" not in path or os.path.isfile(path) else path.replace("\\", "/")
 
 
 def _group(paths: Sequence[str], classes: Sequence[str], per_class: int | None) -> dict[str, list[str]]:
@@ -153,7 +137,7 @@ def _group(paths: Sequence[str], classes: Sequence[str], per_class: int | None) 
 
 
 def _load(file: Path, max_bytes: int) -> dict[str, list[Any]]:
-    text = read_text(file, max_bytes)
+    text = files.read_text(file, max_bytes, _ADVICE)
     try:
         content = json.loads(text)
     except RecursionError as error:
@@ -201,7 +185,7 @@ def read_csv(file: Path, per_class: int | None, max_bytes: int) -> dict[str, lis
         if not image or not label:
             raise DataError(f"{file}: row {number} needs a file and a class; got {image!r} and {label!r}.")
     template = _template(str(file.parent), pairs)
-    paths = [os.path.join(str(file.parent), template.format(image=image, label=label)) for image, label in pairs]
+    paths = [_place(str(file.parent), template, image, label) for image, label in pairs]
     for path, count in Counter(paths).items():
         if count > 1:
             raise DataError(f"{file}: image {path} occurs more than once. Remove the repeated rows.")
@@ -227,6 +211,10 @@ def _template(folder: str, rows: Sequence[tuple[str, str]]) -> str:
     """Return the first of the places in which one of the first pictures exists."""
     for template in _FOLDERS:
         for image, label in rows[:_TRIED]:
-            if os.path.isfile(os.path.join(folder, template.format(image=image, label=label))):
+            if os.path.isfile(_place(folder, template, image, label)):
                 return template
     return _FOLDERS[0]
+
+
+def _place(folder: str, template: str, image: str, label: str) -> str:
+    return _with_slashes(os.path.join(folder, template.format(image=image, label=label)))

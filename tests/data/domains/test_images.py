@@ -56,6 +56,47 @@ def test_the_three_formats_give_the_same_domain(tmp_path):
         assert domain.class_split == ("train",) * 3  # of three classes a quarter is none
 
 
+def write_lists(folder, encoding, separator="/"):
+    """The same list as JSON and as CSV; returns their classes."""
+    classes = {"Äpfel": [10, 20], "bee": [40]}
+    write_pictures(folder / "images", classes)
+    rows = [
+        (f"images{separator}{name}{separator}{i:02}.png", name) for name in classes for i in range(len(classes[name]))
+    ]
+    names = list(classes)
+    content = {
+        "label_names": names,
+        "image_names": [r[0] for r in rows],
+        "image_labels": [names.index(r[1]) for r in rows],
+    }
+    (folder / "list.json").write_text(json.dumps(content, ensure_ascii=False), encoding)
+    (folder / "train.csv").write_text("\n".join(["filename,label", *map(",".join, rows)]), encoding)
+    return classes
+
+
+@pytest.mark.parametrize(("encoding", "separator"), [("utf-8", "/"), ("utf-8-sig", "/"), ("utf-8", "\\")])
+def test_lists_may_come_from_windows(tmp_path, encoding, separator):
+    classes = write_lists(tmp_path, encoding, separator)
+    assert contents(images.images(str(tmp_path / "list.json"), size=8)) == classes
+    assert contents(images.images(str(tmp_path), size=8)) == classes
+
+
+@pytest.mark.parametrize(("encoding", "found"), [("utf-16", ", it may be UTF-16"), ("cp1252", ""), ("gb18030", "")])
+def test_a_list_of_another_encoding_raises_with_file_and_remedy(tmp_path, encoding, found):
+    write_lists(tmp_path, encoding)
+    for file in (tmp_path / "list.json", tmp_path / "train.csv"):
+        message = rf"{file.name}: must be UTF-8 text; byte \d+ is 0x..{found}\. Save it as UTF-8"
+        with pytest.raises(DataError, match=message):
+            images.images(str(file if file.suffix == ".json" else tmp_path), size=8)
+
+
+def test_what_archives_of_macos_and_empty_folders_add_is_no_class(tmp_path):
+    write_pictures(tmp_path, {"a": [1], "b": [2], "empty": [], "__MACOSX": []})
+    (tmp_path / "empty" / ".DS_Store").write_bytes(b"x")
+    (tmp_path / "__MACOSX" / "a").mkdir()
+    assert contents(images.images(str(tmp_path), size=8)) == {"a": [1], "b": [2]}
+
+
 def test_split_folders_and_lists_are_the_official_split(tmp_path):
     for split, name, grey in (("train", "ant", 1), ("val", "bee", 2), ("test", "cat", 3)):
         write_pictures(tmp_path / "tree" / split, {name: [grey]})
@@ -194,7 +235,7 @@ def test_a_missing_path_or_one_of_an_unknown_kind_raises(tmp_path):
 
 
 def test_a_folder_without_class_folders_raises(tmp_path):
-    assert_raises(tmp_path, "contains no folders; one folder of pictures per class is required")
+    assert_raises(tmp_path, "contains no folders of pictures; one folder of pictures per class is required")
     (tmp_path / "train").mkdir()
     assert_raises(tmp_path, "split folders such as train/ contain no folders")
 

@@ -1,6 +1,8 @@
 """The table compares runs of the same seed or task, and claims differences only where the tests reject equality."""
 
 import csv
+import dataclasses
+import io
 import math
 
 import pytest
@@ -270,6 +272,15 @@ def test_accuracies_are_percent_and_errors_have_four_digits():
     assert "41.23 ± 12.71" in score_table(summarize(records)).text()
     records = [result("plain", 0, [0.4, 0.6], metric="mse")]
     assert "0.5000 ± 1.271" in score_table(summarize(records)).text()
+
+
+def test_no_text_of_the_csv_file_is_a_formula():
+    summary = summarize(comparison())
+    row, texts = summary.rows[0], ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r\n=1"]
+    changed = dataclasses.replace(summary, rows=[dataclasses.replace(row, label=text) for text in texts])
+    lines = list(csv.DictReader(io.StringIO(summary_csv(changed), newline="")))
+    assert [line["label"] for line in lines] == ["'=1+1", "'+1", "'-1", "'@SUM(A1)", "\\u0009=1", "\\u000d\\u000a=1"]
+    assert {float(line["score.mean"]) for line in lines} == {row.score.mean}  # also negative numbers are unchanged
 
 
 def test_the_csv_file_has_the_exact_numbers_of_the_rows():

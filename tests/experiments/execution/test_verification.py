@@ -10,6 +10,8 @@ from gradhomog import ConfigError
 from gradhomog.cli import main
 from gradhomog.experiments.episodes.splits import close_domains
 from gradhomog.experiments.execution.comparison import compare
+from gradhomog.experiments.results import checksums
+from gradhomog.experiments.results.comparison_dir import RunDir
 from gradhomog.experiments.results.records import records
 from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.runs import Run
@@ -107,6 +109,30 @@ def append(name):
     return change
 
 
+def replace_result(runs):
+    """A consistent result with better scores, as anyone can write it."""
+    path = runs / PCGRAD / "result.json"
+    content = checksums.read_json(path, "")
+    checksums.write_json(path, {**content, "scores": [1.0] * len(content["scores"])})
+
+
+def fail_instead(runs):
+    (runs / PCGRAD / "result.json").unlink()
+    RunDir(runs / PCGRAD).record_failure("the method diverged")
+
+
+def add(name):
+    def change(runs):
+        (runs.parent / name).parent.mkdir(exist_ok=True)
+        (runs.parent / name).write_bytes(b"x")
+
+    return change
+
+
+def replace_manifest(content):
+    return lambda runs: checksums.write_json(runs.parent / "manifest.json", content)
+
+
 TAMPERINGS = {
     "two folders swapped": (swap, [f"{PLAIN}/result.json is the result of the run {PCGRAD}", f"{PCGRAD}/result.json"]),
     "a seed copied over another": (overwrite, [f"{PLAIN_1}/result.json is the result of the run {PLAIN}"]),
@@ -121,6 +147,17 @@ TAMPERINGS = {
 } | {
     f"{name} changed": (append(name), [f"{name} is damaged"])
     for name in ("summary.csv", f"runs/{PLAIN}/best.pt")
+} | {
+    f"{name} added": (add(name), [f"{name} was added after" if "/" in name else f"{name} is not listed in manifest"])
+    for name in ("table.csv", f"runs/{PLAIN}/trajectory.npz")
+} | {
+    "a figure added": (add("figures/more.svg"), ["figures/more.svg is not listed in manifest.json"]),
+    "a result replaced": (replace_result, [f"{PCGRAD}/result.json is damaged"]),
+    "a success turned into a failure": (fail_instead, [f"{PCGRAD}/result.json is missing", "is not listed in"]),
+    "a manifest without files": (replace_manifest({}), ["manifest.json: `files` is missing. Write the report again"]),
+    "a manifest of a list": (replace_manifest({"files": ["a"]}), ["`files` must be"]),
+    "a manifest of numbers": (replace_manifest({"files": {"a": 1}}), ["`files` must be"]),
+    "a manifest of other paths": (replace_manifest({"files": {"/": "", "\0": "", "..": ""}}), ["is missing"]),
 }  # fmt: skip
 
 
@@ -185,8 +222,6 @@ def test_data_that_were_copied_to_another_folder_resume_and_verify(finished, tmp
 
 
 def test_folders_of_an_earlier_format_are_refused(out, capsys):
-    from gradhomog.experiments.results import checksums
-
     path = out / "plan.json"
     content = {**checksums.read_json(path, ""), "version": 1}
     path.unlink()

@@ -93,6 +93,20 @@ def test_errors_in_a_file_have_the_path_of_the_key(old: str, new: str, message: 
         parse_paper(MINIMAL.replace(old, new))
 
 
+@pytest.mark.parametrize(("key", "value"), [("scales", "[]"), ("protocols", "[{}]"), ("experiments", "1")])
+def test_a_value_in_place_of_a_table_has_the_path_of_its_key(key: str, value: str) -> None:
+    text = re.sub(rf"^\[{key}\..*?(?=^\[(?!{key}))", "", f"{MINIMAL}\n[zz]", flags=re.DOTALL | re.MULTILINE)
+    with pytest.raises(ConfigError, match=f"`{key}` must be a table"):
+        parse_paper(f"{key} = {value}\n{text.removesuffix('[zz]')}")
+
+
+def test_a_table_in_place_of_a_list_has_the_path_of_its_key() -> None:
+    with pytest.raises(ConfigError, match=r"`experiments.x.rows` must be a list"):
+        parse_paper(
+            '[statistics]\n[protocols]\n[scales]\n[experiments.x]\nsummary="s"\ncolumns={}\n[experiments.x.rows]'
+        )
+
+
 def test_an_unknown_variable_raises(third_party: Path) -> None:
     third_party.write_text(MINIMAL.replace("pcgrad", "$static"))
     with pytest.raises(ConfigError, match=r"'\$static': unknown variable 'static'; known: column"):

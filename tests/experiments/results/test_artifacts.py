@@ -4,6 +4,7 @@ import numpy as np
 
 from gradhomog.experiments.results import artifacts
 from gradhomog.experiments.results.artifacts import SaliencyMaps, collect
+from gradhomog.experiments.results.checksums import file_digest
 from tests.experiments.synthetic_records import comparison, result, with_start
 
 
@@ -38,17 +39,21 @@ def test_a_folder_without_saliency_maps_has_none(tmp_path):
 
 
 def write_maps(seed, folder):
+    """Write the maps of a seed, and return the entry `files` of the result of their run."""
     folder.mkdir(parents=True, exist_ok=True)
     example_maps(seed).write(folder)
+    return {SaliencyMaps.FILE: file_digest(folder / SaliencyMaps.FILE)}
 
 
 def test_each_method_has_the_maps_of_its_first_seed_with_maps_in_the_tables_order(tmp_path, capsys):
     records = [result("b", 0, [0.5], run="candidate", role="candidate")]
     records += [result(label, seed, [0.5, 0.7]) for label in ("plain", "b", "a") for seed in range(3)]
-    for run, seed in (("plain-s0", 1), ("b-s1", 2), ("b-s2", 3), ("a-s0", 4), ("a-s1", 5)):
-        write_maps(seed, tmp_path / "runs" / f"maml-{run}")
+    seeds = {"candidate": 6, "maml-plain-s0": 1, "maml-b-s1": 2, "maml-b-s2": 3, "maml-a-s0": 4, "maml-a-s1": 5}
+    for record in records:
+        if record["run"] in seeds:
+            record["files"] = write_maps(seeds[record["run"]], tmp_path / "runs" / record["run"])
+    write_maps(7, tmp_path / "runs" / "maml-b-s0")  # added after the run had finished
     (tmp_path / "runs" / "maml-a-s0" / SaliencyMaps.FILE).write_bytes(b"PK half a file")
-    write_maps(6, tmp_path / "runs" / "candidate")
     found = collect(tmp_path, with_start(records), SaliencyMaps)
     assert list(found) == [("maml", "plain"), ("maml", "b"), ("maml", "a")]
     for maps, seed in zip(found.values(), (1, 2, 5), strict=True):

@@ -83,6 +83,13 @@ def test_the_error_for_an_invalid_file_has_its_name(tmp_path):
     bad.write_text("seeds = = 3")
     with pytest.raises(ConfigError, match=r"bad.toml: invalid TOML: .*line 1"):
         load(bad)
-    bad.write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    bad.write_text("seeds = 3", "utf-16")
+    with pytest.raises(
+        ConfigError, match=r"bad.toml: must be UTF-8 text; byte 0 is 0xff, it may be UTF-16. Save it as"
+    ):
         load(bad)
+
+
+def test_a_run_file_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "run.toml").write_text("seeds = 3", "utf-8-sig")
+    assert load(tmp_path / "run.toml").seeds == 3

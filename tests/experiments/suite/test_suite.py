@@ -1,14 +1,16 @@
 """The suite: scores against numbers computed by hand, the protocol on a small problem, and files that were cut off."""
 
+import ast
 import dataclasses
 import json
 import math
+import os
 import sys
 
 import pytest
 from scipy.stats import ttest_rel
 
-from gradhomog import DataError
+from gradhomog import ConfigError
 from gradhomog.cli import main
 from gradhomog.experiments.runs import Run
 from gradhomog.experiments.suite import execute, row_files
@@ -17,8 +19,9 @@ from gradhomog.experiments.suite.problems import CHECKPOINTS, FACTORS, GRID, STA
 from gradhomog.experiments.suite.protocol import SuiteRun, compute_row, train
 from gradhomog.experiments.suite.row_files import FILE, append_row, by_row, read_results
 from gradhomog.experiments.suite.scores import Scores
-from gradhomog.experiments.suite.tables import agreement
+from gradhomog.experiments.suite.tables import agreement, leaderboard, problem_table
 from gradhomog.experiments.training.trainer import make_trainable
+from gradhomog.registry import Registry, using
 from tests.hostile.plugins import plugin
 
 SMALL = SuiteProblem(
@@ -115,11 +118,90 @@ def test_a_file_that_was_cut_off_keeps_its_whole_rows_and_goes_on(tmp_path, monk
         tuple(float(f"{error:.5g}") for error in one.errors) for one in rows["pcgrad"]
     ]
     assert agreement(found, found).texts[1:] == [["plain", "3", "3", "3"], ["pcgrad", "3", "3", "3"]]
-    unhashable = json.dumps([rows["plain"][0].to_json() | {"problem": []}])
-    for line in ("{}", unhashable):
-        (tmp_path / FILE).write_text(line + "\n")
-        with pytest.raises(DataError, match="line 1: expected the runs of a row"):
+
+
+def test_every_edit_of_a_file_is_an_error_with_its_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(suite_problems, "problems", lambda: {"small": SMALL})
+    for seed in range(2):
+        append_row(tmp_path, [train(SMALL, "plain", seed, 0.03, 1.0)])
+    first, second = (tmp_path / FILE).read_text().splitlines()
+    content = json.loads(second)
+    edits = ["{}", "[]", "1", second[:-9], second.replace("small", "large"), json.dumps({"runs": content["runs"]})]
+    for name, value in content["runs"][0].items():  # a better error, another type, a missing entry, ...
+        for changed in (1e-9, -1, "x", None, [], {}, [1e-9] * 6):
+            edits += [json.dumps({**content, "runs": [{**content["runs"][0], name: changed}]})] * (changed != value)
+        without = {key: each for key, each in content["runs"][0].items() if key != name}
+        edits.append(json.dumps({**content, "runs": [without]}))
+    assert len(edits) > 100
+    for line in edits:
+        (tmp_path / FILE).write_text(f"{first}\n{line}\n")
+        with pytest.raises(ConfigError, match=rf"{FILE}, line 2 is damaged: .* Remove the line"):
             read_results(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="FIFOs are those of Unix")
+def test_a_file_that_is_no_regular_file_is_an_error(tmp_path):
+    os.mkfifo(tmp_path / FILE)
+    with pytest.raises(ConfigError, match="must be a regular file; got a FIFO"):
+        read_results(tmp_path)
+
+
+def test_tuned_weights_without_error_are_compared(scores):
+    (problem,) = scores.problems
+    zero = [run(STATIC, seed, 0.0, factor=weight) for weight in GRID for seed in (0, 1)]
+    rows = [
+        zero,
+        [run("plain", seed, 0.5, factor=factor) for factor in FACTORS for seed in (0, 1)],
+        [
+            dataclasses.replace(run("exact", seed, 0.0, factor=factor), memory=0)
+            for factor in FACTORS
+            for seed in (0, 1)
+        ],
+    ]
+    found = {score.method: score for score in Scores(by_row(rows), [problem]).scores()}
+    assert (found["exact"].regret, found["plain"].regret) == (0, math.inf)
+    assert (found["exact"].better, found["plain"].worse) == (1, 0)
+    assert [line.split()[:3] for line in leaderboard([found["plain"]]).lines()[2:]] == [["plain", "‡", "∞"]]
+    no_memory = [[dataclasses.replace(one, memory=0) for one in row] for row in rows]  # it failed in the first half
+    assert math.isnan(Scores(by_row(no_memory), [problem]).memory(problem, "exact"))
+
+
+@pytest.mark.parametrize("steps", [8, 9, 11])
+def test_a_run_of_any_length_has_an_error_at_every_checkpoint(steps):
+    """The step whose memory is measured is one of the checkpoints of a run of 11 steps: its errors were infinite."""
+    found = train(dataclasses.replace(SMALL, steps=steps), "plain", 0, 0.03, 1.0)
+    assert [math.isfinite(error) for error in found.errors] == [True] * len(CHECKPOINTS)
+
+
+def test_the_digest_of_a_source_is_that_of_its_code():
+    def code(text):
+        return suite_problems._code(ast.parse(text))
+
+    source = "def f(x):\n    return x if x else [None]\n"
+    documented = (
+        'from __future__ import annotations\n"""Module."""\n'
+        'def f(x):  # why\n    """Doc."""\n    return (x if x else [None])\n'
+    )
+    assert code(source) == code(documented)
+    for old, new in (("None", "0"), ("None", "'None'"), ("[None]", "[]"), ("return", "yield"), ("(x)", "(x, /)")):
+        assert code(source) != code(source.replace(old, new))
+
+
+def test_rows_of_another_source_are_marked(small_suite, gradhomog_install, tmp_path, capsys):
+    gradhomog_install("nothing", NOTHING)
+    command = ["suite", "nothing", "--problem", "small", "--jobs", "1", "--out", str(tmp_path)]
+    assert main(command) == 0
+    assert "‡" not in capsys.readouterr().out
+    stored = read_results(tmp_path)
+    for source, marked in (
+        (NOTHING + "# a comment\n", []),
+        (NOTHING.replace("torch.ones", "2 * torch.ones"), ["nothing ‡"]),
+    ):
+        gradhomog_install("nothing", source)
+        suite_problems._hash_sources.cache_clear()  # as in a new process
+        table = problem_table(Scores(stored, [SMALL]), SMALL)
+        assert [text for text, *_ in table.texts if "‡" in text] == marked
+        assert any("‡: rows of another source" in note for note in table.notes) == bool(marked)
 
 
 def test_rows_of_a_problem_with_other_settings_are_left_out(tmp_path, monkeypatch):
@@ -138,6 +220,19 @@ def test_the_scaled_task_of_a_problem_exists(problem):
     assert problem.scaled_task in names
     assert len(problem.rates) == 3
     assert problem.question.endswith(".")
+
+
+def test_stored_rows_of_a_disabled_method_are_shown(monkeypatch):
+    registry = Registry(disabled=["mgda"])
+    with using(registry):
+        suite_problems._hash_sources.cache_clear()
+        (row,) = [
+            row
+            for row in Scores(row_files.stored_results(), list(problems().values())).scores()
+            if row.method == "mgda"
+        ]
+    suite_problems._hash_sources.cache_clear()
+    assert row.outdated == row.problems == len(problems())
 
 
 def test_stored_rows_have_every_seed_and_factor():
@@ -224,6 +319,8 @@ def test_a_missing_package_is_named_before_anything_is_computed(monkeypatch, tmp
 def test_an_unknown_problem_and_an_invalid_method_are_named(capsys):
     assert main(["suite", "--problem", "functons"]) == 2
     assert "unknown problem 'functons'; known: functions" in capsys.readouterr().err
+    assert main(["suite", "mgda", "--problem", "regression"]) == 2
+    assert "the problem 'regression' has no settings for the suite" in capsys.readouterr().err
     assert main(["suite", "--problem", "helmholtz", "--quick"]) == 2
     assert "`--quick` has only the problems functions," in capsys.readouterr().err
     assert main(["suite", "pcgard"]) == 2

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from gradhomog.errors import GradhomogError
-from gradhomog.experiments.results.atomic_files import atomic_write
+from gradhomog.experiments.results.atomic_files import atomic_write, write_bytes
 from gradhomog.experiments.runs import PLAIN
 from gradhomog.experiments.score_metrics import metric
 from gradhomog.terminal import escape_controls
@@ -154,8 +154,8 @@ def save(figure: Figure, stem: str | Path) -> tuple[Path, Path]:
     stem = Path(stem)
     stem.parent.mkdir(parents=True, exist_ok=True)
     svg, png = stem.with_name(f"{stem.name}.svg"), stem.with_name(f"{stem.name}.png")
-    with figure_style(), atomic_write(svg) as new_svg, atomic_write(png) as new_png:
-        new_svg.write_text(svg_text(figure), encoding="utf-8")
+    write_bytes(svg, svg_text(figure).encode())
+    with figure_style(), atomic_write(png) as new_png:
         figure.savefig(new_png, format="png", dpi=200, metadata={"Software": None})
     return svg, png
 
