@@ -25,6 +25,7 @@ from .errors import GradhomogError as GradhomogError
 from .errors import MomentumWarning as MomentumWarning
 from .errors import NonfiniteError as NonfiniteError
 from .errors import NotDifferentiableError as NotDifferentiableError
+from .errors import OneTaskWarning as OneTaskWarning
 from .errors import OptionError as OptionError
 from .errors import PluginError as PluginError
 from .errors import PluginLoadError as PluginLoadError

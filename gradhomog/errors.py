@@ -88,6 +88,10 @@ class ConvergenceWarning(UserWarning):
     """An iterative solver of a homogenizer stopped before it converged; the step uses its last iterate."""
 
 
+class OneTaskWarning(UserWarning):
+    """Homogenizers had no effect in several consecutive steps, because each had one task."""
+
+
 class MomentumWarning(UserWarning):
     """The outer optimizer averages gradients over steps, although a homogenizer's rows are averages already."""
 

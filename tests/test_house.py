@@ -213,23 +213,23 @@ def test_a_step_calls_few_functions(text: str, calls: int, files: int) -> None:
 
 
 BUDGETS = {
-    "gradhomog": 522,
-    "gradhomog/autograd": 2224,
-    "gradhomog/cli": 1026,
+    "gradhomog": 554,
+    "gradhomog/autograd": 2405,
+    "gradhomog/cli": 1027,
     "gradhomog/diagnosis": 941,
-    "gradhomog/experiments": 5808,
-    "gradhomog/learners": 804,
+    "gradhomog/experiments": 5893,
+    "gradhomog/learners": 822,
     "gradhomog/ranks": 488,
-    "gradhomog/registry": 752,
-    "gradhomog/rows": 528,
+    "gradhomog/registry": 768,
+    "gradhomog/rows": 546,
     "gradhomog/scaffold": 152,
-    "gradhomog/solvers": 403,
-    "gradhomog/step": 1147,
+    "gradhomog/solvers": 420,
+    "gradhomog/step": 1253,
     "gradhomog/testing": 2438,
-    "plugins": 4030,
-    "plugins/gradhomog_data": 2817,
-    "adapters": 3602,
-    "tests": 28224,
+    "plugins": 4063,
+    "plugins/gradhomog_data": 2808,
+    "adapters": 3649,
+    "tests": 29407,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

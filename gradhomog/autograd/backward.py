@@ -307,9 +307,12 @@ def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
     if options.metric is not None:
         derivatives.metric = OptimizerMetric.of_step(options.metric, graph.shared, options.pipe, options.inspect)
     try:
-        result, commit = homogenize_groups(
-            options, source.make_step(), "raise" if derivatives.scaled else options.pipe.nonfinite
-        )
+        record = source.make_step()
+        if options.communicator.ranks.over != "tasks":
+            present = {key.slot for key in record.keys}
+            absent = tuple(slot for slot in range(graph.tasks.tasks) if slot not in present)
+            record = replace(record, absent=step.keys(absent)) if absent else record
+        result, commit = homogenize_groups(options, record, "raise" if derivatives.scaled else options.pipe.nonfinite)
         direction, unused = source.to_parameters(result.direction)
         direction = direction if derivatives.metric is None else derivatives.metric.unscale(direction)
     except NonfiniteError as error:

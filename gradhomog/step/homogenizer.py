@@ -44,12 +44,15 @@ class Homogenizer(ValidatedConstructor):
             weighted losses, as if the caller had passed them.
         reads_rows_in_every_step: False if `mix` does not read norms and inner products in every step, and `update` and
             `measured` never do. Then steps in which no homogenizer reads them take one backward pass.
+        weights_absent: True if the weights from `mix` are relative to those of `step.absent_names` too, from the state.
+            The pipeline does this for methods that read nothing but losses.
     """
 
     state_names: Mapping[str, Any] | tuple[str, ...] = ()
     seed: int = 0
     weights_losses: bool = False
     reads_rows_in_every_step: bool = True
+    weights_absent: bool = False
     needs: Set[str] | None = None
 
     def __init__(self) -> None:  # without it a subclass without options would accept any

@@ -30,6 +30,13 @@ class StageOutcome(NamedTuple):
         """The mixing of the rows of the step after a `mix` stage; None after a `rows` stage."""
         return self.rows.mixing if self.member.stage == "mix" else None
 
+    @property
+    def is_idle(self) -> bool:
+        """True if the stage leaves one row unchanged: its weight is one, or the method has no state."""
+        if self.member.stage == "mix":
+            return bool((self.result.value == 1).all())
+        return not self.member.homogenizer.state_names
+
 
 def drop_nonfinite(step: Step, transforming: Sequence[Member]) -> Step:
     """Return the step without the tasks that are not finite.

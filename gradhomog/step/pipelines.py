@@ -15,11 +15,13 @@ import torch
 from annotated_types import Ge
 from torch import Tensor, nn
 
-from gradhomog.errors import ConfigError, ConvergenceWarning, GradhomogError, OptionError
+from gradhomog import keyed
+from gradhomog.errors import ConfigError, ConvergenceWarning, GradhomogError, OneTaskWarning, OptionError
 from gradhomog.registry import Registry, expression, installed
 from gradhomog.registry.options import describe_mismatch
 from gradhomog.registry.specs import HomogenizerSpec
 from gradhomog.rows import Direction, Jacobian
+from gradhomog.step.absent import STEPS_OF_ONE_TASK, absent_keys, losses_of_absent, weights_with_absent
 from gradhomog.step.homogenizer import Homogenizer, Part
 from gradhomog.step.member import Member, call_and_compare, numbers_finite
 from gradhomog.step.nonfinite import (
@@ -49,6 +51,7 @@ class PendingStep:
         direction: the mean of the homogenized rows.
         rows: the homogenized rows.
         named: True if the tasks have names, None for a pipeline without state.
+        idle: True if the step has one task, whose row no homogenizer changed.
     """
 
     pipe: Pipeline
@@ -60,12 +63,29 @@ class PendingStep:
     states: Sequence[tuple[Member, Mapping[str, Any]]]
     named: bool | None
     inspect: bool
+    idle: bool
 
     def commit(self) -> None:
         """Assign the new state of every homogenizer, and increment the step count."""
         for member, state in self.states:
             member.homogenizer.assign_state(state)
-        self.pipe.steps, self.pipe.named = self.pipe.steps + 1, self.named
+        pipe, names, losses = self.pipe, self.step.names, self.step._losses
+        pipe.steps, pipe.named = pipe.steps + 1, self.named
+        if pipe.requirements.weighing:
+            met = dict.fromkeys([*self.step.absent_names, *names])
+            # Losses that no homogenizer reads may be on a GPU, for which the CPU would wait.
+            read = {} if losses is None or not losses.is_cpu else keyed.mean_numbers(names, losses)
+            pipe.last_losses = {**met, **pipe.last_losses, **read}
+        pipe.idle_steps = pipe.idle_steps + 1 if self.idle else 0
+        if pipe.idle_steps == STEPS_OF_ONE_TASK:
+            warnings.warn(
+                f"{pipe} had no effect in the last {STEPS_OF_ONE_TASK} steps, because each had one task. If batches "
+                "come from one data set at a time, add up the gradients of several (gradhomog.accumulated), draw "
+                "batches from all of them, or use a method with weights for absent tasks, such as static, uw or "
+                "autoscale, and name the tasks.",
+                OneTaskWarning,
+                stacklevel=4,
+            )
 
     @functools.cached_property
     def result(self) -> StepReport:
@@ -134,6 +154,8 @@ class Pipeline:
         steps: the number of completed steps; random numbers are a function of it.
         resumed_at: `steps` when the pipeline was created or its state was loaded.
         named: True if the state is kept under the names of tasks, False if under their positions, None without state.
+        last_losses: the last loss of each task by the key of its state, None if it is unknown; only with weights.
+        idle_steps: the number of consecutive steps of one task without an effect.
         is_attached: True within the context of `attached`.
     """
 
@@ -145,6 +167,8 @@ class Pipeline:
         self.nonfinite: Nonfinite = nonfinite
         self.steps, self.resumed_at, self._text = 0, 0, text
         self.named: bool | None = None
+        self.last_losses: dict[str, float | None] = {}
+        self.idle_steps = 0
         self.groups: dict[str, Pipeline] = {}
         self.is_attached = False
         self.requirements = Requirements(self.members)
@@ -339,6 +363,8 @@ class Pipeline:
             step = self._prepare(step, create_graph, inspect)
             if (nonfinite or self.nonfinite) == "drop":
                 step = drop_nonfinite(step, requirements.transforming)
+            if requirements.weighing and (absent := absent_keys(step, self.last_losses)):
+                step = replace(step, absent=absent)
             rows, outcomes = self._run(step)
             direction = rows.mean()
         others = step._feature_grads if step._losses is None else (step._losses, *step._feature_grads)
@@ -348,7 +374,8 @@ class Pipeline:
         for outcome in outcomes:
             if not outcome.result.converged:
                 warnings.warn(f"the solver of {outcome.member} did not converge", ConvergenceWarning, 4)
-        return PendingStep(self, step, direction, rows, outcomes, measured, states, named, inspect)
+        idle = step.tasks == 1 and bool(outcomes) and all(outcome.is_idle for outcome in outcomes)
+        return PendingStep(self, step, direction, rows, outcomes, measured, states, named, inspect, idle)
 
     def _prepare(self, step: Step, create_graph: bool, inspect: bool) -> Step:
         """Return the step without its graph, unless it is required, and compute the statistics of every step."""
@@ -368,6 +395,7 @@ class Pipeline:
     def _run(self, step: Step) -> tuple[Jacobian, list[StageOutcome]]:
         """Return the rows after all `mix` and `rows` stages, and a record of each of these stages."""
         rows, outcomes, transforming = step._jacobian, list[StageOutcome](), self.requirements.transforming
+        absent_losses = losses_of_absent(step, self.last_losses)
         for member in self.requirements.acting:
             view = self._view(step, member, rows)
             if member.stage == "rows" and not all(rows.finite_tasks()):
@@ -375,6 +403,11 @@ class Pipeline:
                 raise find_cause(step, outcomes, transforming)
             try:
                 result = call_and_compare(member, member.stage or "", view) if self.debug else member.act(view)
+                if step.absent and member in self.requirements.weighing_by_losses:
+                    weights = weights_with_absent(member, view, absent_losses)
+                    result = result._replace(value=weights[: step.tasks])
+                    if member.homogenizer.weights_losses:
+                        absent_losses = absent_losses * weights[step.tasks :]
             except GradhomogError as error:
                 require_finite_inputs(step, transforming, error)
                 raise find_overflow(member, view, error) from error.__cause__
@@ -393,7 +426,7 @@ class Pipeline:
             step.keys, rows, step._losses, step._features, step._feature_grads, step._targets, step._kernel_traces,
             self.steps, None, member.needs, member,
             transforming.index(member) if member in transforming else -1,
-            member.homogenizer.seed, self._seed_offsets[member],
+            member.homogenizer.seed, self._seed_offsets[member], step.absent,
         )  # fmt: skip
 
     def _finish(
@@ -454,7 +487,7 @@ class Pipeline:
         """Return the number of steps and the state of every homogenizer and group, for `torch.save`."""
         groups = {f"{GROUP}{name}": group.state_dict() for name, group in self.groups.items()}
         states = {name: member.call("state_dict") for name, member in self._saved_members().items()}
-        return {"steps": self.steps, "named": self.named, **states, **groups}
+        return {"steps": self.steps, "named": self.named, "last_losses": dict(self.last_losses), **states, **groups}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the state by a saved state; the pipeline must have the same homogenizers in the same order.
@@ -463,7 +496,8 @@ class Pipeline:
             ConfigError: the state was saved by another pipeline; nothing has changed.
         """
         members = self._saved_members()
-        names = ["steps", "named", *members]
+        types = {"steps": Annotated[int, Ge(0)], "named": bool | None, "last_losses": Mapping[str, float | None]}
+        names = [*types, *members]
         if not isinstance(state, Mapping):
             raise ConfigError(f"the saved state must be a dict with the keys {names}; got {type(state).__name__}.")
         groups = [name for name in state if isinstance(name, str) and name.startswith(GROUP)]
@@ -471,7 +505,7 @@ class Pipeline:
             raise ConfigError(
                 f"the saved state must be of the same pipeline, with the keys {names}; got {list(state)}."
             )
-        for name, annotation in (("steps", Annotated[int, Ge(0)]), ("named", bool | None)):
+        for name, annotation in types.items():
             if error := describe_mismatch(name, state[name], annotation):
                 raise ConfigError(f"the saved state of the pipeline: {error}")
         before, groups_before = {name: member.call("state_dict") for name, member in members.items()}, self.groups
@@ -487,7 +521,7 @@ class Pipeline:
                 member.call("load_state_dict", before[name])  # all or nothing
             raise
         self.steps = self.resumed_at = state["steps"]
-        self.named = state["named"]
+        self.named, self.last_losses = state["named"], dict(state["last_losses"])
 
     def _saved_members(self) -> dict[str, Member]:
         """Return the members by their names in a saved state."""

@@ -38,6 +38,9 @@ class Requirements:
             tuple(member for member in members if member.homogenizer.overrides(stage))
             for stage in ("attach", "begin", "transform", "choose", "update", "measured")
         )
+        mixing = [member for member in self.acting if member.stage == "mix"]
+        self.weighing = [one for one in mixing if one.needs <= {"losses"} or one.homogenizer.weights_absent]
+        self.weighing_by_losses = [one for one in self.weighing if not one.homogenizer.weights_absent]
         self.finishing = tuple(member for member in members if member in (*self.updating, *self.measuring))
         readers = (*self.acting, *self.finishing)
         self.statistics = _needs(readers)

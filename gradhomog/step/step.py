@@ -81,6 +81,9 @@ class Step:
         keys: one `TaskKey` per task; tasks dropped by `nonfinite="drop"` have none.
         number: the number of steps that the pipeline completed before this one; 0 in what `make_step` returns.
         aux: the `aux` that this homogenizer's `mix` or `rows` returned; None before.
+        absent: the keys of tasks that are not in the step, although the caller named them, or named tasks of earlier
+            steps. A weight is relative to all of them: the mean of the weights is one over the tasks in the step and
+            one task of each absent key.
     """
 
     # Features and the gradients w.r.t. them are those before the first `transform` stage and after each; `_transform`
@@ -99,6 +102,7 @@ class Step:
     _transform: int = -1
     _seed: int = 0
     _seed_offset: int = 0
+    absent: tuple[TaskKey, ...] = ()
 
     @property
     def tasks(self) -> int:
@@ -202,6 +206,11 @@ class Step:
     def names(self) -> list[str]:
         """The keys of the tasks' state: their names, or their positions, `"0"`, `"1"`, …, if they have none."""
         return [key.by() for key in self.keys]
+
+    @property
+    def absent_names(self) -> list[str]:
+        """The keys of the absent tasks' state, as in `names`."""
+        return [key.by() for key in self.absent]
 
     def view(self, homogenizer: Any, aux: Any = None) -> Step:
         """Return this step for a homogenizer that another one wraps: with the seed and `aux` of the wrapped one."""

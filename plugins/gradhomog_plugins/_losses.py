@@ -54,9 +54,13 @@ def require_squares(weighted: Tensor, step: Step) -> None:
     require_valid(weighted < LARGEST_SQUARED, step, expected, "Divide this loss by a constant.")
 
 
-def exponential_weights(logarithms: Tensor) -> Tensor:
-    """Return weights e^{l_i} divided by their mean, `[tasks]`: N softmax(l)."""
-    return logarithms.shape[0] * torch.softmax(logarithms, dim=0)
+def exponential_weights(logarithms: Tensor, absent: Tensor | None = None) -> Tensor:
+    """Return weights e^{l_i} divided by their mean, `[tasks]`: N softmax(l).
+
+    `absent`: the logarithms of absent tasks `[absent]`, which count in the mean.
+    """
+    whole = logarithms if absent is None else torch.cat([logarithms, absent])
+    return whole.shape[0] * torch.softmax(whole, dim=0)[: len(logarithms)]
 
 
 def mean_by_key(keys: Sequence[str], losses: Tensor) -> Tensor:

@@ -55,6 +55,7 @@ class AutoScale(Homogenizer):
     tensor([1., 1.])
     """
 
+    weights_absent = True
     state_names = {"roots": dict[str, float], "counts": dict[str, float]}
     reads_rows_in_every_step = False
 
@@ -64,24 +65,34 @@ class AutoScale(Homogenizer):
         self.counts: dict[str, float] = {}
 
     def mix(self, step: Step) -> Tensor | StageResult:
-        roots = keyed.read(self.roots, step.names, 0.0)
-        if min(self.counts.get(name, 0.0) for name in step.names) >= self.warmup:
-            return exponential_weights(-roots.log())
+        roots, absent = keyed.read(self.roots, step.names, 0.0), keyed.read(self.roots, step.absent_names, 0.0)
         counts = keyed.read(self.counts, step.names, 0.0)
+        if min(counts) >= self.warmup:
+            return inverse_weights(roots, absent)
         means = root_of_squares(roots * (counts / (counts + 1)).sqrt(), step.norms() * (1 / (counts + 1)).sqrt())
         is_measured = (counts < self.warmup) & (means > 0)
         roots, counts = torch.where(is_measured, means, roots), counts + is_measured
-        known = roots > 0
-        logarithms = -torch.where(known, roots, 1.0).log()
-        typical = logarithms[known].mean() if bool(known.any()) else torch.zeros((), dtype=torch.float64)
         state = {
             "roots": keyed.write(self.roots, step.names, roots),
             "counts": keyed.write(self.counts, step.names, counts),
         }
-        return StageResult(exponential_weights(torch.where(known, logarithms, typical)), aux=state)
+        return StageResult(inverse_weights(roots, absent), aux=state)
 
     def update(self, step: Step) -> Mapping[str, Any]:
         return step.aux or {}
+
+
+def inverse_weights(roots: Tensor, absent: Tensor) -> Tensor:
+    """Return weights ∝ 1/√v of the tasks in a step, whose mean with those of absent tasks is one.
+
+    The weight of a task with v = 0, whose gradient was not measured, is the geometric mean of the others.
+    """
+    whole = torch.cat([roots, absent])
+    known = whole > 0
+    logarithms = -torch.where(known, whole, 1.0).log()
+    typical = logarithms[known].mean() if bool(known.any()) else torch.zeros((), dtype=torch.float64)
+    logarithms = torch.where(known, logarithms, typical)
+    return exponential_weights(logarithms[: len(roots)], logarithms[len(roots) :])
 
 
 @hookimpl

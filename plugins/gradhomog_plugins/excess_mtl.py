@@ -64,6 +64,7 @@ class ExcessMTL(Homogenizer):
     tensor([0.3324, 0.6676])
     """
 
+    weights_absent = True
     state_names = {"roots": RowState, "first": dict[str, float], "weights": dict[str, float]}
 
     def __init__(self, lr: Annotated[float, Gt(0)] = 0.01) -> None:
@@ -73,8 +74,8 @@ class ExcessMTL(Homogenizer):
         self.weights: dict[str, float] = {}
 
     def mix(self, step: Step) -> Tensor:
-        weights = keyed.read(self.weights, step.names, 1.0)
-        return weights / weights.mean()
+        weights = keyed.read(self.weights, [*step.names, *step.absent_names], 1.0)
+        return (weights / weights.mean())[: step.tasks]
 
     def update(self, step: Step) -> Mapping[str, Any]:
         keys = step.names

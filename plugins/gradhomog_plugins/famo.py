@@ -64,6 +64,7 @@ class FAMO(Homogenizer):
     tensor([1.4604, 0.5396], dtype=torch.float64)
     """
 
+    weights_absent = True
     state_names = {"logits": dict[str, keyed.Moments], "averages": dict[str, float]}
 
     def __init__(
@@ -84,7 +85,11 @@ class FAMO(Homogenizer):
         decrease = keyed.read(self.averages, known, 0.0) - keyed.read(averages, known, 0.0)
         gradients = logit_gradients(torch.softmax(keyed.values(self.logits, known), dim=0), decrease)
         logits = keyed.adam(self.logits, known, gradients, self.lr, weight_decay=self.weight_decay)
-        weights = _losses.exponential_weights(keyed.values(logits, keys) - log_gaps)  # N c z/D
+        absent = step.absent_names
+        absent_gaps = keyed.read(averages, absent, float(log_gaps.mean()))
+        weights = _losses.exponential_weights(  # N c z/D
+            keyed.values(logits, keys) - log_gaps, keyed.values(logits, absent) - absent_gaps
+        )
         return StageResult(weights, aux={"logits": logits, "averages": averages})
 
     def update(self, step: Step) -> dict[str, Any]:

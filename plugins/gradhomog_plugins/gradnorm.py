@@ -46,8 +46,8 @@ class GradNorm(Homogenizer):
     Deviations: (1) Multiplicative steps. The paper's additive steps, w ← w − lr ∂L_grad/∂w, depend on the unit of the
     gradients and can make weights negative. Even divided by Ḡ they do not converge where norms differ by more than
     about 1/lr, because a step is then longer than the weight (measured: rows of norms 100 and 1 end at weighted norms
-    70 to 1); multiplicative steps converge for norms of 10⁵ to 1. (2) The weights of a batch, not of all keys, average
-    to 1, because a batch may have only some domains. (3) Reference code: gradnorm-pytorch reverses the sign of the
+    70 to 1); multiplicative steps converge for norms of 10⁵ to 1. (2) The weights that a batch changes keep their sum,
+    because it may have only some domains. (3) Reference code: gradnorm-pytorch reverses the sign of the
     exponent and writes second-order gradients into the model; LibMTL trains w with the model's optimizer under a
     softmax.
 
@@ -59,6 +59,7 @@ class GradNorm(Homogenizer):
     tensor([1.3505, 0.5498])
     """
 
+    weights_absent = True
     state_names = {"log_weights": dict[str, float], "first_losses": dict[str, float]}
 
     def __init__(
@@ -74,7 +75,8 @@ class GradNorm(Homogenizer):
 
     def mix(self, step: Step) -> StageResult:
         log_weights = keyed.read(self.log_weights, step.names, 0.0)
-        return StageResult(_losses.exponential_weights(log_weights), aux=log_weights)
+        absent = keyed.read(self.log_weights, step.absent_names, 0.0)
+        return StageResult(_losses.exponential_weights(log_weights, absent), aux=log_weights)
 
     def paper_scale(self, step: Step) -> float:
         return step.tasks

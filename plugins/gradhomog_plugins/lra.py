@@ -68,6 +68,7 @@ class LRA(Homogenizer):
     tensor([ 8., 16.])
     """
 
+    weights_absent = True
     state_names = {"weights": dict[str, float]}
 
     def __init__(
@@ -78,7 +79,9 @@ class LRA(Homogenizer):
 
     def mix(self, step: Step) -> StageResult:
         weights = self._new_weights(step)
-        return StageResult(step.tasks * weights / weights.sum(), aux=weights)
+        absent = keyed.read(self.weights, step.absent_names, 1.0)
+        tasks, total = step.tasks + len(absent), weights.sum() + absent.sum()
+        return StageResult(tasks * weights / total, aux=weights)
 
     def paper_scale(self, step: Step) -> Tensor:
         weights: Tensor = step.aux

@@ -59,6 +59,7 @@ class NTK(Homogenizer):
     tensor([1.0000, 0.7500])
     """
 
+    weights_absent = True
     state_names = {"traces": dict[str, float]}
 
     def __init__(
@@ -78,8 +79,9 @@ class NTK(Homogenizer):
             kept = torch.tensor([self.average if key in self.traces else 0.0 for key in keys], dtype=torch.float64)
             traces = kept * traces + (1 - kept) * step.kernel_traces(self.probes)
             state = {"traces": keyed.write(self.traces, keys, traces)}
+        traces = torch.cat([traces, keyed.read(self.traces, step.absent_names, 0.0)])
         inverses, mean = inverse_traces(traces)
-        return StageResult(torch.where(inverses > 0, inverses / mean, 1.0), aux=(traces, state))
+        return StageResult(torch.where(inverses > 0, inverses / mean, 1.0)[: step.tasks], aux=(traces, state))
 
     def paper_scale(self, step: Step) -> Tensor:
         traces: Tensor = step.aux[0]
@@ -93,7 +95,7 @@ class NTK(Homogenizer):
         return dict(step.aux[1])
 
     def measured(self, step: Step) -> Mapping[str, float | Sequence[float]]:
-        return {"traces": step.aux[0].tolist()}
+        return {"traces": step.aux[0][: step.tasks].tolist()}
 
 
 def inverse_traces(traces: Tensor) -> tuple[Tensor, Tensor]:

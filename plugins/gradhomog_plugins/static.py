@@ -24,7 +24,7 @@ class Static(Homogenizer):
             error is raised), also of tasks with names: prefer a dict where some are left out; a dict, one weight per
             name of a task, with the entry `"*"` for other names (1 without it); `"random"`, a weight per name (or per
             position where tasks have none), log-uniform in [1/spread, spread], a function of `seed` and the name alone;
-            or None, all equal. The weights of a batch must not all be zero.
+            or None, all equal. They must not all be zero.
         spread: bound of the random weights, used with `"random"`.
         seed: seed of the random weights, used with `"random"`.
 
@@ -67,13 +67,15 @@ class Static(Homogenizer):
         self.weights, self.spread, self.seed = weights, spread, seed
 
     def mix(self, step: Step) -> Tensor:
-        weights = self._weights(step)
-        if not weights.sum() > 0:
-            raise OptionError(f"`weights` must not all be zero in a batch; got {weights.tolist()}.")
-        return step.tasks * weights / weights.sum()
+        weights, absent = self._weights(step), self._absent_weights(step)
+        total = weights.sum() + sum(absent)
+        if not total > 0:
+            raise OptionError(f"`weights` must not all be zero; got {weights.tolist()}.")
+        return (step.tasks + len(absent)) * weights / total
 
     def paper_scale(self, step: Step) -> Tensor:
-        return self._weights(step).sum()
+        absent = self._absent_weights(step)
+        return (self._weights(step).sum() + sum(absent)) * step.tasks / (step.tasks + len(absent))
 
     def _weights(self, step: Step) -> Tensor:
         """Return w, float64 `[tasks]`."""
@@ -81,6 +83,11 @@ class Static(Homogenizer):
             weights = [random_weight(self.spread, self.seed, name) for name in step.names]
             return torch.tensor(weights, dtype=torch.float64)
         return _per_task.numbers("weights", 1.0 if self.weights is None else self.weights, step)
+
+    def _absent_weights(self, step: Step) -> list[float]:
+        """Return the weights that are given by name of other tasks."""
+        given = self.weights if isinstance(self.weights, Mapping) else {}
+        return [weight for name, weight in given.items() if name not in (*step.names, "*")]
 
 
 def random_weight(spread: float, seed: int, name: str) -> float:

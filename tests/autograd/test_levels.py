@@ -102,7 +102,7 @@ def test_each_group_has_a_separate_state_that_can_be_saved_and_loaded():
     run(fresh, again, 3)
     torch.testing.assert_close(gradients(model), gradients(again))
     state = whole.state_dict()
-    assert list(state) == ["steps", "named", "0:gradnorm", "group 0", "group 2"]
+    assert list(state) == ["steps", "named", "last_losses", "0:gradnorm", "group 0", "group 2"]
     assert state["group 0"] != state["group 2"]
 
 
