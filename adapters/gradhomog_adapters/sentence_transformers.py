@@ -82,6 +82,8 @@ class HomogenizedDatasets(HomogenizedTrainer, BaseTrainer):  # type: ignore[misc
     2
     """
 
+    loss_is_scaled_for_ga = None  # as in the trainers of Sentence Transformers, which do not declare it
+
     def __init__(self, *args: Any, homogenizers: Pipeline, **kwargs: Any) -> None:
         super().__init__(*args, homogenizers=homogenizers, **kwargs)
         if self.accelerator.num_processes > 1:
