@@ -81,18 +81,18 @@ class LRA(Homogenizer):
         weights = self._new_weights(step)
         absent = keyed.read(self.weights, step.absent_names, 1.0)
         tasks, total = step.tasks + len(absent), weights.sum() + absent.sum()
-        return StageResult(tasks * weights / total, aux=weights)
+        return StageResult(tasks * weights / total, aux=(weights, total * step.tasks / tasks))
 
     def paper_scale(self, step: Step) -> Tensor:
-        weights: Tensor = step.aux
+        weights, total = step.aux
         _losses.require_at_most(weights, step, "λ", ADVICE)
-        return weights.sum()
+        return total
 
     def update(self, step: Step) -> dict[str, Any]:
-        return {"weights": keyed.write(self.weights, step.names, step.aux)}
+        return {"weights": keyed.write(self.weights, step.names, step.aux[0])}
 
     def measured(self, step: Step) -> Mapping[str, float | Sequence[float]]:
-        return {"weights": step.aux.tolist()}
+        return {"weights": step.aux[0].tolist()}
 
     def _new_weights(self, step: Step) -> Tensor:
         """Return λ of this step, float64 `[tasks]`."""
