@@ -162,8 +162,8 @@ def entries_to_exchange(margins: Array, since: Array) -> Flags:
     """Return the entries with a negative margin (or NaN) that enter or leave the support.
 
     All of them; if their number has not fallen for `since` exchanges, `[..., 1]`, only the entry with the smallest
-    margin, and in the end only the last entry, which cannot cycle (Murty 1974). For 2,500 programs with up to 32
-    dependent float32 rows this took 7 exchanges on average and at most 260; without the second rule 12 and 470.
+    margin, and in the end only the last entry, which cannot cycle (Murty 1974). Without the last rule, CAGrad's program
+    does not end for 1 % of the Gramians of 64 to 128 rows, with c = 0.9.
     """
     wrong: Flags = ~(margins >= 0)
     if since.max() < BLOCK_EXCHANGES:
