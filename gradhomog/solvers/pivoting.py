@@ -45,31 +45,35 @@ class Pivots(NamedTuple):
     solved: Flags
 
 
-def pivot(matrix: Array, target: Array, rounding: float) -> Pivots:
+def pivot(
+    matrix: Array, target: Array, rounding: float, ridge: float | None = None, start: Flags | None = None
+) -> Pivots:
     """Solve y ≥ 0, r = Uy − b ≥ 0, y·r = 0 for U = `matrix` (symmetric, positive semi-definite), b = `target`.
 
-    `matrix` is `[tasks, tasks]`, `target` `[..., tasks]`.
+    `matrix` is `[tasks, tasks]`, `target` and `start`, the first support, `[..., tasks]`.
 
     An entry of the support with y_i < 0 leaves it, another entry with r_i < 0 enters it (block principal pivoting,
-    Júdice and Pires 1994; Kim and Park 2011, doi 10.1137/110821172). `least_ridge` makes programs with dependent rows
-    solvable. Vectors for which this does not end are solved for a decreasing ridge, if required by `active_set`.
+    Júdice and Pires 1994; Kim and Park 2011, doi 10.1137/110821172). The ridge makes programs with dependent rows
+    solvable; see `least_ridge`. Vectors for which this does not end are solved for a decreasing ridge, if necessary by
+    `active_set`.
     """
     shape, target = target.shape, target.reshape(-1, len(matrix))
     support = target > 0
     if not support.any():
         return Pivots(np.zeros(shape), support.reshape(shape), 0.0, np.ones(shape[:-1], dtype=np.bool_))
-    ridge, identity = least_ridge(matrix, rounding), np.eye(len(matrix))
+    support = support if start is None else start.reshape(target.shape)
+    ridge, identity = least_ridge(matrix, rounding) if ridge is None else ridge, np.eye(len(matrix))
     solution, support, solved = _exchange(matrix, matrix + ridge * identity, target, support)
     if not solved.all():
-        hard = ~solved
-        targets = target[hard]
-        found, inside = np.zeros_like(targets), targets > 0
+        hard, targets = ~solved, target[~solved]
+        found, inside = np.zeros(targets.shape), targets > 0
         for larger in (*(each for each in RIDGES if each > ridge), ridge):
             regular, before = matrix + larger * identity, found
             found, inside, ended = _exchange(matrix, regular, targets, inside)
             for index in np.flatnonzero(~ended):
-                start = np.maximum(before[index], 0.0)
-                found[index], inside[index], ended[index] = active_set(regular, targets[index], start, ROUNDING)
+                found[index], inside[index], ended[index] = active_set(
+                    regular, targets[index], np.maximum(before[index], 0.0), ROUNDING
+                )
         solution[hard], support[hard], solved[hard] = found, inside, ended
     return Pivots(np.maximum(solution, 0.0).reshape(shape), support.reshape(shape), ridge, solved.reshape(shape[:-1]))
 
@@ -99,7 +103,9 @@ def _exchange(matrix: Array, regular: Array, target: Array, support: Flags) -> t
         count = wrong.sum(-1, keepdims=True)
         since = np.where(count < fewest, 0, since + 1)
         fewest = np.minimum(fewest, count)
-        changed = entries_to_exchange(margins, since)
+        # All wrong entries; if their number has not fallen for some exchanges, only the one with the smallest margin.
+        smallest = np.where(wrong, margins, np.inf).argmin(axis=-1)[:, None]
+        changed = wrong & ((since < BLOCK_EXCHANGES) | (np.arange(len(matrix)) == smallest))
         support = support ^ changed
     return solution, support, ~wrong.any(-1)
 
@@ -156,22 +162,6 @@ def least_ridge(matrix: Array, rounding: float) -> float:
     """
     least = float(np.linalg.eigvalsh(matrix)[0])  # negative by rounding: down to −1e-6 for float32 rows
     return LEAST_RIDGE + 0.1 * rounding - 2 * min(least, 0.0)
-
-
-def entries_to_exchange(margins: Array, since: Array) -> Flags:
-    """Return the entries with a negative margin (or NaN) that enter or leave the support.
-
-    All of them; if their number has not fallen for `since` exchanges, `[..., 1]`, only the entry with the smallest
-    margin, and in the end only the last entry, which cannot cycle (Murty 1974). For 2,500 programs with up to 32
-    dependent float32 rows this took 7 exchanges on average and at most 260; without the second rule 12 and 470.
-    """
-    wrong: Flags = ~(margins >= 0)
-    if since.max() < BLOCK_EXCHANGES:
-        return wrong
-    places = np.arange(margins.shape[-1])
-    order = np.where(since < 3 * len(places), margins, -places)
-    single = wrong & (places == np.where(wrong, order, np.inf).argmin(axis=-1)[..., None])
-    return np.where(since < BLOCK_EXCHANGES, wrong, single)
 
 
 def solve(matrix: Any, right: Any) -> Any:

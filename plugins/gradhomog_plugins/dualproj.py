@@ -17,7 +17,9 @@ class DualProj(Homogenizer):
     favours tasks with short rows.
 
     A zero row counts in the mean only. For opposite rows, d is the part of the mean that is orthogonal to them. Exact:
-    see `gradhomog.dual_cone_weights`.
+    see `gradhomog.dual_cone_weights`. In half precision d itself is rounded, so that its conflicts are up to 2e-4 of
+    ‖g_i‖ max_j ‖g_j‖ in float16 and 1.3e-3 in bfloat16, and up to 4e-3 and 4e-2 of ‖g_i‖ ‖d‖ for a d that is a
+    hundredth of the mean (measured for 3 rows of 2 parameters).
 
     Differentiable in the rows where the set of tasks with v_i > 1/N does not change.
 

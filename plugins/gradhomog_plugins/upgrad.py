@@ -23,8 +23,9 @@ class UPGrad(Homogenizer):
 
     State: none.
 
-    Cost: N programs of N×N, O(N⁴): 0.2 ms for 16 tasks, 0.12 s for 256, 14 s and 0.1 GB for 1,024, which is the limit.
-    With `create_graph=True` N³ numbers are kept several times, each time 8.6 GB for 1,024 tasks.
+    Cost: N programs of N×N, O(N⁴): 0.2 ms for 16 tasks, 0.05 s for 64, 0.2 to 0.8 s for 256; where rows are about twice
+    as many as their dimensions, 2 to 7 s for 256; 20 s to 4 min and 0.1 GB for 1,024, which is the limit. With
+    `create_graph=True` N³ numbers are kept several times, each time 8.6 GB for 1,024 tasks.
 
     Source: Quinton and Rey 2024, "Jacobian Descent for Multi-Objective Optimization", arXiv 2406.16232, equation 5 and
     proposition 1.

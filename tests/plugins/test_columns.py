@@ -54,6 +54,22 @@ def test_the_draw_depends_on_neither_blocks_nor_tensors_nor_precision(dtype):
     torch.testing.assert_close(combine_in_tensors(gradhomog.pipeline("graddrop"), rows.to(dtype)).float(), expected)
 
 
+@pytest.mark.parametrize("sharpness", [1.0, 2.0])
+def test_each_sign_is_kept_as_often_as_its_probability(sharpness):
+    # Each column is repeated 40,000 times. Of the positive sum p and the negative sum −n, P = p/(p + n).
+    columns = torch.tensor([[3.0, 1.0, -1.0, 0.5, 1.0], [-1.0, -1.0, -4.0, -0.3, 2.0], [0.0, 2.0, 1.0, -0.1, 0.5]])
+    positive, negative = columns.clamp_min(0).sum(0), columns.clamp_max(0).sum(0)
+    purity = positive / (positive - negative)
+    probability = (0.5 + sharpness * (purity - 0.5)).clamp(0, 1)
+    pipe, repeats = gradhomog.pipeline(f"graddrop(sharpness={sharpness}, scale='paper')"), 40_000
+    for _ in range(2):  # another draw in each step
+        kept = pipe.combine(columns.repeat(1, repeats)).view(repeats, -1)
+        near_positive, near_negative = (kept - positive).abs() < 1e-5, (kept - negative).abs() < 1e-5
+        assert (near_positive | near_negative).all()
+        deviation = 5 * (probability * (1 - probability) / repeats).sqrt()
+        assert ((near_positive.float().mean(0) - probability).abs() <= deviation + 1e-6).all()
+
+
 @both_dtypes
 def test_it_allocates_at_most_twice_the_memory_of_the_direction(dtype):
     for tasks, params in [(2, 100_000), (16, 100_000), (4, 123_457), (16, 400_000)]:

@@ -1,6 +1,7 @@
 """Rows of all methods: dependent up to rounding, very long or short, without parameters, averaged over steps."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -231,6 +232,25 @@ def test_float32_rows_have_the_direction_of_the_same_rows_in_float64(method):
         rows = (SIZES * (normal(3, 300, seed=seed) + 0.3)).float()
         expected, found = exact.combine(rows.double(), LOSSES), single.combine(rows, LOSSES)
     torch.testing.assert_close(found, expected.float(), rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+def rows_of_angle(tasks, degrees, params=300, seed=0):
+    """Return float32 rows of norms from 1 to 10 with equal angles between them."""
+    basis = torch.linalg.qr(normal(params, tasks + 1, seed=seed))[0].T
+    spread = (1 / math.cos(math.radians(degrees)) - 1) ** 0.5
+    return (torch.logspace(0, 1, tasks, dtype=torch.float64)[:, None] * (basis[0] + spread * basis[1:])).float()
+
+
+@pytest.mark.parametrize("method", [*ON_ROWS, "mgda(normalize='l2')", "aligned_mtl(scale_mode='rmse')"])
+def test_float32_rows_at_small_angles_have_the_direction_of_the_same_rows_in_float64(method):
+    # For 1 degree `config` was 6e-6 off, `imtl_g` 3e-4, `aligned_mtl` 4e-4; products in float32 were divided by θ²/2.
+    for tasks, degrees in [(2, 0.15), *itertools.product((2, 3, 5), (0.3, 1, 3, 10))]:
+        rows = rows_of_angle(tasks, degrees)
+        losses = torch.linspace(0.5, 2, tasks, dtype=torch.float64)
+        expected, found = (gradhomog.pipeline(method).combine(each, losses) for each in (rows.double(), rows))
+        error = float((found.double() - expected).norm() / expected.norm())
+        limit = 1e-6 / math.radians(degrees) ** 2 if "l2" in method else 5e-5  # a ridge of 1e-7, over the eigenvalue
+        assert error < limit, (tasks, degrees, error)
 
 
 @pytest.mark.parametrize("method", ON_ROWS)

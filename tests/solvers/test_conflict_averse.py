@@ -52,6 +52,16 @@ def test_random_gramians_of_every_kind_satisfy_the_optimality_conditions():
     assert worst[0] < 1e-9, worst
 
 
+@pytest.mark.parametrize("params", [8, 32, 63])
+@pytest.mark.parametrize("c", [0.4, 0.9])
+def test_many_rows_satisfy_the_optimality_conditions_for_any_rank(params, c):
+    for seed in range(3):
+        jacobian = torch.randn(64, params, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        solution = conflict_averse_weights(jacobian @ jacobian.T, c)
+        assert solution.converged
+        assert violation(jacobian @ jacobian.T, solution.weights, c) < 1e-9
+
+
 def test_nearly_equal_rows_follow_the_shorter_one():
     # ‖g_1 − g_2‖² is dominated by rounding and may be negative, whereas G_11 − G_12 and G_22 − G_12 are exact.
     jacobian = torch.tensor(

@@ -100,9 +100,28 @@ def test_a_vector_of_another_length_raises():
         dual_cone_weights(torch.eye(4), torch.ones(3))
 
 
-def test_programs_of_many_rows_that_conflict_meet_the_conditions():
-    rows = torch.randn(100, 150, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    each = torch.eye(100, dtype=torch.float64)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(
+    ("tasks", "params", "seed"), [(100, 150, 0), (64, 8, 0), (64, 32, 0), (64, 63, 0), (72, 36, 1), (72, 36, 3)]
+)
+def test_programs_of_many_rows_meet_the_conditions_for_any_rank(tasks, params, seed, dtype):
+    # For twice as many rows as dimensions, exchanges of single entries needed thousands, or did not end.
+    rows = torch.randn(tasks, params, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    each = torch.eye(tasks, dtype=torch.float64)
+    solution = dual_cone_weights(rows @ rows.T, each)
+    assert solution.converged.all()
+    exact, limit = rows.double(), 1e-9 if dtype == torch.float64 else 2e-4
+    for row, weights in zip(each, solution.weights, strict=True):
+        if dtype == torch.float64:
+            assert violation(exact @ exact.T, row, weights) < limit
+        conflict = float((exact @ (weights @ exact) / exact.norm(dim=1)).min())
+        assert conflict > -limit * float(exact.norm(dim=1).max())
+
+
+def test_a_program_at_the_edge_of_the_cone_ends():
+    # 128 rows of 64 dimensions whose hull nearly contains zero: the result conflicted by 0.07, after 12 s.
+    rows = torch.randn(128, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    each = torch.eye(128, dtype=torch.float64)
     solution = dual_cone_weights(rows @ rows.T, each)
     assert solution.converged.all()
     assert max(violation(rows @ rows.T, u, v) for u, v in zip(each, solution.weights, strict=True)) < 1e-9

@@ -72,3 +72,13 @@ def test_differentiable_if_the_active_set_method_was_used():
         return minimum_norm_weights(rows @ rows.T).weights @ rows
 
     assert torch.autograd.gradcheck(shortest, jacobian, eps=1e-7, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("tasks", "params"), [(64, 8), (64, 32), (128, 64), (128, 127)])
+def test_many_rows_satisfy_the_optimality_conditions_for_any_rank(tasks, params):
+    for seed in range(3):
+        jacobian = torch.randn(tasks, params, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        gramian = jacobian @ jacobian.T
+        solution = minimum_norm_weights(gramian)
+        assert solution.converged
+        assert violation(gramian, solution.weights) < 1e-9
