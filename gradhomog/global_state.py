@@ -83,4 +83,5 @@ def _unwrap(function: Any) -> Any:
 def restore_generators() -> AbstractContextManager[None]:
     """Context after which the generators of the CPU and of all GPUs are in the state that they had before."""
     # All GPUs are named: by default PyTorch warns on machines with several. Reading their states would start CUDA.
-    return torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ())
+    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.random.fork_rng(range(torch.cuda.device_count()) if started else ())

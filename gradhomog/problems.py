@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gradhomog.autograd.backward import backward
 from gradhomog.diagnosis.diagnosis import loss_rows
-from gradhomog.errors import ConfigError
+from gradhomog.errors import ConfigError, DataError
 from gradhomog.learners.learner_rows import FIRST_BATCH
 from gradhomog.learners.results import Evaluation
 from gradhomog.step.nonfinite import Nonfinite
@@ -74,7 +74,7 @@ class Examples(NamedTuple):
 
     Attributes:
         inputs: float32 `[n, *input]`.
-        targets: one tensor for each task: int64 classes `[n]`, or float32 `[n, 1]`.
+        targets: one tensor for each task: int64 classes `[n]`, or float32 `[n, outputs]`.
     """
 
     inputs: Tensor
@@ -91,6 +91,9 @@ class MultiTaskData:
         batch: examples per step.
         train, validation, test: the three splits; no example is in two of them.
         notes: sentences for the report that describe the data.
+
+    Raises:
+        DataError: tasks, outputs, inputs and targets do not fit together; names the split and the task.
     """
 
     tasks: tuple[str, ...]
@@ -100,6 +103,34 @@ class MultiTaskData:
     validation: Examples
     test: Examples
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not len(set(self.tasks)) == len(self.tasks) == len(self.outputs) > 0 or self.batch < 1:
+            raise DataError(
+                "`tasks` must be different names, with one entry of `outputs` for each, and `batch` at least 1; got "
+                f"{self.tasks}, {self.outputs} and {self.batch}."
+            )
+        each = list(self.train.inputs.shape[1:])
+        for name, split in (("train", self.train), ("validation", self.validation), ("test", self.test)):
+            count, *shape = split.inputs.shape
+            if len(split.targets) != len(self.tasks) or not count or shape != each:
+                raise DataError(
+                    f"`{name}` must have inputs [n, *{each}] as `train`, n at least 1, and targets of "
+                    f"{len(self.tasks)} tasks; got {[count, *shape]} and targets of {len(split.targets)}."
+                )
+            for task, outputs, target in zip(self.tasks, self.outputs, split.targets, strict=True):
+                self._check_target(f"`{name}`, task {task!r}", outputs, target, count)
+
+    def _check_target(self, where: str, outputs: int, target: Tensor, count: int) -> None:
+        shape, dtype, expected = [count, outputs], torch.float32, f"float32 {[count, outputs]}"
+        if self.metric == "accuracy":
+            shape, dtype, expected = [count], torch.int64, f"int64 classes {[count]} in 0..{outputs - 1}"
+        found = f"{target.dtype} {[*target.shape]}"
+        if self.metric == "accuracy" and target.numel():
+            found += f" in {target.min()}..{target.max()}"
+        known = self.metric == "r2" or bool(((target >= 0) & (target < outputs)).all())
+        if [*target.shape] != shape or target.dtype != dtype or not known:
+            raise DataError(f"{where}: targets must be {expected}; got {found}.")
 
     @property
     def metric(self) -> str:
@@ -112,7 +143,7 @@ class MultiTaskData:
         digest = hashlib.sha256()
         for split in (self.train, self.validation, self.test):
             for tensor in (split.inputs, *split.targets):
-                digest.update(tensor.contiguous().numpy().tobytes())
+                digest.update(f"{tensor.dtype} {[*tensor.shape]}".encode() + tensor.contiguous().numpy().tobytes())
         return digest.hexdigest()[:12]
 
 

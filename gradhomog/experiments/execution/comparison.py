@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from filelock import FileLock
-
 from gradhomog.errors import ConfigError, GradhomogError
 from gradhomog.experiments.environment import threads
 from gradhomog.experiments.execution import observers
@@ -84,7 +82,7 @@ def compare(
         if not resume:  # the dry run was done at the first start; a comparison with fewer methods would be another one
             dry_run(pinned, rows, progress)
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / comparison_dir.LOCK):  # of processes that start at the same moment, one writes the plan
+        with comparison_dir.lock(folder):  # of processes that start at the same moment, one writes the plan
             comparison_dir.create_folder(pinned, folder)
             plan.write(folder)
         runner = _Runner(pinned, plan, folder, progress)

@@ -15,7 +15,7 @@ from gradhomog.experiments.report.tables import baseline_table, candidate_table,
 from gradhomog.experiments.results.artifacts import SaliencyMaps, Trajectory, collect
 from gradhomog.experiments.results.atomic_files import write_bytes
 from gradhomog.experiments.results.checksums import file_digest, write_json
-from gradhomog.experiments.results.comparison_dir import MANIFEST, PLAN, RUN_FILE, Plan
+from gradhomog.experiments.results.comparison_dir import MANIFEST, PLAN, RUN_FILE, Plan, lock
 from gradhomog.experiments.results.events import Record
 from gradhomog.experiments.results.records import records as read_records
 from gradhomog.experiments.score_metrics import metric
@@ -143,14 +143,15 @@ def write_report(folder: str | Path) -> Summary:
     folder = Path(folder)
     records = read_records(folder)
     summary = summarize(records)
-    write_bytes(folder / SUMMARY, summary_csv(summary).encode())
-    saved_figures = _save_figures(folder, records, summary)
-    write_bytes(folder / REPORT, render_page(summary, records, saved_figures).encode())
-    written = [folder / RUN_FILE, folder / PLAN, folder / SUMMARY, folder / REPORT]
-    written += Plan.read(folder).final_files(folder)
-    written += [path for figure in saved_figures.values() for path in (figure, figure.with_suffix(".png"))]
-    digests = {path.relative_to(folder).as_posix(): file_digest(path) for path in written if path.exists()}
-    write_json(folder / MANIFEST, {"files": digests})
+    with lock(folder):
+        write_bytes(folder / SUMMARY, summary_csv(summary).encode())
+        saved_figures = _save_figures(folder, records, summary)
+        write_bytes(folder / REPORT, render_page(summary, records, saved_figures).encode())
+        written = [folder / RUN_FILE, folder / PLAN, folder / SUMMARY, folder / REPORT]
+        written += Plan.read(folder).final_files(folder)
+        written += [path for figure in saved_figures.values() for path in (figure, figure.with_suffix(".png"))]
+        digests = {path.relative_to(folder).as_posix(): file_digest(path) for path in written if path.exists()}
+        write_json(folder / MANIFEST, {"files": digests})
     return summary
 
 

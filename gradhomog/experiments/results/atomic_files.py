@@ -3,15 +3,11 @@
 import os
 import re
 import socket
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-_TEMPORARY = re.compile(r".+\.(csv|html|json|npz|png|pt|svg|toml)\.(?P<host>.+)-(?P<process>\d+)\.tmp")
-
-_WRITTEN_WITHIN = 24 * 3600
-"""Seconds after which a temporary file of another machine is a leftover."""
+_TEMPORARY = re.compile(r".+\.(csv|html|json|npz|png|pt|svg|toml)\..+-\d+\.tmp")
 
 
 @contextmanager
@@ -50,26 +46,11 @@ def write_bytes(path: Path, content: bytes) -> None:
         temporary.write_bytes(content)
 
 
-def remove_leftovers(folder: Path, *, locked: bool) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Remove the temporary files of processes that were killed within `atomic_write`.
 
-    Args:
-        locked: no other process writes to the folder. Otherwise, files of living processes are kept.
+    The caller has the lock of the folder, without which no other process writes to it.
     """
     for path in folder.glob("*.tmp"):
-        with suppress(FileNotFoundError):  # its process has renamed it
-            name = _TEMPORARY.fullmatch(path.name)
-            if name and (locked or not _may_be_written(path, name["host"], name["process"])):
-                path.unlink()
-
-
-def _may_be_written(path: Path, host: str, process: str) -> bool:
-    if host != socket.gethostname() or os.name != "posix":
-        return time.time() - path.stat().st_mtime < _WRITTEN_WITHIN
-    try:
-        os.kill(int(process), 0)  # sends no signal
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:  # a living process of another user
-        pass
-    return True
+        if _TEMPORARY.fullmatch(path.name):
+            path.unlink(missing_ok=True)

@@ -256,7 +256,7 @@ class RunDir:
     def create(self, config: str) -> None:
         """Create the folder and write the run file, if they do not exist; called by the process that has the lock."""
         self._make()
-        atomic_files.remove_leftovers(self.path, locked=True)
+        atomic_files.remove_leftovers(self.path)
         if not self.config.exists():
             atomic_files.write_bytes(self.config, config.encode())
 
@@ -330,12 +330,16 @@ def with_pins(config: Config, folder: Path) -> Config:
     return dataclasses.replace(config, plugins=Plan.read(folder).config["plugins"])
 
 
+def lock(folder: Path) -> FileLock:
+    """Return the context in which no other process writes files of a comparison, except in the folders of its runs."""
+    return FileLock(folder / LOCK)
+
+
 def create_folder(config: Config, out: Path) -> None:
-    """Create the folder of a comparison and write the resolved configuration into it."""
-    out.mkdir(parents=True, exist_ok=True)
+    """Write the resolved configuration of a comparison into its folder, within `lock`."""
     if not (out / RUN_FILE).exists():  # an existing file may be the user's, with comments
         atomic_files.write_bytes(out / RUN_FILE, config.to_toml().encode())
-    atomic_files.remove_leftovers(out, locked=False)
+    atomic_files.remove_leftovers(out)
 
 
 def _numbered_folders(stem: str) -> dict[int, Path]:

@@ -1,9 +1,12 @@
 """A network of several tasks: plain and single-task training equal hand-written loops."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from gradhomog import DataError, Examples, MultiTaskData
 from gradhomog.experiments.run_file import content
 from gradhomog.experiments.runs import Run
 from gradhomog.experiments.training.multi_task import batch_indices
@@ -95,3 +98,60 @@ def test_scores_are_accuracies_without_homogenizers(pairs):
     assert result.scores == right
     assert result.domains == ["left", "right"]
     assert result.metric == "accuracy"
+
+
+def examples(count, *, classes=3, tasks=2, size=4):
+    return Examples(torch.zeros(count, size), tuple(torch.arange(count) % classes for _ in range(tasks)))
+
+
+DATA = MultiTaskData(("a", "b"), (3, 3), 4, examples(9), examples(6), examples(6))
+NUMBERS = Examples(torch.zeros(9, 4), (torch.zeros(9, 1), torch.zeros(9, 1)))
+REGRESSION = MultiTaskData(("a", "b"), (1, 1), 4, NUMBERS, NUMBERS, NUMBERS)
+
+
+@pytest.mark.parametrize(
+    ("data", "changes", "message"),
+    [
+        (DATA, {"tasks": ("a", "a")}, r"`tasks` must be different names.*got \('a', 'a'\), \(3, 3\) and 4"),
+        (DATA, {"tasks": (), "outputs": ()}, "`tasks` must be different names"),
+        (DATA, {"outputs": (3,)}, "one entry of `outputs` for each"),
+        (DATA, {"batch": 0}, "`batch` at least 1; got"),
+        (
+            DATA,
+            {"train": examples(9, tasks=1)},
+            r"`train` must have .* targets of 2 tasks; got \[9, 4\] and targets of 1",
+        ),
+        (DATA, {"test": examples(0)}, r"`test` must have inputs \[n, \*\[4\]\] .*n at least 1.*got \[0, 4\]"),
+        (DATA, {"test": examples(6, size=5)}, r"`test` must have inputs \[n, \*\[4\]\] as `train`.*got \[6, 5\]"),
+        (DATA, {"test": examples(6, classes=4)}, r"`test`, task 'a': .* in 0\.\.2; got torch.int64 \[6\] in 0\.\.3"),
+        (
+            DATA,
+            {"validation": examples(6)._replace(inputs=torch.zeros(5, 4))},
+            r"`validation`, task 'a': .*int64 classes \[5\]",
+        ),
+        (DATA, {"train": NUMBERS}, r"`train`, task 'a': targets must be float32 \[9, 3\]; got torch.float32 \[9, 1\]"),
+        (
+            REGRESSION,
+            {"test": NUMBERS._replace(targets=(torch.zeros(9), torch.zeros(9)))},
+            r"float32 \[9, 1\]; got .*\[9\]",
+        ),
+        (
+            REGRESSION,
+            {"test": NUMBERS._replace(targets=(torch.zeros(9, 1).double(),) * 2)},
+            "float32 .*; got torch.float64",
+        ),
+        (REGRESSION, {"test": examples(9, classes=1)}, r"float32 \[9, 1\]; got torch.int64 \[9\]"),
+    ],
+)
+def test_data_that_do_not_fit_together_raise_with_split_and_task(data, changes, message):
+    with pytest.raises(DataError, match=message):
+        dataclasses.replace(data, **changes)
+
+
+def test_the_fingerprint_depends_on_shapes_and_types():
+    """All of these have the same bytes."""
+    inputs = [
+        torch.zeros(9, 4), torch.zeros(9, 2, 2), torch.zeros(9, 4, dtype=torch.int32), torch.zeros(9, 2).double(),
+    ]  # fmt: skip
+    splits = [Examples(values, NUMBERS.targets) for values in inputs]
+    assert len({dataclasses.replace(REGRESSION, train=s, validation=s, test=s).fingerprint for s in splits}) == 4

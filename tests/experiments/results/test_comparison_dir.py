@@ -15,6 +15,7 @@ from gradhomog.experiments.runs import Method
 def start(config, out=None, resume=False, stem="compare"):
     """Create the output folder of a comparison and return it."""
     folder = choose_folder(config, out, resume, stem)
+    folder.mkdir(parents=True, exist_ok=True)
     create_folder(config, folder)
     return folder
 

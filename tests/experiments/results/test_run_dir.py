@@ -1,14 +1,13 @@
 """The folder of a run: the lock of one process, the result, recorded failures, and files replaced completely or not."""
 
 import os
-import socket
 import subprocess
 import sys
 
 import pytest
 
 from gradhomog.experiments.results import events
-from gradhomog.experiments.results.atomic_files import atomic_write, remove_leftovers
+from gradhomog.experiments.results.atomic_files import atomic_write
 from gradhomog.experiments.results.comparison_dir import RunDir
 
 RESULT = {
@@ -85,19 +84,3 @@ def test_a_removed_folder_is_not_created_again(tmp_path):
     with pytest.raises(FileNotFoundError), atomic_write(tmp_path / "removed" / "file.txt") as temporary:
         temporary.write_text("content")
     assert not list(tmp_path.iterdir())
-
-
-def test_only_temporary_files_that_no_process_writes_are_removed(tmp_path):
-    process = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
-    names = {
-        "own": f"plan.json.{socket.gethostname()}-{os.getpid()}.tmp",
-        "ended": f"plan.json.{socket.gethostname()}-{int(process.stdout)}.tmp",
-        "elsewhere": "plan.json.another-host-7.tmp",
-        "elsewhere, last week": "run.toml.another-host-7.tmp",
-        "not ours": "notes.tmp",
-    }
-    for name in names.values():
-        (tmp_path / name).touch()
-    os.utime(tmp_path / names["elsewhere, last week"], (0, 0))
-    remove_leftovers(tmp_path, locked=False)
-    assert {key for key, name in names.items() if (tmp_path / name).exists()} == {"own", "elsewhere", "not ours"}
