@@ -90,9 +90,10 @@ def backward(
         retain_graph: keep the graph of the losses.
         memory: `"rows"`: keep N gradients. `"low"`: keep no row where homogenizers read norms or inner products only:
             the N passes run in lockstep through parts of the graph, and one more computes the direction; gradients are
-            equal to rounding. `"auto"`: `"low"` if the rows would fill more than half of the free memory, and `"low"`
-            needs less than half of that; the logger `gradhomog` reports it. No effect across ranks, or if homogenizers
-            read rows, with `per`, `nonfinite="drop"` or `create_graph`.
+            equal to rounding, but not those that intermediate tensors add up by `retain_grad()`. `"auto"`: `"low"` if
+            the rows would fill more than half of the free memory, and `"low"` needs less than half of that; the logger
+            `gradhomog` reports it. No effect across ranks, or if homogenizers read rows, with `per`,
+            `nonfinite="drop"` or `create_graph`.
         metric: the optimizer of the shared parameters, such as Adam: norms, inner products and rows are those in the
             metric of its next step, see `OptimizerMetric`. No effect on pipelines that read losses only. Not with
             `level="features"`, nor with homogenizers that keep rows, such as `tracked`.

@@ -57,7 +57,9 @@ def test_a_state_with_a_value_of_another_type_is_not_loaded(method):
     assert repr(pipe.state_dict()) == repr(state)
 
 
-@pytest.mark.parametrize("state", [None, 3, "text", [("steps", 0)], {}, {"steps": -1, "named": None, "0:dwa": {}}])
+@pytest.mark.parametrize(
+    "state", [None, 3, "text", [("steps", 0)], {}, {"steps": -1, "named": None, "last_losses": {}, "0:dwa": {}}]
+)
 def test_a_state_that_is_none_of_this_pipeline_is_not_loaded(state):
     pipe = gradhomog.pipeline("dwa")
     with pytest.raises(ConfigError, match="must"):

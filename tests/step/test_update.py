@@ -38,7 +38,12 @@ def test_the_state_of_a_wrapped_homogenizer_is_assigned_with_its_wrappers():
     wrapper = Wrapper()
     pipe = gradhomog.pipeline([wrapper])
     pipe.combine(ROWS)
-    assert pipe.state_dict() == {"steps": 1, "named": False, "0:Wrapper": {"inner": {"count": 1}, "own": 1.0}}
+    assert pipe.state_dict() == {
+        "steps": 1,
+        "named": False,
+        "last_losses": {},
+        "0:Wrapper": {"inner": {"count": 1}, "own": 1.0},
+    }
     fresh = gradhomog.pipeline([Wrapper()])
     fresh.load_state_dict(pipe.state_dict())
     assert fresh.state_dict() == pipe.state_dict()
@@ -85,7 +90,7 @@ def test_random_numbers_are_a_function_of_seed_and_step():
         draws[seed] = drawing.drawn[::2]
         again = Drawing(seed)
         other = gradhomog.pipeline([again])
-        other.load_state_dict({"steps": 2, "named": None, "0:Drawing": {}})
+        other.load_state_dict({"steps": 2, "named": None, "last_losses": {}, "0:Drawing": {}})
         other.combine(ROWS)
         assert again.drawn[0] == draws[seed][2]
     numbers = [number for found in draws.values() for number in found]
@@ -160,7 +165,7 @@ def test_the_state_of_another_pipeline_raises():
     with pytest.raises(ConfigError, match="saved state must be of the same pipeline"):
         gradhomog.pipeline("pcgrad").load_state_dict(gradhomog.pipeline("gradnorm").state_dict())
     with pytest.raises(ConfigError, match=r"must have the keys \['first_losses', 'log_weights'\]; got \[\]"):
-        gradhomog.pipeline("gradnorm").load_state_dict({"steps": 0, "named": None, "0:gradnorm": {}})
+        gradhomog.pipeline("gradnorm").load_state_dict({"steps": 0, "named": None, "last_losses": {}, "0:gradnorm": {}})
     with pytest.raises(ConfigError, match="saved state must be of the same pipeline"):  # without the number of steps
         gradhomog.pipeline("gradnorm").load_state_dict({"0:gradnorm": {}})
 
