@@ -5,6 +5,7 @@ from . import keyed as keyed
 from .autograd.accumulation import accumulated as accumulated
 from .autograd.backward import backward as backward
 from .autograd.backward import loss as loss
+from .autograd.check_optimizer import check_optimizer as check_optimizer
 from .autograd.donated_buffers import disable_donated_buffers as disable_donated_buffers
 from .autograd.inputs import TaskFeatures as TaskFeatures
 from .autograd.inputs import task_features as task_features
@@ -38,7 +39,6 @@ from .learners.domains import Split as Split
 from .learners.domains import domain as domain
 from .learners.ensemble import Ensemble as Ensemble
 from .learners.learner import Learner as Learner
-from .learners.learner import check_optimizer as check_optimizer
 from .learners.learner import learner as learner
 from .learners.results import Evaluation as Evaluation
 from .learners.results import TaskRow as TaskRow

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from gradhomog.autograd import inputs
 from gradhomog.autograd.backward_passes import BackwardPasses
+from gradhomog.autograd.check_optimizer import check_closure
 from gradhomog.autograd.loss_graph import LossGraph, find_graph
 from gradhomog.errors import OptionError
 from gradhomog.ranks.communicator import Communicator, GroupCommunicator
@@ -141,6 +142,7 @@ def begin_step(
         RankError: ranks would choose different tasks.
     """
     options.check_features(features)
+    check_closure(options.pipe)
     pipe, communicator = options.pipe, options.communicator
     found = find_graph(losses, parameters, features)
     given = found.tasks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -13,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from gradhomog.autograd.check_optimizer import check_optimizer
 from gradhomog.autograd.optimizer_metric import OptimizerMetric
 from gradhomog.diagnosis.result import DiagnosisResult
-from gradhomog.errors import ConfigError, MomentumWarning, OptionError
+from gradhomog.errors import ConfigError, OptionError
 from gradhomog.learners import learner_rows
 from gradhomog.learners.learner_rows import encoder_pattern, stage_rows
 from gradhomog.learners.results import Evaluation, TaskRow, TaskRows
@@ -54,48 +54,6 @@ def check_holds_parameters(outer: OuterOptimizer, parameters: Iterable[Tensor]) 
         raise OptionError(
             "`outer` must hold parameters of the learner; it holds none of them, so its step would train nothing. "
             "Create it with learner.parameters()."
-        )
-
-
-def check_optimizer(optimizer: OuterOptimizer, pipe: Pipeline) -> None:
-    """Check that a PyTorch optimizer can train with homogenized gradients.
-
-    Called by `learner.step` and by the adapters of frameworks; for custom loops, before training. Optimizers of other
-    libraries are not checked.
-
-    Raises:
-        OptionError: the optimizer is `SparseAdam`, because homogenized gradients are dense, also those of an embedding
-            with `sparse=True`.
-
-    Warns:
-        UserWarning: the optimizer is L-BFGS, and the pipeline is not the plain mean: the gradient of the closure is not
-            that of its value, so that the line search fails, and each evaluation is a step of the homogenizers.
-        MomentumWarning: `momentum` or β₁ of a parameter group is not zero, and a homogenizer such as `tracked` averages
-            rows.
-
-    >>> import torch, gradhomog
-    >>> optimizer = torch.optim.Adam([torch.zeros(1, requires_grad=True)], betas=(0.0, 0.999))
-    >>> gradhomog.check_optimizer(optimizer, gradhomog.pipeline("tracked"))
-    """
-    if isinstance(optimizer, torch.optim.SparseAdam):
-        raise OptionError(
-            "homogenized gradients are dense, also those of sparse embeddings, but SparseAdam refuses them. Use Adam."
-        )
-    if isinstance(optimizer, torch.optim.LBFGS) and pipe.members:
-        warnings.warn(
-            f"L-BFGS requires the gradient of one fixed loss, but that of {pipe} is not the gradient of the value that "
-            "a closure returns, and each evaluation is a step of the homogenizers. Use Adam, or pipeline 'none'.",
-            stacklevel=3,
-        )
-    averaging = [member for member in pipe.requirements.choosing if getattr(member.homogenizer, "average", 1) != 0]
-    if not averaging or not isinstance(optimizer, torch.optim.Optimizer):
-        return
-    if factor := max(group.get("momentum", group.get("betas", (0.0,))[0]) for group in optimizer.param_groups):
-        warnings.warn(
-            f"{averaging[0].selector} averages rows over steps, and {type(optimizer).__name__} averages its direction "
-            f"again with the factor {factor:g}. Use betas=(0.0, 0.999), or momentum=0.",
-            MomentumWarning,
-            stacklevel=3,
         )
 
 

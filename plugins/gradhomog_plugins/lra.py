@@ -84,6 +84,8 @@ class LRA(Homogenizer):
         return StageResult(tasks * weights / total, aux=(weights, total * step.tasks / tasks))
 
     def paper_scale(self, step: Step) -> Tensor:
+        weights: Tensor
+        total: Tensor
         weights, total = step.aux
         _losses.require_at_most(weights, step, "λ", ADVICE)
         return total

@@ -297,3 +297,35 @@ def test_a_sum_of_rows_that_overflows_is_an_error_and_writes_nothing():
     with pytest.raises(NonfiniteError, match=r"the sum of the 3 rows overflows.* reduction='mean'"):
         gradhomog.loss(losses, gradhomog.pipeline("none"), parameters=[w], reduction="sum").backward()
     assert w.grad is None
+
+
+@pytest.mark.parametrize("call", ["loss", "backward"])
+@pytest.mark.parametrize("text", ["none", "upgrad"])
+def test_a_closure_of_lbfgs_is_that_of_the_mean_or_warns(text, call):
+    def trained(closure_of):
+        model = Model()
+        optimizer = torch.optim.LBFGS(model.encoder.parameters(), line_search_fn="strong_wolfe", max_iter=4)
+        optimizer.step(lambda: closure_of(model, optimizer))
+        return flat(model.encoder.parameters())
+
+    def plain(model, optimizer):
+        optimizer.zero_grad()
+        mean = torch.stack(model.losses(model.encoder(inputs()))).mean()
+        mean.backward()
+        return mean
+
+    def homogenized(model, optimizer):
+        optimizer.zero_grad()
+        losses, pipe = model.losses(model.encoder(inputs())), gradhomog.pipeline(text)
+        if call == "backward":
+            gradhomog.backward(losses, pipe, parameters=model.encoder)
+            return torch.stack(losses).mean()
+        mean = gradhomog.loss(losses, pipe, parameters=model.encoder)
+        mean.backward()
+        return mean
+
+    if text == "none":
+        torch.testing.assert_close(trained(homogenized), trained(plain))
+    else:
+        with pytest.warns(UserWarning, match=f"L-BFGS requires the gradient of one fixed loss, but that of {text}"):
+            trained(homogenized)
