@@ -15,9 +15,9 @@ import torch
 from annotated_types import Ge
 from torch import Tensor, nn
 
-from gradhomog.errors import ConfigError, ConvergenceWarning, GradhomogError, OptionError
+from gradhomog.errors import ConvergenceWarning, GradhomogError, OptionError
 from gradhomog.registry import Registry, expression, installed
-from gradhomog.registry.options import describe_mismatch
+from gradhomog.registry.options import check_state
 from gradhomog.registry.specs import HomogenizerSpec
 from gradhomog.rows import Direction, Jacobian
 from gradhomog.step.homogenizer import Homogenizer, Part
@@ -463,17 +463,10 @@ class Pipeline:
             ConfigError: the state was saved by another pipeline; nothing has changed.
         """
         members = self._saved_members()
-        names = ["steps", "named", *members]
-        if not isinstance(state, Mapping):
-            raise ConfigError(f"the saved state must be a dict with the keys {names}; got {type(state).__name__}.")
-        groups = [name for name in state if isinstance(name, str) and name.startswith(GROUP)]
-        if set(state) != {*names, *groups}:
-            raise ConfigError(
-                f"the saved state must be of the same pipeline, with the keys {names}; got {list(state)}."
-            )
-        for name, annotation in (("steps", Annotated[int, Ge(0)]), ("named", bool | None)):
-            if error := describe_mismatch(name, state[name], annotation):
-                raise ConfigError(f"the saved state of the pipeline: {error}")
+        saved = state if isinstance(state, Mapping) else {}
+        groups = [name for name in saved if isinstance(name, str) and name.startswith(GROUP)]
+        types = {"steps": Annotated[int, Ge(0)], "named": bool | None, **dict.fromkeys([*members, *groups], Any)}
+        check_state(f"the pipeline '{self}'", state, types)
         before, groups_before = {name: member.call("state_dict") for name, member in members.items()}, self.groups
         try:
             self.groups = {}
