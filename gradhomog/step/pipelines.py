@@ -21,7 +21,7 @@ from gradhomog.registry.options import check_state
 from gradhomog.registry.specs import HomogenizerSpec
 from gradhomog.rows import Direction, Jacobian
 from gradhomog.step.homogenizer import Homogenizer, Part
-from gradhomog.step.member import Member, call_and_compare, numbers_finite
+from gradhomog.step.member import Member, call_and_compare
 from gradhomog.step.nonfinite import (
     Nonfinite,
     StageOutcome,
@@ -411,9 +411,10 @@ class Pipeline:
                     again = sum(name.split("#")[0] == member.selector for name in measured)
                     measured[f"{member.selector}#{again + 1}" if again else member.selector] = values
                 if member in self.requirements.updating:
-                    state = call_and_compare(member, "update", view) if self.debug else member.update(view)
-                    if not numbers_finite(state):
-                        raise find_overflow(member, view, member.not_finite("update"))
+                    try:
+                        state = call_and_compare(member, "update", view) if self.debug else member.update(view)
+                    except GradhomogError as error:
+                        raise find_overflow(member, view, error) from error.__cause__
                     states.append((member, state))
         return measured, states
 
