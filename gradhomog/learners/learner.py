@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup
 from gradhomog.autograd.check_optimizer import check_optimizer
 from gradhomog.autograd.optimizer_metric import OptimizerMetric
 from gradhomog.diagnosis.result import DiagnosisResult
-from gradhomog.errors import ConfigError, OptionError
+from gradhomog.errors import OptionError
 from gradhomog.learners import learner_rows
 from gradhomog.learners.learner_rows import encoder_pattern, stage_rows
 from gradhomog.learners.results import Evaluation, TaskRow, TaskRows
@@ -25,7 +25,7 @@ from gradhomog.learners.tasks import Task, TaskBatch
 from gradhomog.learners.training_mode import training_mode
 from gradhomog.ranks.communicator import Ranks, communicate
 from gradhomog.registry import Registry, expression, installed
-from gradhomog.registry.options import ValidatedConstructor
+from gradhomog.registry.options import ValidatedConstructor, check_state
 from gradhomog.rows import check_real
 from gradhomog.step.pipelines import Entry, Pipeline, pipeline
 from gradhomog.step.reports import StageReport, StepReport
@@ -147,10 +147,7 @@ class Learner(ValidatedConstructor, ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a saved state; network and pipeline must have the same structure. After an error nothing has changed."""
         parts = self._saved_modules()
-        if not isinstance(state, Mapping) or set(state) != {*parts, "homogenizers"}:
-            names, found = f"{', '.join(parts)} and homogenizers", type(state).__name__
-            found = str(list(state)) if isinstance(state, Mapping) else found
-            raise ConfigError(f"the state of {type(self).__name__} must have the keys {names}; got {found}.")
+        check_state(type(self).__name__, state, dict.fromkeys([*parts, "homogenizers"], Mapping))
         whole = nn.ModuleDict(parts)
         before = copy.deepcopy(whole.state_dict())
         try:

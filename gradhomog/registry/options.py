@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, cast
 
 from annotated_types import DocInfo, Ge, GroupedMetadata, Gt, Le, Lt, MaxLen, MinLen
 
-from gradhomog.errors import OptionError, did_you_mean, join_errors
+from gradhomog.errors import ConfigError, OptionError, did_you_mean, join_errors
 from gradhomog.registry.expression import render_value
 from gradhomog.registry.specs import HomogenizerSpec, Spec
 
@@ -115,6 +115,21 @@ def describe_mismatch(name: str, value: Any, annotation: Any) -> str:
             return ""
         limit = " within float64" if floats else " of at most 64 bits"
     return f"`{name}` must be {accepted.description}{limit}; got {value!r:.500}."
+
+
+def check_state(owner: str, state: object, types: Mapping[str, Any]) -> None:
+    """Raise unless a saved state is a dict with these keys and types of values.
+
+    Raises:
+        ConfigError.
+    """
+    advice = "It was saved by another object or version."
+    if not isinstance(state, Mapping) or state.keys() != types.keys():
+        found = list(state) if isinstance(state, Mapping) else type(state).__name__
+        raise ConfigError(f"the state of {owner} must have the keys {sorted(types)}; got {found}. {advice}")
+    for name, annotation in types.items():
+        if error := describe_mismatch(name, state[name], annotation):
+            raise ConfigError(f"the state of {owner}: {error} {advice}")
 
 
 def _largest_integer(value: Any) -> int:

@@ -9,8 +9,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from gradhomog.errors import ConfigError
-from gradhomog.registry.options import ValidatedConstructor, describe_mismatch
+from gradhomog.registry.options import ValidatedConstructor, check_state
 from gradhomog.rows import Jacobian
 from gradhomog.step.step import StageResult, Step, TaskKey, map_nested
 
@@ -143,19 +142,12 @@ class Homogenizer(ValidatedConstructor):
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
         """Raise unless a saved state has the names and types of this homogenizer's."""
-        owner, advice = f"the state of {type(self).__name__}", "It was saved by another homogenizer or version."
-        if not isinstance(state, Mapping) or set(state) != set(self.state_names):
-            found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
-            raise ConfigError(f"{owner} must have the keys {sorted(self.state_names)}; got {found}. {advice}")
-        types = self.state_names if isinstance(self.state_names, Mapping) else {}
-        for name, value in state.items():
-            current = getattr(self, name)
-            if isinstance(current, Homogenizer):
-                current._check_state(value)
-            elif name in types and (error := describe_mismatch(name, value, types[name])):
-                raise ConfigError(f"{owner}: {error} {advice}")
-            elif name not in types and not (current is None or isinstance(value, type(current))):
-                raise ConfigError(f"{owner}: `{name}` must be {type(current).__name__}; got {value!r:.500}. {advice}")
+        own = {name: getattr(self, name) for name in self.state_names}
+        types = {name: Any if value is None else type(value) for name, value in own.items()}
+        check_state(type(self).__name__, state, self.state_names if isinstance(self.state_names, Mapping) else types)
+        for name, value in own.items():
+            if isinstance(value, Homogenizer):
+                value._check_state(state[name])
 
     def assign_state(self, values: Mapping[str, Any]) -> None:
         """Assign the values that `update` returned. Called by the pipeline."""

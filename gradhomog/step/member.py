@@ -153,6 +153,8 @@ class Member:
         if unknown := [name for name in values if name not in names]:
             expected = f"only keys in `state_names` ({', '.join(names) or 'empty'}), which {unknown[0]!r} is not"
             raise self.invalid("update", expected, values)
+        if not numbers_finite(values):
+            raise self.not_finite("update")
         return values
 
     # -- errors ------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradhomog.errors import GradhomogError, NonfiniteError, PluginRunError
 from gradhomog.rows import Jacobian, all_finite
 from gradhomog.rows.arithmetic import task_index, to_cpu
-from gradhomog.step.member import Member, numbers_finite
+from gradhomog.step.member import Member
 from gradhomog.step.step import StageResult, Step
 
 Nonfinite = Literal["raise", "drop"]
@@ -135,9 +135,11 @@ def find_overflow(member: Member, view: Step, otherwise: GradhomogError) -> Grad
 
     Args:
         view: the member's view of the step, in which its result is not finite, or it raised `otherwise`.
+        otherwise: returned unchanged unless it blames the member.
     """
     rows = view._jacobian
-    if float(rows.squared_norms().max()) <= min(1e150, torch.finfo(rows.dtype).max / 1e4) ** 2:
+    limit = min(1e150, torch.finfo(rows.dtype).max / 1e4) ** 2
+    if not isinstance(otherwise, PluginRunError) or float(rows.squared_norms().max()) <= limit:
         return otherwise
     largest = max(float(block.abs().max()) for _, block in rows.by_parameter() if block.numel())
     unit = rows.map(lambda block: block / largest)
@@ -145,10 +147,11 @@ def find_overflow(member: Member, view: Step, otherwise: GradhomogError) -> Grad
     try:
         result = member.act(smaller) if member.stage else StageResult(unit)
         changed = unit.mix(result.value) if member.stage == "mix" else result.value
-        state = member.update(smaller.with_aux(result.aux)) if member.homogenizer.overrides("update") else {}
+        if member.homogenizer.overrides("update"):
+            member.update(smaller.with_aux(result.aux))
     except GradhomogError:
         return otherwise
-    if not (all_finite(changed.mean().values()) and numbers_finite(state)):
+    if not all_finite(changed.mean().values()):
         return otherwise
     return NonfiniteError(
         f"the rows are too large for {member}, whose result overflows: the largest entry of a row is {largest:.1e}. "

@@ -16,14 +16,14 @@ from annotated_types import Ge
 from torch import Tensor, nn
 
 from gradhomog import keyed
-from gradhomog.errors import ConfigError, ConvergenceWarning, GradhomogError, OneTaskWarning, OptionError
+from gradhomog.errors import ConvergenceWarning, GradhomogError, OneTaskWarning, OptionError
 from gradhomog.registry import Registry, expression, installed
-from gradhomog.registry.options import describe_mismatch
+from gradhomog.registry.options import check_state
 from gradhomog.registry.specs import HomogenizerSpec
 from gradhomog.rows import Direction, Jacobian
 from gradhomog.step.absent import STEPS_OF_ONE_TASK, absent_keys, losses_of_absent, weights_with_absent
 from gradhomog.step.homogenizer import Homogenizer, Part
-from gradhomog.step.member import Member, call_and_compare, numbers_finite
+from gradhomog.step.member import Member, call_and_compare
 from gradhomog.step.nonfinite import (
     Nonfinite,
     StageOutcome,
@@ -444,9 +444,10 @@ class Pipeline:
                     again = sum(name.split("#")[0] == member.selector for name in measured)
                     measured[f"{member.selector}#{again + 1}" if again else member.selector] = values
                 if member in self.requirements.updating:
-                    state = call_and_compare(member, "update", view) if self.debug else member.update(view)
-                    if not numbers_finite(state):
-                        raise find_overflow(member, view, member.not_finite("update"))
+                    try:
+                        state = call_and_compare(member, "update", view) if self.debug else member.update(view)
+                    except GradhomogError as error:
+                        raise find_overflow(member, view, error) from error.__cause__
                     states.append((member, state))
         return measured, states
 
@@ -496,18 +497,13 @@ class Pipeline:
             ConfigError: the state was saved by another pipeline; nothing has changed.
         """
         members = self._saved_members()
-        types = {"steps": Annotated[int, Ge(0)], "named": bool | None, "last_losses": Mapping[str, float | None]}
-        names = [*types, *members]
-        if not isinstance(state, Mapping):
-            raise ConfigError(f"the saved state must be a dict with the keys {names}; got {type(state).__name__}.")
-        groups = [name for name in state if isinstance(name, str) and name.startswith(GROUP)]
-        if set(state) != {*names, *groups}:
-            raise ConfigError(
-                f"the saved state must be of the same pipeline, with the keys {names}; got {list(state)}."
-            )
-        for name, annotation in types.items():
-            if error := describe_mismatch(name, state[name], annotation):
-                raise ConfigError(f"the saved state of the pipeline: {error}")
+        saved = state if isinstance(state, Mapping) else {}
+        groups = [name for name in saved if isinstance(name, str) and name.startswith(GROUP)]
+        types = {
+            "steps": Annotated[int, Ge(0)], "named": bool | None, "last_losses": Mapping[str, float | None],
+            **dict.fromkeys([*members, *groups], Any),
+        }  # fmt: skip
+        check_state(f"the pipeline '{self}'", state, types)
         before, groups_before = {name: member.call("state_dict") for name, member in members.items()}, self.groups
         try:
             self.groups = {}

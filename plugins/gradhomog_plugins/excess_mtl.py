@@ -7,7 +7,7 @@ import torch
 from annotated_types import Gt
 from torch import Tensor
 
-from gradhomog import Homogenizer, HomogenizerSpec, OptionError, Step, hookimpl, keyed
+from gradhomog import Homogenizer, HomogenizerSpec, Step, hookimpl, keyed
 from gradhomog_plugins import _row_state
 from gradhomog_plugins._row_state import RowState
 
@@ -93,8 +93,6 @@ class ExcessMTL(Homogenizer):
         shares = len(weights) * torch.softmax(weights.log() + self.lr * relative.to(weights), dim=0)
         bounded = shares.clamp_min(SMALLEST_WEIGHT)
         new = bounded / bounded.mean() * weights.mean()
-        if not bool(torch.isfinite(new).all()):
-            raise OptionError("the sum of squares of a row overflows. Divide the losses by a constant.")
         return {
             "roots": _row_state.write(kept, keys, roots),
             "first": first,

@@ -76,6 +76,6 @@ def test_without_types_the_type_of_the_attribute_is_compared():
 
     one = Counts()
     one.load_state_dict({"counts": {"a": "text"}, "free": 3})
-    with pytest.raises(ConfigError, match=r"Counts: `counts` must be dict; got 'text'"):
+    with pytest.raises(ConfigError, match=r"Counts: `counts` must be a table by name; got 'text'"):
         one.load_state_dict({"counts": "text", "free": 4})
     assert (one.counts, one.free) == ({"a": "text"}, 3)
