@@ -70,14 +70,17 @@ def read_text(
         max_bytes, advice, error: as for `open_regular`.
 
     Raises:
-        error: as for `open_regular`; there is no such file, or its text has another encoding.
-        OSError: the file cannot be read.
+        error: as for `open_regular`; there is no such file, it cannot be read, or its text has another encoding.
     """
     try:
         with open_regular(path, max_bytes, advice, error) as file:
             content = file.read()
     except FileNotFoundError as cause:
         raise error(f"{path}: there is no such file.") from cause
+    except GradhomogError:
+        raise
+    except (OSError, ValueError) as cause:  # ValueError: a path that contains NUL
+        raise error(f"{path}: the file cannot be read: {getattr(cause, 'strerror', '') or cause}.") from cause
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as cause:

@@ -23,14 +23,18 @@ _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "the number of threads": (torch.get_num_threads, torch.set_num_threads),
     "the gradient mode": (torch.is_grad_enabled, torch.set_grad_enabled),
     "deterministic algorithms": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
-    "the float32 matmul precision": (_matmul_precision, torch.set_float32_matmul_precision),
     "autocast on the CPU": (partial(torch.is_autocast_enabled, "cpu"), partial(torch.set_autocast_enabled, "cpu")),
     "autocast on GPUs": (partial(torch.is_autocast_enabled, "cuda"), partial(torch.set_autocast_enabled, "cuda")),
+    "the float32 matmul precision": (_matmul_precision, torch.set_float32_matmul_precision),
 }
 """The functions that read and set each of the settings."""
 
-READ_SETTINGS = tuple(read for read, _ in _SETTINGS.values())
-"""Called by `[*map(operator.call, READ_SETTINGS)]` before and after each stage; takes about a microsecond."""
+READ_AT_LOADING = tuple(read for read, _ in _SETTINGS.values())
+"""Called by `[*map(operator.call, READ_AT_LOADING)]` before and after a plugin is imported, and makes an object."""
+
+READ_SETTINGS = READ_AT_LOADING[:-1]
+"""Called before and after each stage; takes about half a microsecond, without the precision, which takes a call of
+Python."""
 
 _FUNCTIONS: list[tuple[Any, str]] = [
     *((kind, name) for kind in vars(torch.optim).values() if isinstance(kind, type)
@@ -43,9 +47,13 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 def restore_settings(before: Iterable[Any]) -> str:
-    """Restore settings that differ from those of `READ_SETTINGS`; return names and values, or an empty text."""
+    """Restore settings that differ from what was read before; return names and values, or an empty text.
+
+    Args:
+        before: the values of `READ_AT_LOADING`, or those of `READ_SETTINGS`, which are the first ones.
+    """
     changes = []
-    for (name, (read, restore)), old in zip(_SETTINGS.items(), before, strict=True):
+    for (name, (read, restore)), old in zip(_SETTINGS.items(), before, strict=False):
         if (new := read()) != old:
             restore(old)
             changes.append(f"{name} from {old} to {new}")

@@ -122,15 +122,15 @@ class MultiTaskData:
                 self._check_target(f"`{name}`, task {task!r}", outputs, target, count)
 
     def _check_target(self, where: str, outputs: int, target: Tensor, count: int) -> None:
-        shape, dtype, expected = [count, outputs], torch.float32, f"float32 {[count, outputs]}"
-        if self.metric == "accuracy":
-            shape, dtype, expected = [count], torch.int64, f"int64 classes {[count]} in 0..{outputs - 1}"
-        found = f"{target.dtype} {[*target.shape]}"
-        if self.metric == "accuracy" and target.numel():
-            found += f" in {target.min()}..{target.max()}"
-        known = self.metric == "r2" or bool(((target >= 0) & (target < outputs)).all())
-        if [*target.shape] != shape or target.dtype != dtype or not known:
-            raise DataError(f"{where}: targets must be {expected}; got {found}.")
+        found = target.dtype, [*target.shape]
+        if self.metric == "r2":
+            expected, fits = f"float32 {[count, outputs]}", found == (torch.float32, [count, outputs])
+        else:
+            expected, fits = f"int64 classes {[count]} in 0..{outputs - 1}", found == (torch.int64, [count])
+            fits = fits and bool(((target >= 0) & (target < outputs)).all())
+        if not fits:
+            values = f", {target.min():g} to {target.max():g}" if target.numel() else ""
+            raise DataError(f"{where}: targets must be {expected}; got {found[0]} {found[1]}{values}.")
 
     @property
     def metric(self) -> str:

@@ -127,7 +127,7 @@ def _unchanged_torch(changed: Callable[[str], errors.PluginError], *, generators
     """
     from gradhomog import global_state  # imported here, so that listing plugins does not import PyTorch
 
-    settings, functions = [*map(operator.call, global_state.READ_SETTINGS)], global_state.read_functions()
+    settings, functions = [*map(operator.call, global_state.READ_AT_LOADING)], global_state.read_functions()
     try:
         with global_state.restore_generators() if generators else nullcontext():
             yield

@@ -9,7 +9,7 @@ import torch
 
 import gradhomog
 from gradhomog import PluginLoadError, PluginRunError
-from gradhomog.global_state import READ_SETTINGS
+from gradhomog.global_state import READ_AT_LOADING
 from tests.hostile.plugins import ADVICE, HERE, assert_blamed, install, plugin
 
 
@@ -30,10 +30,12 @@ CHANGES = {
     "torch.set_num_threads(torch.get_num_threads() + 1)": "the number of threads from ",
     "torch.set_grad_enabled(not torch.is_grad_enabled())": "the gradient mode from ",
     "torch.use_deterministic_algorithms(True)": "deterministic algorithms from False to True",
-    "torch.set_float32_matmul_precision('high')": "the float32 matmul precision from highest to high",
-    "torch.backends.cuda.matmul.fp32_precision = 'tf32'": "the float32 matmul precision from highest to of backends",
     "torch.set_autocast_enabled('cpu', True)": "autocast on the CPU from False to True",
     "torch.set_autocast_enabled('cuda', True)": "autocast on GPUs from False to True",
+}
+PRECISIONS = {
+    "torch.set_float32_matmul_precision('high')": "the float32 matmul precision from highest to high",
+    "torch.backends.cuda.matmul.fp32_precision = 'tf32'": "the float32 matmul precision from highest to of backends",
 }
 PATCHES = {
     "torch.optim.Adam.step = lambda self, closure=None: None": "the function torch.optim.adam.Adam.step",
@@ -47,10 +49,10 @@ PATCHES = {
 
 def read_globals():
     functions = torch.optim.Optimizer.zero_grad, torch.Tensor.backward, torch.autograd.grad
-    return *map(operator.call, READ_SETTINGS), inspect.unwrap(torch.optim.Adam.step), *functions
+    return *map(operator.call, READ_AT_LOADING), inspect.unwrap(torch.optim.Adam.step), *functions
 
 
-@pytest.mark.parametrize(("line", "change"), [*CHANGES.items(), *PATCHES.items()])
+@pytest.mark.parametrize(("line", "change"), (CHANGES | PRECISIONS | PATCHES).items())
 def test_an_import_that_changes_what_other_methods_use_raises_and_is_undone(gradhomog_install, line, change):
     before = read_globals()
     gradhomog_install("bad-dist", f"import torch\n{line}\n{plugin(EVEN)}", plugin="bad", version="0.7")
@@ -59,7 +61,7 @@ def test_an_import_that_changes_what_other_methods_use_raises_and_is_undone(grad
         assert read_globals() == before
 
 
-@pytest.mark.parametrize(("line", "change"), [*CHANGES.items(), *PATCHES.items()])
+@pytest.mark.parametrize(("line", "change"), (CHANGES | PRECISIONS | PATCHES).items())
 @pytest.mark.parametrize("place", ["the factory", "`gradhomog_homogenizer`", "`gradhomog_make`"])
 def test_a_factory_or_a_hook_that_changes_what_other_methods_use_raises_and_is_undone(
     gradhomog_install, place, line, change

@@ -231,7 +231,7 @@ def test_invalid_entries_of_a_list_are_rejected(tmp_path: Path, change: dict[str
     [
         ("[" * 100_000, "nested too deep"),
         ('{"label_names": [' + "9" * 5000 + "]}", "is not valid JSON"),
-        ("\ufeff{}", "is not valid JSON"),
+        ("\ufeff{}", "needs the key `label_names` with a list"),
     ],
 )
 def test_json_that_exhausts_the_parser_is_rejected(tmp_path: Path, text: str, message: str) -> None:

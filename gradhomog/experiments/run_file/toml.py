@@ -37,14 +37,7 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the file is missing, is a folder, is not valid TOML, or exceeds a limit; the message has its path.
     """
-    try:
-        content = read_text(path, MAX_BYTES, "A run file has about a thousand bytes.", ConfigError)
-    except OSError as cause:
-        raise ConfigError(f"{path}: the file cannot be read: {cause.strerror or cause}.") from cause
-    except ConfigError:
-        raise
-    except ValueError as cause:  # a path that contains NUL
-        raise ConfigError(f"{path}: the file cannot be read: {cause}.") from cause
+    content = read_text(path, MAX_BYTES, "A run file has about a thousand bytes.", ConfigError)
     try:
         return parse(content)
     except ConfigError as cause:

@@ -123,7 +123,7 @@ REGRESSION = MultiTaskData(("a", "b"), (1, 1), 4, NUMBERS, NUMBERS, NUMBERS)
         ),
         (DATA, {"test": examples(0)}, r"`test` must have inputs \[n, \*\[4\]\] .*n at least 1.*got \[0, 4\]"),
         (DATA, {"test": examples(6, size=5)}, r"`test` must have inputs \[n, \*\[4\]\] as `train`.*got \[6, 5\]"),
-        (DATA, {"test": examples(6, classes=4)}, r"`test`, task 'a': .* in 0\.\.2; got torch.int64 \[6\] in 0\.\.3"),
+        (DATA, {"test": examples(6, classes=4)}, r"`test`, task 'a': .* in 0\.\.2; got torch.int64 \[6\], 0 to 3"),
         (
             DATA,
             {"validation": examples(6)._replace(inputs=torch.zeros(5, 4))},

@@ -104,7 +104,7 @@ def test_all_figures_with_data_are_written(finished):
     names = {path.as_posix() for path in paths if path.parts[0] != "runs"}
     drawn = ("scores", "conflict", "stages", "weights", "validation")
     pictures = {f"figures/{name}.{ending}" for name in drawn for ending in ("svg", "png")}
-    assert names == {"plan.json", "manifest.json", "summary.csv", "report.html", *pictures}
+    assert names == {".lock", "plan.json", "manifest.json", "summary.csv", "report.html", *pictures}
     assert summary.finished_runs == summary.expected_runs == 8
 
 
