@@ -1,5 +1,6 @@
 """A full disk, a deleted and a shared folder: errors report them, completed work is kept; a short run of `kills`."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -57,14 +58,16 @@ def test_a_folder_that_is_deleted_while_a_checkpoint_is_written_is_not_created_a
     assert not out.exists()
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def limited_files():
     """No file of this process can have more than 100 bytes; writing fails as on a full disk, with another number."""
     resource = pytest.importorskip("resource", reason="limits of processes are those of Unix")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))  # before pytest writes, perhaps to a file
 
 
 @pytest.mark.parametrize(
@@ -74,8 +77,8 @@ def limited_files():
         lambda path: EventLog(path).append({"event": "failed", "step": 0, "error": "x" * 200}),
     ],
 )
-def test_errors_of_writing_name_the_file(tmp_path, limited_files, write):
-    with pytest.raises(OSError, match=r"\[Errno 27\] File too large: '.*events\.jsonl'"):
+def test_errors_of_writing_name_the_file(tmp_path, write):
+    with pytest.raises(OSError, match=r"\[Errno 27\] File too large: '.*events\.jsonl'"), limited_files():
         write(tmp_path / "events.jsonl")
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import gradhomog
 from gradhomog import DataError, OptionError, as_jacobian
 from gradhomog.experiments.profiling.harness import peak_bytes
+from gradhomog.rows import jacobian_of_rows
 from gradhomog.rows.arithmetic import CHUNK_COLUMNS
 from gradhomog.testing import jacobians
 from tests.step.members import Doubled
@@ -307,3 +308,16 @@ def test_modifying_the_gramian_of_a_result_does_not_change_the_statistics_of_the
 def test_mixing_of_another_shape_raises():
     with pytest.raises(DataError, match=r"`mixing` must have shape \[2\] or \[2, 2\]; got \(3,\)"):
         as_jacobian(torch.eye(2)).mix(torch.ones(3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_exact_gramian_is_that_of_the_same_rows_in_float64(dtype):
+    rows = torch.randn(3, 20_000, generator=torch.Generator().manual_seed(0)).to(dtype)
+    mixing = torch.tensor([[1.0, -1.0, 0.0], [0.5, 2.0, 0.0], [0.0, 0.1, 1.0]], dtype=torch.float64)
+    dense, apart = as_jacobian({"a": rows[:, :7], "b": rows[:, 7:]}), jacobian_of_rows([{"a": row} for row in rows])
+    expected, limit = rows.double() @ rows.double().T, {"rtol": 0, "atol": 1e-10}
+    for one in (dense, apart):
+        torch.testing.assert_close(one.exact_gramian, expected, **limit)
+        torch.testing.assert_close(one.mix(mixing).exact_gramian, mixing @ expected @ mixing.T, **limit)
+        torch.testing.assert_close(one.mix(mixing[0]).exact_gramian, mixing[0][:, None] * expected * mixing[0], **limit)
+        assert not torch.allclose(one.gramian(), expected, **limit)
