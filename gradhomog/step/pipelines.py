@@ -69,9 +69,10 @@ class PendingStep:
         """Assign the new state of every homogenizer, and increment the step count."""
         for member, state in self.states:
             member.homogenizer.assign_state(state)
-        pipe, names, losses = self.pipe, self.step.names, self.step._losses
+        pipe = self.pipe
         pipe.steps, pipe.named = pipe.steps + 1, self.named
         if pipe.requirements.weighing:
+            names, losses = self.step.names, self.step._losses
             met = dict.fromkeys([*self.step.absent_names, *names])
             # Losses that no homogenizer reads may be on a GPU, for which the CPU would wait.
             read = {} if losses is None or not losses.is_cpu else keyed.mean_numbers(names, losses)
@@ -374,7 +375,7 @@ class Pipeline:
         for outcome in outcomes:
             if not outcome.result.converged:
                 warnings.warn(f"the solver of {outcome.member} did not converge", ConvergenceWarning, 4)
-        idle = step.tasks == 1 and bool(outcomes) and all(outcome.is_idle for outcome in outcomes)
+        idle = bool(outcomes) and step.tasks == 1 and all(outcome.is_idle for outcome in outcomes)
         return PendingStep(self, step, direction, rows, outcomes, measured, states, named, inspect, idle)
 
     def _prepare(self, step: Step, create_graph: bool, inspect: bool) -> Step:
@@ -395,7 +396,7 @@ class Pipeline:
     def _run(self, step: Step) -> tuple[Jacobian, list[StageOutcome]]:
         """Return the rows after all `mix` and `rows` stages, and a record of each of these stages."""
         rows, outcomes, transforming = step._jacobian, list[StageOutcome](), self.requirements.transforming
-        absent_losses = losses_of_absent(step, self.last_losses)
+        absent_losses: Any = losses_of_absent(step, self.last_losses) if step.absent else None
         for member in self.requirements.acting:
             view = self._view(step, member, rows)
             if member.stage == "rows" and not all(rows.finite_tasks()):
