@@ -308,11 +308,7 @@ def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
     if options.metric is not None:
         derivatives.metric = OptimizerMetric.of_step(options.metric, graph.shared, options.pipe, options.inspect)
     try:
-        record = source.make_step()
-        if options.communicator.ranks.over != "tasks":
-            present = {key.slot for key in record.keys}
-            absent = tuple(slot for slot in range(graph.tasks.tasks) if slot not in present)
-            record = replace(record, absent=step.keys(absent)) if absent else record
+        record = step.with_absent_keys(source.make_step())
         result, commit = homogenize_groups(options, record, "raise" if derivatives.scaled else options.pipe.nonfinite)
         direction, unused = source.to_parameters(result.direction)
         direction = direction if derivatives.metric is None else derivatives.metric.unscale(direction)
@@ -323,10 +319,7 @@ def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
             raise
         source.overflow()
         return infinite_step(graph)
-    rows = 1  # of which the direction is the mean or, with reduction="sum", the sum
-    if options.reduction == "sum":
-        # A homogenizer that chooses tasks returns the mean of the kept rows of all of them.
-        rows = len(step.given.losses) if options.pipe.requirements.choosing else len(result.keys)
+    rows = _number_of_rows(step, result)
     factor = derivatives.factor * rows
     gradients = used_gradients(direction, result, unused, graph.shared)
     gradients = [(leaf, gradient if factor == 1 else factor * gradient) for leaf, gradient in gradients]
@@ -342,6 +335,14 @@ def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
         assert result.weights is not None  # by `StepOptions`
         factors = dict(zip(factors, (result.weights * rows / len(factors)).tolist(), strict=True))
     return ComputedStep(result, [*gradients, *source.head_gradients(factors)], commit)
+
+
+def _number_of_rows(step: LossStep, result: StepReport) -> int:
+    """Return the factor of the mean of the rows: their number for `reduction="sum"`."""
+    if step.options.reduction == "mean":
+        return 1
+    # A homogenizer that chooses tasks returns the mean of the kept rows of all of them.
+    return len(step.given.losses) if step.options.pipe.requirements.choosing else len(result.keys)
 
 
 def used_gradients(

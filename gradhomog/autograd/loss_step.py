@@ -16,7 +16,7 @@ from gradhomog.autograd.loss_graph import LossGraph, find_graph
 from gradhomog.errors import OptionError
 from gradhomog.ranks.communicator import Communicator, GroupCommunicator
 from gradhomog.step.pipelines import Pipeline
-from gradhomog.step.step import KernelTraces, TaskKey, task_keys
+from gradhomog.step.step import KernelTraces, Step, TaskKey, task_keys
 
 COLLECTIVE = re.compile("sync_?batch_?norm|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all", re.IGNORECASE)
 """Names of autograd nodes whose backward passes have collective operations."""
@@ -129,6 +129,14 @@ class LossStep:
     def keys(self, slots: tuple[int, ...]) -> tuple[TaskKey, ...]:
         """Return the keys of the tasks in some slots."""
         return task_keys(slots, tuple(self.names[slot] for slot in slots) if self.names else ())
+
+    def with_absent_keys(self, step: Step) -> Step:
+        """Return the record for the pipeline with the keys of the tasks that were passed and are not in the step."""
+        slots = {key.slot for key in step.keys}
+        absent = tuple(slot for slot in range(self.graph.tasks.tasks) if slot not in slots)
+        if not absent or self.options.communicator.ranks.over == "tasks":  # slots are those of all ranks together
+            return step
+        return replace(step, absent=self.keys(absent))
 
 
 def begin_step(

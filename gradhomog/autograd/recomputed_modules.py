@@ -63,18 +63,57 @@ class ModuleState:
             tensor.data.copy_(copy)
 
 
-class _Calls(threading.local):
-    """The calls of modules in one pass; a GPU's backward pass runs in a thread of its own.
+class _Pass(threading.local):
+    """The calls of modules in one backward pass; that of a GPU runs in a thread of its own.
 
-    Attributes:
-        running: the number of nested calls that are running.
-        numbers: the number of calls in each checkpoint, or node, that repeats a forward pass.
-        first: the call that is running, if no earlier pass made it, with the state and the parameters before it.
+    Args:
+        before: the state before each call that an earlier pass made, by the checkpoint, or the node, that repeats the
+            forward pass, and the number of the call in it. Calls that no earlier pass made are added.
+        to_undo: receives the state before each of the other calls.
+        changed: receives the parameters that modules changed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, before: dict[Any, ModuleState], to_undo: list[ModuleState], changed: list[str]) -> None:
+        self.before, self.to_undo, self.changed = before, to_undo, changed
         self.running, self.numbers = 0, Counter[Any]()
         self.first: tuple[Any, ModuleState, dict[str, nn.Parameter], list[int]] | None = None
+
+    def begin(self, module: nn.Module, _: Any) -> None:
+        node = torch._C._current_autograd_node()
+        if node is None:  # a call in another thread of the program
+            return
+        self.running += 1
+        if self.running > 1:  # a submodule, whose state is part of the module's
+            return
+        region = next(iter(checkpoints(node)), node)
+        key = region, self.numbers[region]
+        self.numbers[region] += 1
+        with torch.no_grad(), _disable_current_modes():
+            if known := self.before.get(key):
+                self.to_undo.append(known.now())
+                known.restore()
+            else:
+                self.undo()
+                # Those of `fully_shard` are DTensors.
+                parameters = {name: x for name, x in module.named_parameters() if type(x) is nn.Parameter}
+                self.first = key, ModuleState.of(module), parameters, checksums(parameters.values())
+
+    def end(self, module: nn.Module, *_: Any) -> None:
+        if torch._C._current_autograd_node() is None:
+            return
+        self.running -= 1
+        if self.running or self.first is None:
+            return
+        key, before, parameters, sums = self.first
+        self.first = None
+        with torch.no_grad(), _disable_current_modes():
+            self.before[key] = before.changed()
+            pairs = zip(parameters, sums, checksums(parameters.values()), strict=True)
+        self.changed.extend(f"{name!r} of {type(module).__name__}" for name, old, new in pairs if old != new)
+
+    def undo(self) -> None:
+        while self.to_undo:
+            self.to_undo.pop().restore()
 
 
 class RecomputedModules:
@@ -88,8 +127,7 @@ class RecomputedModules:
     """
 
     def __init__(self) -> None:
-        # By the checkpoint, or the node, that repeats the forward pass, and the number of the call in it.
-        self._before: dict[tuple[Any, int], ModuleState] = {}
+        self._before: dict[Any, ModuleState] = {}
 
     @contextmanager
     def keep_state(self) -> Iterator[None]:
@@ -98,56 +136,19 @@ class RecomputedModules:
         Raises:
             OptionError: a module changed its parameters, so that other passes would use other parameters.
         """
-        calls, to_undo, changed = _Calls(), list[ModuleState](), list[str]()
-
-        def undo() -> None:
-            while to_undo:
-                to_undo.pop().restore()
-
-        def begin(module: nn.Module, _: Any) -> None:
-            node = torch._C._current_autograd_node()
-            if node is None:  # a call in another thread of the program
-                return
-            calls.running += 1
-            if calls.running > 1:  # a submodule, whose state is part of the module's
-                return
-            region = next(iter(checkpoints(node)), node)
-            key = region, calls.numbers[region]
-            calls.numbers[region] += 1
-            with torch.no_grad(), _disable_current_modes():
-                if known := self._before.get(key):
-                    to_undo.append(known.now())
-                    known.restore()
-                else:
-                    undo()
-                    # Those of `fully_shard` are DTensors.
-                    parameters = {name: x for name, x in module.named_parameters() if type(x) is nn.Parameter}
-                    calls.first = key, ModuleState.of(module), parameters, checksums(parameters.values())
-
-        def end(module: nn.Module, *_: Any) -> None:
-            if torch._C._current_autograd_node() is None:
-                return
-            calls.running -= 1
-            if calls.running or calls.first is None:
-                return
-            key, before, parameters, sums = calls.first
-            calls.first = None
-            with torch.no_grad(), _disable_current_modes():
-                self._before[key] = before.changed()
-                pairs = zip(parameters, sums, checksums(parameters.values()), strict=True)
-            changed.extend(f"{name!r} of {type(module).__name__}" for name, old, new in pairs if old != new)
-
+        changed = list[str]()
+        one = _Pass(self._before, [], changed)
         handles = [
-            register_module_forward_pre_hook(begin),
+            register_module_forward_pre_hook(one.begin),
             # Also called if a checkpoint stops a forward pass because all tensors have been recomputed.
-            register_module_forward_hook(end, always_call=True),
+            register_module_forward_hook(one.end, always_call=True),
         ]
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
-            undo()  # now, because until the end of the pass the graph reads tensors of the state
+            one.undo()  # now, because until the end of the pass the graph reads tensors of the state
         if changed:
             raise OptionError(
                 "the step requires several backward passes, each of which repeats the forward pass of a checkpoint, "

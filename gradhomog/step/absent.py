@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradhomog.step.member import Member
-from gradhomog.step.step import Step, TaskKey
+from gradhomog.step.step import StageResult, Step, TaskKey
 
 STEPS_OF_ONE_TASK = 10
 """The number of consecutive steps of one task after which a pipeline without an effect warns."""
@@ -28,13 +28,28 @@ def losses_of_absent(step: Step, last_losses: Mapping[str, float | None]) -> Ten
     return torch.tensor([mean if loss is None else loss for loss in found], dtype=torch.float64)
 
 
-def weights_with_absent(member: Member, view: Step, absent_losses: Tensor) -> Tensor:
-    """Return weights of the tasks in the step and of the absent ones, `[tasks + absent]`, with mean one over all.
+def weigh_with_absent(
+    member: Member, view: Step, result: StageResult, absent_losses: Tensor
+) -> tuple[StageResult, Tensor]:
+    """Return a result with weights whose mean is one over the tasks in the step and the absent ones.
 
-    Only for methods whose weights are functions of losses and state.
+    A method that reads nothing but losses acts once more, on all of them. Others read `view.absent` themselves, or do
+    not weigh tasks.
+
+    Args:
+        result: of the member on the tasks in the step, from which its state is computed.
+        absent_losses: `[absent]`.
+
+    Returns:
+        The result, and the losses of absent tasks for later members.
     """
+    if not member.weighs or member.homogenizer.weights_absent:
+        return result, absent_losses
     losses = None if view._losses is None else torch.cat([view._losses, absent_losses])
     whole = replace(view, keys=(*view.keys, *view.absent), absent=(), _losses=losses)
     weights: Tensor = member.act(whole).value
-    # The paper's scale is that of a sum, which is divided by the number of tasks in the step.
-    return weights * (view.tasks / whole.tasks) if member.options.get("scale") == "paper" else weights
+    if member.options.get("scale") == "paper":  # that of a sum, which is divided by the number of tasks in the step
+        weights = weights * (view.tasks / whole.tasks)
+    if member.homogenizer.weights_losses:
+        absent_losses = absent_losses * weights[view.tasks :]
+    return result._replace(value=weights[: view.tasks]), absent_losses

@@ -60,6 +60,11 @@ class Member:
         return statistic in self.needs and (self.declares_needs or (statistic, self.stage) == ("jacobian", "rows"))
 
     @property
+    def weighs(self) -> bool:
+        """True if it weighs tasks by losses and state alone, so that their weights are relative to absent tasks too."""
+        return self.stage == "mix" and (self.needs <= {"losses"} or self.homogenizer.weights_absent)
+
+    @property
     def max_tasks(self) -> float:
         return self.spec.max_tasks if self.spec is not None and self.spec.max_tasks else math.inf
 

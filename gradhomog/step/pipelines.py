@@ -21,7 +21,7 @@ from gradhomog.registry import Registry, expression, installed
 from gradhomog.registry.options import check_state
 from gradhomog.registry.specs import HomogenizerSpec
 from gradhomog.rows import Direction, Jacobian
-from gradhomog.step.absent import STEPS_OF_ONE_TASK, absent_keys, losses_of_absent, weights_with_absent
+from gradhomog.step.absent import STEPS_OF_ONE_TASK, absent_keys, losses_of_absent, weigh_with_absent
 from gradhomog.step.homogenizer import Homogenizer, Part
 from gradhomog.step.member import Member, call_and_compare
 from gradhomog.step.nonfinite import (
@@ -81,9 +81,9 @@ class PendingStep:
         if pipe.idle_steps == STEPS_OF_ONE_TASK:
             warnings.warn(
                 f"{pipe} had no effect in the last {STEPS_OF_ONE_TASK} steps, because each had one task. If batches "
-                "come from one data set at a time, add up the gradients of several (gradhomog.accumulated), draw "
-                "batches from all of them, or use a method with weights for absent tasks, such as static, uw or "
-                "autoscale, and name the tasks.",
+                "come from one data set at a time, name the tasks and use tracked(method=...), which keeps rows, or a "
+                "method with weights for absent tasks, such as static, uw or autoscale; or add up the gradients of "
+                "several batches (gradhomog.accumulated), or draw batches from all data sets.",
                 OneTaskWarning,
                 stacklevel=4,
             )
@@ -404,11 +404,8 @@ class Pipeline:
                 raise find_cause(step, outcomes, transforming)
             try:
                 result = call_and_compare(member, member.stage or "", view) if self.debug else member.act(view)
-                if step.absent and member in self.requirements.weighing_by_losses:
-                    weights = weights_with_absent(member, view, absent_losses)
-                    result = result._replace(value=weights[: step.tasks])
-                    if member.homogenizer.weights_losses:
-                        absent_losses = absent_losses * weights[step.tasks :]
+                if step.absent:
+                    result, absent_losses = weigh_with_absent(member, view, result, absent_losses)
             except GradhomogError as error:
                 require_finite_inputs(step, transforming, error)
                 raise find_overflow(member, view, error) from error.__cause__

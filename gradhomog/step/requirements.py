@@ -21,6 +21,7 @@ class Requirements:
             available.
         reads_features: True if features, and gradients w.r.t. them, must be computed.
         in_every_step: those of them that are read in every step.
+        weighing: True if a member weighs tasks relative to absent ones.
         max_tasks: the largest number of tasks that all members support.
         differentiable: True if all members claim derivatives.
         replacing_rows: names of the members that replace the rows by others than a mixture of them.
@@ -38,9 +39,7 @@ class Requirements:
             tuple(member for member in members if member.homogenizer.overrides(stage))
             for stage in ("attach", "begin", "transform", "choose", "update", "measured")
         )
-        mixing = [member for member in self.acting if member.stage == "mix"]
-        self.weighing = [one for one in mixing if one.needs <= {"losses"} or one.homogenizer.weights_absent]
-        self.weighing_by_losses = [one for one in self.weighing if not one.homogenizer.weights_absent]
+        self.weighing = any(member.weighs for member in self.acting)
         self.finishing = tuple(member for member in members if member in (*self.updating, *self.measuring))
         readers = (*self.acting, *self.finishing)
         self.statistics = _needs(readers)
