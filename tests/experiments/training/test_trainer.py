@@ -107,7 +107,7 @@ def test_a_checkpoint_with_entries_of_another_run_raises_with_its_name(small, tm
     with checksums.open_checkpoint(tmp_path / "checkpoint.pt", Checkpoint) as state:
         checksums.write_checkpoint(tmp_path / "checkpoint.pt", {**state, **change})
     with pytest.raises(
-        ConfigError, match=r"checkpoint.pt is damaged or not a checkpoint: .* Remove it to train this run"
+        ConfigError, match=r"checkpoint.pt(: `random` must be a| is damaged or not a checkpoint: ).* Remove it to train"
     ):
         trainer(small, run, tmp_path)
 
