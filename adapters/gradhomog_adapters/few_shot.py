@@ -222,7 +222,7 @@ class FewShotLearner(Learner):
     @property
     def completed_steps(self) -> int:
         """The number of completed meta-steps, for learners with the module `count`, a `StepCounter`."""
-        return int(self.extra_modules["count"].get_buffer("done"))
+        return int(self.extra_modules["count"].get_extra_state()["step"])
 
     def on_step_end(self) -> None:
         for module in self.extra_modules.values():

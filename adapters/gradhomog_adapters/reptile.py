@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gradhomog import LearnerSpec, OptionError, TaskBatch, TaskRow, hookimpl, to_device
 from gradhomog_adapters._gradients import autograd_gradient, detach_all
 from gradhomog_adapters._inner_optimizer import Inner, InnerOptimizer, make_inner_optimizer
-from gradhomog_adapters._network import Parameters, SeededByStep, StepModule, match_names
+from gradhomog_adapters._network import Parameters, StepCounter, StepModule, match_names
 from gradhomog_adapters._network_mode import Statistics
 from gradhomog_adapters._option_types import Count, CountOrZero, Positive
 from gradhomog_adapters.few_shot import FewShotLearner, LearnerOptions, QueryRow, Support, Tasks
@@ -21,7 +21,7 @@ from gradhomog_adapters.few_shot import FewShotLearner, LearnerOptions, QueryRow
 SEED_STRIDE = 2654435761
 
 
-class Minibatches(SeededByStep):
+class Minibatches(StepCounter):
     """Positions `[steps, size]` of the examples of each inner step, a function of the seed and the meta-step number.
 
     Examples are shuffled, split into minibatches, and shuffled again when all are used; a minibatch can span two
@@ -33,8 +33,8 @@ class Minibatches(SeededByStep):
     """
 
     def __init__(self, size: int, seed: int) -> None:
-        super().__init__(seed)
-        self.size = size
+        super().__init__()
+        self.size, self.seed = size, seed
 
     def positions(self, examples: int, steps: int, number: int) -> Tensor | None:
         """Positions for the meta-step of this number; None if a minibatch would contain all examples."""
