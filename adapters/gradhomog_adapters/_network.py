@@ -154,7 +154,7 @@ class StepModule(nn.Module):
 
 
 class StepCounter(StepModule):
-    """A module whose state is `step`, the number of completed meta-steps: of learners with schedules, phases or draws."""
+    """A module whose state is `step`, the number of completed meta-steps: for schedules, phases and random draws."""
 
     step = 0
 
