@@ -79,10 +79,11 @@ class TanhNetwork(nn.Module):
     ) -> None:
         super().__init__()
         sizes = [len(lower), *[width] * depth, 1]
-        self.layers = nn.ModuleList(nn.Linear(*pair) for pair in itertools.pairwise(sizes))
-        for layer in self._linear_layers():
+        layers = [nn.Linear(*pair) for pair in itertools.pairwise(sizes)]
+        for layer in layers:
             nn.init.xavier_normal_(layer.weight, generator=generator)
             nn.init.zeros_(layer.bias)
+        self.layers = nn.ModuleList(layers)
         centres, scales = [0.0] * len(lower), [1.0] * len(lower)
         if standardize:
             centres = [(low + high) / 2 for low, high in zip(lower, upper, strict=True)]
@@ -91,9 +92,6 @@ class TanhNetwork(nn.Module):
         self.register_buffer("centre", torch.tensor(centres), persistent=False)
         self.register_buffer("scale", torch.tensor(scales), persistent=False)
 
-    def _linear_layers(self) -> list[nn.Linear]:
-        return [layer for layer in self.layers if isinstance(layer, nn.Linear)]
-
     def forward(self, points: Tensor, first_order: int = 0, second_order: int = 0) -> Tensor:
         """Return u and its derivatives w.r.t. the coordinates x, `[1 + first_order + second_order, points]`.
 
@@ -101,11 +99,8 @@ class TanhNetwork(nn.Module):
             points: x, `[points, inputs]`.
             first_order, second_order: as in `value_and_derivatives`.
         """
-        layers = self._linear_layers()
-        weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-        values = value_and_derivatives((points - self.centre) / self.scale, weights, biases, first_order, second_order)
-        if not first_order:
-            return values
+        parameters, inputs = list(self.layers.parameters()), (points - self.centre) / self.scale
+        values = value_and_derivatives(inputs, parameters[::2], parameters[1::2], first_order, second_order)
         inverse = 1 / self.scale
         factors = torch.cat([inverse.new_ones(1), inverse[:first_order], inverse[:second_order].square()])
         return values * factors[:, None]
