@@ -153,12 +153,10 @@ class StepModule(nn.Module):
         """Change the state; called by `FewShotLearner.on_step_end`."""
 
 
-class SeededByStep(StepModule):
-    """A module whose random numbers are a function of a seed and the number of the meta-step, which is its state."""
+class StepCounter(StepModule):
+    """A module whose state is `step`, the number of completed meta-steps: for schedules, phases and random draws."""
 
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self.seed, self.step = seed, 0
+    step = 0
 
     def on_step_end(self) -> None:
         self.step += 1
@@ -169,17 +167,6 @@ class SeededByStep(StepModule):
 
     def set_extra_state(self, state: Mapping[str, int]) -> None:
         self.step = state["step"]
-
-
-class StepCounter(StepModule):
-    """A module with the buffer `done`: the number of completed meta-steps, of learners with schedules or phases."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.done = nn.Buffer(torch.zeros((), dtype=torch.int64))
-
-    def on_step_end(self) -> None:
-        self.done.add_(1)
 
 
 def _tree(tensors: Mapping[str, Tensor]) -> nn.Module:

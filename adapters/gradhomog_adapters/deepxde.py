@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from types import MethodType
@@ -202,11 +201,9 @@ def loss_names(data: Any, count: int) -> tuple[str, ...]:
     kinds = ["loss"] * count
     if isinstance(data, deepxde.data.PDE):
         kinds = ["pde"] * (count - len(data.bcs)) + [type(condition).__name__ for condition in data.bcs]
-    total, seen, names = Counter(kinds), Counter[str](), []
-    for kind in kinds:
-        names.append(kind if total[kind] == 1 else f"{kind} {seen[kind]}")
-        seen[kind] += 1
-    return tuple(names)
+    return tuple(
+        kind if kinds.count(kind) == 1 else f"{kind} {kinds[:place].count(kind)}" for place, kind in enumerate(kinds)
+    )
 
 
 @contextmanager

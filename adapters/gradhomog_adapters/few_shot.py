@@ -54,8 +54,9 @@ class Support:
             `"none"` (inner steps are not differentiated: at meta-test, and in training of learners such as iMAML).
         learner: the learner whose network the methods call.
         buffers: buffers of the network; each task has copies, because passes in training mode change them.
-        begin, differentiate, differentiate_twice: of the engine: announces the part of the task to the homogenizers,
-            computes gradients, and Hessian-vector products; use `gradient` and `hessian`.
+        begin, differentiate: of the engine: announces the part of the task to the homogenizers, and computes gradients;
+            use `gradient`.
+        hessian: of the engine: `hessian(loss, at)` is v ↦ ∇²loss(at) v, for named tensors.
         encoded: features that all inner steps share; None if the inner steps change the encoder.
         statistics: statistics of batch normalization on the support set, with which queries are normalized.
     """
@@ -68,7 +69,7 @@ class Support:
     buffers: dict[str, Tensor] = field(repr=False)
     begin: Callable[[Any], None] = field(repr=False)
     differentiate: Callable[[Loss, Parameters, bool], dict[str, Tensor]] = field(repr=False)
-    differentiate_twice: Callable[[Loss, Parameters], Operator] = field(repr=False)
+    hessian: Callable[[Loss, Parameters], Operator] = field(repr=False)
     encoded: Tensor | None = field(default=None, repr=False)
     statistics: Statistics | None = field(default=None, repr=False)
 
@@ -89,10 +90,6 @@ class Support:
     def gradient(self, loss: Loss, at: Parameters) -> dict[str, Tensor]:
         """∇loss w.r.t. the named tensors `at`: differentiable if `order` is `"second"`, otherwise constants."""
         return self.differentiate(loss, at, self.order == "second")
-
-    def hessian(self, loss: Loss, at: Parameters) -> Operator:
-        """v ↦ ∇²loss(at) v, for named tensors."""
-        return self.differentiate_twice(loss, at)
 
     def recomputed(self, step: InnerStep) -> InnerStep:
         """Decorator of `step(k, adapted, state, fixed) -> adapted, state`: inner step k, as a function of the tensors
@@ -222,7 +219,7 @@ class FewShotLearner(Learner):
     @property
     def completed_steps(self) -> int:
         """The number of completed meta-steps, for learners with the module `count`, a `StepCounter`."""
-        return int(self.extra_modules["count"].get_buffer("done"))
+        return int(self.extra_modules["count"].get_extra_state()["step"])
 
     def on_step_end(self) -> None:
         for module in self.extra_modules.values():
@@ -360,11 +357,11 @@ class FewShotLearner(Learner):
 
     def support(
         self, x: Tensor, y: Tensor, begin: Callable[[Any], None], differentiate: Any = _gradients.autograd_gradient,
-        differentiate_twice: Any = _gradients.autograd_hessian, buffers: Parameters | None = None,
+        hessian: Any = _gradients.autograd_hessian, buffers: Parameters | None = None,
     ) -> Support:  # fmt: skip
         """Support set of a task in training."""
         buffers = self.network.buffers() if buffers is None else dict(buffers)
-        return Support(x, y, self.inner_steps, self.order, self, buffers, begin, differentiate, differentiate_twice)
+        return Support(x, y, self.inner_steps, self.order, self, buffers, begin, differentiate, hessian)
 
     def support_at_meta_test(self, x: Tensor, y: Tensor) -> Support:
         """Support set of a task at meta-test."""

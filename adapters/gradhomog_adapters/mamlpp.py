@@ -178,7 +178,7 @@ class MAMLPP(MAML):
             buffers `learner.statistics.<name>` `[K + 1, ...]`, of each inner step and of the query set after the last.
         engine, compile, autocast, recompute: see `Execution`.
 
-    The number of completed steps is state, `learner.count.done`: a loaded learner continues its schedules. The losses
+    The number of completed steps is state, `learner.count`: a loaded learner continues its schedules. The losses
     of rows and reports are the multi-step losses Σ v_k L_Q; outputs and features are those after the last step, and
     gradients w.r.t. features are sums over the passes. For an ensemble of the best checkpoints see
     `gradhomog.Ensemble`. The network alone (`learner.encoder`) keeps its original scales and shifts. Rows are exact,

@@ -42,7 +42,7 @@ class MetaTransfer(ClassifierLearner, MAML):
     have no rows and no `.grad`, so an outer optimizer of `torch.optim` does not change them; one of TorchOpt with
     momentum does: make a new one after `pretrain_steps`. `parameters()` contains those of both phases. The head is not
     trained during `pretrain_steps`, and its rows are zero; at meta-test it is adapted in both phases. The number of
-    completed steps is state, `learner.count.done`. Homogenizers with a state of rows start anew after `pretrain_steps`.
+    completed steps is state, `learner.count`. Homogenizers with a state of rows start anew after `pretrain_steps`.
     Regression tasks cause a DataError during `pretrain_steps`. Rows are exact. Cost per task: that of `anil`, and in
     pre-training that of `baseline`; the number of trained parameters of a 3×3 convolution is a ninth of its weights.
 

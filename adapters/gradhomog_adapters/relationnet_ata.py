@@ -14,7 +14,7 @@ from torch.nn.functional import conv2d
 
 from gradhomog import LearnerSpec, Task, TaskBatch, TaskRows, hookimpl, to_device
 from gradhomog_adapters._gradients import detach_all
-from gradhomog_adapters._network import SeededByStep
+from gradhomog_adapters._network import StepCounter
 from gradhomog_adapters._option_types import CountOrZero, NonNegative
 from gradhomog_adapters.few_shot import ignore
 from gradhomog_adapters.relationnet import RelationNet, RelationNetOptions
@@ -22,7 +22,7 @@ from gradhomog_adapters.relationnet import RelationNet, RelationNetOptions
 SIZES = (1, 3, 5, 7, 11, 15)  # pixels, in the code of Wang and Deng 2021
 
 
-class RandomConvolution(SeededByStep):
+class RandomConvolution(StepCounter):
     """Draws for each task, with a probability, one kernel for all its images.
 
     The kernel maps the C channels to C channels. Its side k is uniform in `SIZES`, and its entries are from
@@ -34,8 +34,8 @@ class RandomConvolution(SeededByStep):
     """
 
     def __init__(self, probability: float, seed: int) -> None:
-        super().__init__(seed)
-        self.probability = probability
+        super().__init__()
+        self.probability, self.seed = probability, seed
 
     def convolve(self, task: Task, place: int) -> Task:
         """Return the task with convolved images, or unchanged; inputs other than `[n, C, h, w]` are unchanged.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gradhomog import LearnerSpec, OptionError, TaskBatch, TaskRow, hookimpl, to_device
 from gradhomog_adapters._gradients import autograd_gradient, detach_all
 from gradhomog_adapters._inner_optimizer import Inner, InnerOptimizer, make_inner_optimizer
-from gradhomog_adapters._network import Parameters, SeededByStep, StepModule, match_names
+from gradhomog_adapters._network import Parameters, StepCounter, StepModule, match_names
 from gradhomog_adapters._network_mode import Statistics
 from gradhomog_adapters._option_types import Count, CountOrZero, Positive
 from gradhomog_adapters.few_shot import FewShotLearner, LearnerOptions, QueryRow, Support, Tasks
@@ -21,7 +21,7 @@ from gradhomog_adapters.few_shot import FewShotLearner, LearnerOptions, QueryRow
 SEED_STRIDE = 2654435761
 
 
-class Minibatches(SeededByStep):
+class Minibatches(StepCounter):
     """Positions `[steps, size]` of the examples of each inner step, a function of the seed and the meta-step number.
 
     Examples are shuffled, split into minibatches, and shuffled again when all are used; a minibatch can span two
@@ -33,8 +33,8 @@ class Minibatches(SeededByStep):
     """
 
     def __init__(self, size: int, seed: int) -> None:
-        super().__init__(seed)
-        self.size = size
+        super().__init__()
+        self.size, self.seed = size, seed
 
     def positions(self, examples: int, steps: int, number: int) -> Tensor | None:
         """Positions for the meta-step of this number; None if a minibatch would contain all examples."""
@@ -68,7 +68,6 @@ class InnerOptimizerState(StepModule):
             )
         self.names = list(parameters)
         leaves, self._structure = torchopt.pytree.tree_flatten(inner().init(detach_all(parameters)))
-        self._count = len(leaves)
         for index, leaf in enumerate(leaves):
             self.register_buffer(f"leaf{index}", leaf.clone())
         self._current: list[Tensor] = []
@@ -77,21 +76,24 @@ class InnerOptimizerState(StepModule):
         """Start a meta-step with the state after the last one."""
         self._current = []
 
-    def current(self, parameters: dict[str, Tensor]) -> Any:
-        """State for the next task of a meta-step. Raises as `committed`."""
-        return self._tree(parameters, self._current or self._leaves())
-
-    def committed(self, parameters: dict[str, Tensor]) -> Any:
-        """State after the last meta-step.
+    def state(self, parameters: dict[str, Tensor], training: bool) -> Any:
+        """State for the next task of a meta-step; at meta-test, that after the last meta-step.
 
         Raises:
             OptionError: the adapted parameters are not those of the state.
         """
-        return self._tree(parameters, self._leaves())
+        if list(parameters) != self.names:
+            missing = ", ".join(sorted(set(self.names) ^ set(parameters)))
+            raise OptionError(
+                f"`keep_state` stores the state of all adapted parameters, but {missing} was frozen later. Freeze "
+                "parameters before the learner is created."
+            )
+        leaves = self._current if training and self._current else self.buffers()
+        return torchopt.pytree.tree_unflatten(self._structure, [leaf.clone() for leaf in leaves])
 
     def record_task(self, state: Any, checked: Sequence[Tensor]) -> None:
         """Store the state after a task, unless it or a tensor in `checked` is not finite."""
-        before = self._current or self._leaves()
+        before = self._current or list(self.buffers())
         after = [leaf.detach() for leaf in torchopt.pytree.tree_leaves(state)]
         finite = torch.stack([torch.isfinite(tensor).all() for tensor in (*after, *checked)]).all()
         self._current = [torch.where(finite, new, old) for new, old in zip(after, before, strict=True)]
@@ -101,18 +103,6 @@ class InnerOptimizerState(StepModule):
         for index, leaf in enumerate(self._current):
             setattr(self, f"leaf{index}", leaf)
         self._current = []
-
-    def _tree(self, parameters: dict[str, Tensor], leaves: list[Tensor]) -> Any:
-        if list(parameters) != self.names:
-            missing = ", ".join(sorted(set(self.names) ^ set(parameters)))
-            raise OptionError(
-                f"`keep_state` stores the state of all adapted parameters, but {missing} was frozen later. Freeze "
-                "parameters before the learner is created."
-            )
-        return torchopt.pytree.tree_unflatten(self._structure, [leaf.clone() for leaf in leaves])
-
-    def _leaves(self) -> list[Tensor]:
-        return [getattr(self, f"leaf{index}") for index in range(self._count)]
 
 
 class Reptile(FewShotLearner):
@@ -225,7 +215,7 @@ class Reptile(FewShotLearner):
         theta = {name: fixed[name] for name in self.adapted if name in fixed}
         state = inner.init(theta)
         if self._inner_state is not None:
-            state = self._inner_state.current(theta) if training else self._inner_state.committed(theta)
+            state = self._inner_state.state(theta, training)
         for k, examples in enumerate(self._step_examples(support, training) if theta else ()):
             if k and examples is not support:  # new inputs: homogenizers draw new random numbers
                 support.begin("support")

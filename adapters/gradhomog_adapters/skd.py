@@ -127,7 +127,7 @@ class SKD(ClassifierLearner, MetricLearner):
 
     (A, b) is `learner.classifier`, and V, a linear layer from classes to rotations, `learner.rotation`, whose rows are
     zero in generation 1. BCE is the mean over the four outputs. The teacher is `learner.teacher`, without rows; it uses
-    `norm` with separate statistics. The number of completed steps is state, `learner.count.done`. Images must be
+    `norm` with separate statistics. The number of completed steps is state, `learner.count`. Images must be
     square. Outputs in training are those of the task's own classes. Rows are exact. Regression tasks cause a DataError.
     A `transform` acts on the queries that are not rotated; homogenizers in the encoder act on all images, but not on
     the teacher. At meta-test a class without a support example has output −∞. Cost per task: four times that of

@@ -38,7 +38,6 @@ class PluginSubject(Generic[Spec]):
 
     kind: Kind
     spec_type: type[Spec]
-    product: type
     make_with: Callable[..., Any]
     """Makes a fresh plugin for a check that needs no special network, size or pipeline."""
 
@@ -73,17 +72,6 @@ class PluginSubject(Generic[Spec]):
     def claims(self) -> Set[str]:
         return getattr(self.spec, "traits", frozenset())
 
-    def make(self, *arguments: Any, options: Mapping[str, Any], **supplied: Any) -> Any:
-        """Make a fresh plugin with the options under check, updated by `options`."""
-        merged = {**self.options, **options}
-        if self.info is not None:
-            made = self.registry.make(self.kind, self.name, merged, *arguments, **supplied)[2]
-        else:
-            made = self.spec.factory(*arguments, **supplied, **validate_options(self.spec, self.name, merged))
-        if not isinstance(made, self.product):
-            raise PluginRunError(f"{self} must make a gradhomog.{self.product.__name__}; got {type(made).__name__}.")
-        return made
-
 
 # -- learners --------------------------------------------------------------------------------------------------------
 
@@ -97,7 +85,6 @@ class LearnerSubject(PluginSubject[LearnerSpec]):
 
     kind = "learners"
     spec_type = LearnerSpec
-    product = Learner
 
     @functools.cached_property
     def row_errors(self) -> dict[TaskType, Exception]:
@@ -139,10 +126,16 @@ class LearnerSubject(PluginSubject[LearnerSpec]):
 
         The global generators are seeded during construction, because they initialize the learner's own modules.
         """
-        pipe = pipeline(homogenizers, registry=self.registry)
+        pipe, merged = pipeline(homogenizers, registry=self.registry), {**self.options, **options}
         with seeded_global_generators(seed):
-            learner: Learner = self.make(encoder, head, homogenizers=pipe, options=options)
-        return learner
+            if self.info is not None:
+                made = self.registry.make("learners", self.name, merged, encoder, head, homogenizers=pipe)[2]
+            else:
+                own = validate_options(self.spec, self.name, merged)
+                made = self.spec.factory(encoder, head, homogenizers=pipe, **own)
+        if not isinstance(made, Learner):
+            raise PluginRunError(f"{self} must make a gradhomog.Learner; got {type(made).__name__}.")
+        return made
 
     def make_with(self, **options: Any) -> Learner:
         return self.make_for(*network(), **options)
@@ -201,7 +194,6 @@ class HomogenizerSubject(PluginSubject[HomogenizerSpec]):
 
     kind = "homogenizers"
     spec_type = HomogenizerSpec
-    product = Homogenizer
 
     def __init__(self, plugin: Any, registry: Registry | None = None) -> None:
         super().__init__(plugin, registry)

@@ -14,10 +14,11 @@ from torch.nn import functional
 from torchjd import autojac
 
 import gradhomog
-from gradhomog.experiments.profiling.harness import CPU, Column, Comparison, Timings
+from gradhomog.experiments.profiling.harness import CPU, Comparison, Timings
 from gradhomog.experiments.run_file import content
 from tests.benchmarks import combine
 from tests.benchmarks.benchmark import Benchmark
+from tests.benchmarks.columns import Column, ComparisonWithColumns
 
 SHAPES = (*((tasks, 64, 256) for tasks in (2, 4, 8)), *((tasks, 3, 32, 32) for tasks in (2, 4, 8)))
 EXPRESSIONS = ("none", "pcgrad", "mgda", "upgrad")
@@ -222,14 +223,14 @@ def exact_gradient(setting: Setting) -> nn.Module:
 def compare(texts: Sequence[str], setting: Setting) -> Comparison:
     made = steps(texts, setting)
     encoders = {label: made[label].network.encoder for label in MEANS if label in made}
-    return Comparison(
-        f"one step: {setting.title}", made, setting.batch, (BY_HAND, SUMMED),
+    return ComparisonWithColumns(
+        f"one step: {setting.title}", made, setting.batch, BY_HAND,
         (
             "A step: forward, one loss per linear head, gradients into .grad; no optimizer.",
             f"{BY_HAND}: one backward pass per loss, each adds 1/N of the gradient. chunk 1: parallel_chunk_size=1.",
             f"cosine: between the mean gradient of the encoder and that of {BY_HAND} in float64, on the first batch.",
         ),
-        columns=cosine_to(functools.partial(exact_gradient, setting), encoders),
+        others=(SUMMED,), columns=cosine_to(functools.partial(exact_gradient, setting), encoders),
     )  # fmt: skip
 
 

@@ -14,10 +14,11 @@ from torch import Tensor
 
 import gradhomog
 from gradhomog.errors import PluginRunError
-from gradhomog.experiments.profiling.harness import Column, Comparison, Quantiles, Timings, Workload, signed
+from gradhomog.experiments.profiling.harness import Comparison, Quantiles, Timings, Workload, signed
 from gradhomog.registry import expression
 from gradhomog.rows import arithmetic
 from tests.benchmarks.benchmark import Benchmark
+from tests.benchmarks.columns import Column, ComparisonWithColumns
 
 SHAPES = tuple((tasks, params) for params in (100_000, 1_000_000) for tasks in (2, 4, 8, 16))
 """10⁷ parameters require `--shape`: with 16 tasks the inputs take 1.3 GB, and some peers twice that in addition."""
@@ -128,9 +129,9 @@ def workloads(texts: Sequence[str], tasks: int) -> tuple[dict[str, Workload], di
 
 def compare(texts: Sequence[str], gradients: Gradients) -> Comparison:
     made, peers = workloads(texts, gradients.tasks)
-    return Comparison(
+    return ComparisonWithColumns(
         f"one step on J, the gradients of {gradients.tasks} tasks by {gradients.params:,} parameters",
-        made, gradients.batch, (FLOOR,),
+        made, gradients.batch, FLOOR,
         (
             f"{FLOOR}: the fastest known computation of the Gramian of J, and weights @ J with fixed weights.",
             f"{SECOND_FLOOR}: the same operations; the distance of its ratio from × 1.00 is the measurement error.",

@@ -23,6 +23,7 @@ from gradhomog.learners.tasks import Task, TaskBatch
 from gradhomog.registry import expression, installed, options
 from tests.benchmarks.backward import cosine_to
 from tests.benchmarks.benchmark import Benchmark
+from tests.benchmarks.columns import ComparisonWithColumns
 
 SHAPES = ((25, 40), (4, 1, 28, 64))
 """25 sinusoids with the network of Finn et al. 2017, and conv4 on 28 px. At 84 px a step takes up to a minute."""
@@ -264,15 +265,15 @@ def exact_gradient(setting: Setting) -> nn.Module:
 def compare(texts: Sequence[str], setting: Setting) -> Comparison:
     made, notes = steps(texts, setting)
     networks = {label: step.network for label, step in made.items()}
-    return Comparison(
+    return ComparisonWithColumns(
         f"one meta-step of MAML, {STEPS} inner steps: {setting.title}",
-        made, setting.batch, (BY_HAND, META_SGD, HIGHER),
+        made, setting.batch, BY_HAND,
         (
             "A meta-step: the gradient of the mean query loss, of second order unless the label differs, and Adam.",
             "cosine: between its gradient and that of the hand-written loop in float64, on the first batch.",
             *notes,
         ),
-        min_rounds=1, columns=cosine_to(partial(exact_gradient, setting), networks),
+        min_rounds=1, others=(META_SGD, HIGHER), columns=cosine_to(partial(exact_gradient, setting), networks),
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from gradhomog.experiments.profiling.harness import Comparison
 from gradhomog.experiments.run_file import content
 from tests.benchmarks.backward import BY_HAND, IMAGES, SUMMED, Setting, Step, by_hand, homogenized, summed
 from tests.benchmarks.benchmark import Benchmark
+from tests.benchmarks.columns import ComparisonWithColumns
 
 SHAPES = tuple((tasks, *sizes) for sizes in ((3, 84, 64), (84,), (8, 1024)) for tasks in (4, 16))
 SEQUENCES, TOKENS = 8, 128
@@ -69,14 +70,14 @@ def compare(texts: Sequence[str], setting: Setting) -> Comparison:
         steps[text] = homogenized(gradhomog.pipeline(text))
     millions = sum(parameter.numel() for parameter in network.encoder.parameters()) / 1e6
     device = torch.cuda.get_device_name(DEVICE) if DEVICE.type == "cuda" else "CPU"
-    return Comparison(
+    return ComparisonWithColumns(
         f"one step: {setting.title}, {millions:.3g} million shared parameters, {device}",
-        {label: Step(backward, network) for label, backward in steps.items()}, setting.batch, (SUMMED, BY_HAND),
+        {label: Step(backward, network) for label, backward in steps.items()}, setting.batch, SUMMED,
         (
             "A step: forward, the losses of linear heads, gradients into .grad; no optimizer. float32.",
             f"PyTorch {torch.__version__}. Times include the end of all work on the device.",
         ),
-        device=DEVICE, with_memory=False,
+        others=(BY_HAND,), device=DEVICE, with_memory=False,
     )  # fmt: skip
 
 

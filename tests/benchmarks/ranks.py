@@ -75,7 +75,7 @@ def compare(texts: Sequence[str], shape: Sequence[int]) -> Comparison:
     labels = [PLAIN, ALONE, *(f"{text}, {label}" for text in texts for label in RANKS_OPTIONS)]
     return Comparison(
         f"one step on {RANKS} ranks: {backward.BENCHMARK.inputs(shape).title} per rank",
-        {label: lambda batch, label=label: act(label) for label in labels}, act, (PLAIN,),
+        {label: lambda batch, label=label: act(label) for label in labels}, act, PLAIN,
         (
             "A step: forward, one loss per linear head, gradients of all ranks into .grad; no optimizer.",
             f"{PLAIN}: one backward pass of the mean loss. {ALONE}: one backward pass per loss on each rank.",

@@ -5,6 +5,7 @@ Student's t distribution is that of SciPy.
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -85,15 +86,10 @@ def paired_test(a: Sequence[float], b: Sequence[float]) -> PairedTest:
 
 
 def _mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
-    n = len(values)
     if not all(map(math.isfinite, values)):
         return math.nan, math.nan
-    # The sum of deviations from the first value gives exactly v ± 0 for n equal values v; Σv / n does not.
-    first = values[0]
-    mean = first + math.fsum(value - first for value in values) / n
-    if n == 1:
-        return mean, math.nan
-    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
+    # In rational numbers: exactly v ± 0 for n equal values v.
+    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else math.nan
 
 
 POWER = 0.8

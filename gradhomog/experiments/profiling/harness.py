@@ -83,20 +83,6 @@ def ratio_cell(ratio: Quantiles) -> str:
 
 
 @dataclass(frozen=True)
-class Column:
-    """An additional column.
-
-    Attributes:
-        values: values by label of a row; the cells of rows without a value are `–`.
-        text: converts a value to text; by default a median of ratios.
-    """
-
-    title: str
-    values: Mapping[str, Quantiles | float]
-    text: Callable[[Any], str] = ratio_cell
-
-
-@dataclass(frozen=True)
 class TimingTable:
     """Workloads that were timed alternately.
 
@@ -104,7 +90,6 @@ class TimingTable:
         reference: label of the workload that the others are compared with.
         notes: lines that explain the numbers.
         failures: the message of each workload that failed, by label.
-        columns: additional columns, after the ratio to the reference.
     """
 
     title: str
@@ -112,7 +97,6 @@ class TimingTable:
     rows: tuple[TimingRow, ...]
     notes: tuple[str, ...]
     failures: dict[str, str] = field(default_factory=dict)
-    columns: tuple[Column, ...] = ()
 
     def added_bytes(self, row: TimingRow) -> int | None:
         """Memory in addition to that of the reference, including the state; None if not measured."""
@@ -124,18 +108,13 @@ class TimingTable:
     def table(self) -> Table:
         """The table of texts, with notes and failures."""
         with_memory = any(row.peak_bytes is not None for row in self.rows)
-        titles = [f"to {self.reference}", "95 %", *(column.title for column in self.columns)]
-        header = ["method", "time", *titles, *(["memory"] if with_memory else []), "rounds"]
+        header = ["method", "time", f"to {self.reference}", "95 %", *(["memory"] if with_memory else []), "rounds"]
         lines = []
         for row in self.rows:
             is_reference = row.label == self.reference
             ratio = [NOTHING, NOTHING] if is_reference else [ratio_cell(row.ratio), interval_cell(row.ratio)]
-            additional = [
-                column.text(column.values[row.label]) if row.label in column.values else NOTHING
-                for column in self.columns
-            ]
             used = [self._memory(row)] if with_memory else []
-            lines.append([row.label, time_text(row.seconds.median), *ratio, *additional, *used, str(row.seconds.n)])
+            lines.append([row.label, time_text(row.seconds.median), *ratio, *used, str(row.seconds.n)])
         failed = [f"Failed: {label}: {message}" for label, message in self.failures.items()]
         return Table(header, lines, [*self.notes, *failed])
 
@@ -144,12 +123,10 @@ class TimingTable:
         return f"{self.title}\n\n{self.table().text()}"
 
     def record(self) -> dict[str, Any]:
-        """The table as plain data for JSON, in seconds, ratios and bytes; rows have the values of all columns."""
+        """The table as plain data for JSON, in seconds, ratios and bytes."""
         content: dict[str, Any] = json_compatible(asdict(self))
-        columns = content.pop("columns")
         for row, entry in zip(self.rows, content["rows"], strict=True):
             entry["added_bytes"] = self.added_bytes(row)
-            entry |= {column["title"]: column["values"].get(row.label) for column in columns}
         return content
 
     def _memory(self, row: TimingRow) -> str:
@@ -275,32 +252,25 @@ class Comparison:
     Attributes:
         workloads: functions to time, by label.
         inputs: creates the input of round 0, 1, 2, …; not timed.
-        references: labels of the workloads that the others are compared with; memory is compared with the first, whose
-            error is raised if it fails.
+        reference: label of the workload that the others are compared with, whose error is raised if it fails.
         notes: lines that explain the numbers, in the order of the table.
         warm_up: number of warm-up rounds.
-        min_rounds: number of rounds, including warm-up, that every workload is called regardless of the budget. At
-            least one more than `warm_up`, unless the budget is shared.
-        shared_budget: if True, all workloads stop when the budget is spent, so all have the same rounds. Otherwise each
-            has an equal share of the budget, so a slow workload has fewer rounds.
+        min_rounds: number of rounds, including warm-up, that every workload is called regardless of the budget.
         device: the clock is read when the device has finished; memory is measured on the CPU only.
         with_memory: if True, every workload is called once more, with the input of round 0, to measure its peak memory.
         state: returns the state of a workload, whose tensors are added to its memory.
-        columns: returns further columns; called after the calls for memory.
     """
 
     title: str
     workloads: Mapping[str, Workload]
     inputs: Callable[[int], Any]
-    references: tuple[str, ...]
+    reference: str
     notes: tuple[str, ...] = ()
     warm_up: int = 1
     min_rounds: int = 2
-    shared_budget: bool = True
     device: torch.device = CPU
     with_memory: bool = True
     state: Callable[[Any], object] = lambda workload: None
-    columns: Callable[[Timings], Sequence[Column]] = lambda timings: ()
 
     def measure(
         self,
@@ -328,43 +298,33 @@ class Comparison:
                 workload = self.workloads[label]
                 peaks[label] = peak_bytes(functools.partial(workload, first_input))
                 states[label] = tensor_bytes(self.state(workload))
-        reference = self.references[0]
         rows = tuple(
             TimingRow(
                 label,
                 Quantiles.of([*timings.measured_seconds(label).values()]),
-                timings.ratio(label, reference),
+                timings.ratio(label, self.reference),
                 peaks.get(label),
                 states.get(label, 0),
             )
             for label in timings.finished
         )
-        ratio_columns = (
-            Column(f"to {other}", {label: timings.ratio(label, other) for label in timings.finished if label != other})
-            for other in self.references[1:]
-            if other in timings.finished
-        )
-        columns = tuple(column for column in (*ratio_columns, *self.columns(timings)) if column.values)
-        notes = (*self.notes, *self._method(clock, with_memory))
-        return TimingTable(self.title, reference, rows, notes, timings.failures, columns)
+        return self.table(timings, rows, (*self.notes, *self.method_notes(clock, with_memory)))
+
+    def table(self, timings: Timings, rows: tuple[TimingRow, ...], notes: tuple[str, ...]) -> TimingTable:
+        """The table of the measured workloads."""
+        return TimingTable(self.title, self.reference, rows, notes, timings.failures)
 
     def time(self, rounds: int, seconds: float, clock: Clock, progress: Progress) -> Timings:
         """Call every workload once per round, all on the same input, in the order of `round_order`."""
         timings = Timings(self.warm_up, {label: {} for label in self.workloads})
-        spent = dict.fromkeys(self.workloads, 0.0)
         started = clock()
-
-        def within_share(label: str, number: int) -> bool:
-            last = timings.seconds[label].get(number - 1)  # None if it was not called in the last round; it has stopped
-            return last is not None and spent[label] + last <= seconds / len(self.workloads)
-
         for number in range(self.warm_up + rounds):
-            within_budget = clock() - started < seconds
+            spent = clock() - started
             selected = [
                 label
                 for label in round_order(list(self.workloads), number)
                 if label not in timings.failures
-                and (number < self.min_rounds or (within_budget if self.shared_budget else within_share(label, number)))
+                and (number < self.min_rounds or self.within_budget(label, number, timings, spent, seconds))
             ]
             if not selected:
                 break
@@ -375,19 +335,22 @@ class Comparison:
                 try:
                     self.workloads[label](round_input)
                 except GradhomogError as error:
-                    if label == self.references[0]:
+                    if label == self.reference:
                         raise
                     timings.failures[label] = str(error)
                     continue
                 self._synchronize()
-                timings.seconds[label][number] = elapsed = clock() - start
-                spent[label] += elapsed
+                timings.seconds[label][number] = clock() - start
             progress(number + 1, self.warm_up + rounds)
         return timings
 
-    def _method(self, clock: Clock, with_memory: bool) -> list[str]:
+    def within_budget(self, label: str, number: int, timings: Timings, spent: float, seconds: float) -> bool:
+        """True if a workload is called in this round, after `spent` of all seconds; all workloads stop together."""
+        return spent < seconds
+
+    def method_notes(self, clock: Clock, with_memory: bool) -> list[str]:
         """Notes on how the numbers were measured."""
-        count, reference = torch.get_num_threads(), self.references[0]
+        count, reference = torch.get_num_threads(), self.reference
         rounds = "1 warm-up round is" if self.warm_up == 1 else f"{self.warm_up} warm-up rounds are"
         notes = [
             f"All took turns on the same inputs, on {self.device}, with {count} thread{'s' if count > 1 else ''}; "
@@ -395,8 +358,6 @@ class Comparison:
             f"to {reference}: median over rounds of (its time / time of {reference} in the same round).",
             "95 %: confidence interval of the median to its left, by order statistics; n/a for fewer than six rounds.",
         ]
-        if not self.shared_budget:
-            notes.append("Each has an equal share of the time, so slow ones have fewer rounds.")
         if with_memory:
             notes += [
                 "memory: peak of the CPU tensors that one additional call allocates, without scratch memory of "

@@ -50,7 +50,7 @@ def step_overheads(
     """
     comparisons = [
         Comparison(
-            f"one training step of {learner}", make_steppers(config, learner), lambda number: number, (PLAIN,),
+            f"one training step of {learner}", make_steppers(config, learner), lambda number: number, PLAIN,
             (SECOND_PLAIN_NOTE,), warm_up=WARM_UP, min_rounds=WARM_UP + MIN_ROUNDS, device=torch.device(config.device),
             with_memory=with_memory, state=Stepper.state,
         )

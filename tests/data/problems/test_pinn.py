@@ -172,12 +172,14 @@ def test_values_and_gradients_are_those_of_nested_differentiation(sizes, first_o
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance * scale)
 
 
-def test_a_second_differentiation_of_the_gradient_raises():
+def test_second_derivatives_w_r_t_weights_are_those_of_finite_differences():
     weights, biases = make_layers((2, 3, 1), torch.float64)
-    value = value_and_derivatives(torch.ones(4, 2, dtype=torch.float64), weights, biases, 1)
-    (gradient,) = torch.autograd.grad(value.square().sum(), weights[0], create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
+    inputs = torch.randn(4, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+    def residuals(*parameters):
+        return value_and_derivatives(inputs, parameters[:2], parameters[2:], first_order=2, second_order=1)
+
+    assert torch.autograd.gradgradcheck(residuals, (*weights, *biases))
 
 
 @pytest.mark.parametrize("standardize", [True, False])

@@ -6,13 +6,8 @@ import pytest
 import torch
 
 from gradhomog.errors import GradhomogError, PluginRunError
-from gradhomog.experiments.profiling.harness import (
-    Column,
-    Comparison,
-    measure_all,
-    peak_bytes,
-    round_order,
-)
+from gradhomog.experiments.profiling.harness import measure_all, peak_bytes, round_order
+from tests.benchmarks.columns import Column, ComparisonWithColumns
 
 
 class Recorder:
@@ -29,15 +24,15 @@ class Recorder:
 
         return workload
 
-    def comparison(self, *references, **more):
+    def comparison(self, **more):
         settings = {"min_rounds": 1, "with_memory": False, **more}
-        return Comparison("title", self.workloads, lambda number: number + 1, references or ("a",), **settings)
+        return ComparisonWithColumns("title", self.workloads, lambda number: number + 1, "a", **settings)
 
     def time(self, rounds=6, seconds=math.inf, **more):
         return self.comparison(**more).time(rounds, seconds, lambda: self.now, lambda done, total: None)
 
-    def measure(self, *references, rounds=6, **more):
-        return self.comparison(*references, **more).measure(rounds, math.inf, lambda: self.now)
+    def measure(self, rounds=6, **more):
+        return self.comparison(**more).measure(rounds, math.inf, lambda: self.now)
 
 
 @pytest.mark.parametrize("count", range(1, 8))
@@ -104,18 +99,18 @@ def test_an_error_of_the_reference_is_raised():
 
 def test_further_references_and_given_columns_follow_the_first_ratio():
     made = lambda timings: [Column("over a", {"b": timings.ratio("b", "a")}, str), Column("none", {}, str)]  # noqa: E731
-    table = Recorder(a=1, b=1.5, c=3).measure("a", "c", rounds=1, columns=made)
+    table = Recorder(a=1, b=1.5, c=3).measure(rounds=1, others=("c",), columns=made)
     found = {column.title: {k: value.median for k, value in column.values.items()} for column in table.columns}
     # The only measured round is the second, which takes twice as long.
     assert found == {"to c": {"a": 1 / 3, "b": 0.5}, "over a": {"b": 1.5}}
-    assert Recorder(a=1, b=1).measure("a").columns == ()
+    assert Recorder(a=1, b=1).measure().columns == ()
 
 
 def test_memory_and_state_are_measured_before_columns_by_one_further_call_on_the_first_input():
     kept = []
     workloads = {"a": lambda given: kept.append(torch.ones(given, 250)), "b": lambda given: None}
-    comparison = Comparison(
-        "title", workloads, lambda number: number + 1, ("a",),
+    comparison = ComparisonWithColumns(
+        "title", workloads, lambda number: number + 1, "a",
         state=lambda workload: {"memory": torch.zeros(5)} if workload is workloads["b"] else None,
         columns=lambda timings: [Column("calls", {"a": float(len(kept))}, str)],
     )  # fmt: skip

@@ -8,6 +8,7 @@ from scipy import stats
 
 from gradhomog.experiments.profiling import harness
 from gradhomog.experiments.profiling.harness import Quantiles
+from tests.benchmarks.columns import Column, TableWithColumns
 
 
 @pytest.mark.parametrize(
@@ -28,11 +29,11 @@ def test_the_table_has_times_ratios_columns_and_added_memory_in_all_formats():
     def row(label, seconds, ratio, *sizes):
         return harness.TimingRow(label, Quantiles.of([seconds] * 6), Quantiles.of([ratio] * 6), *sizes)
 
-    made = harness.TimingTable(
+    made = TableWithColumns(
         "a step", "plain", (row("plain", 0.1, 1.0, 10**7), row("b", 0.103, 1.03, 12 * 10**6, 10**6)), ("a note",),
         {"c": "broke"}, (
-            harness.Column("over plain", {"b": Quantiles.of([0.003])}, lambda value: f"+{1e3 * value.median:.2f} ms"),
-            harness.Column("cosine", {"plain": 0.5}, lambda value: f"{value:.6f}"),
+            Column("over plain", {"b": Quantiles.of([0.003])}, lambda value: f"+{1e3 * value.median:.2f} ms"),
+            Column("cosine", {"plain": 0.5}, lambda value: f"{value:.6f}"),
         ),
     )  # fmt: skip
     lines = made.render().splitlines()
