@@ -26,12 +26,13 @@ class BackwardPasses:
     """The backward passes through one graph: of one loss each, or of a weighted sum, or of a part of the graph.
 
     Args:
-        compiled: the nodes of compiled functions in the graph.
+        nodes: all nodes of the graph.
+        compiled: those of compiled functions.
     """
 
-    def __init__(self, compiled: Iterable[Any] = ()) -> None:
+    def __init__(self, nodes: Iterable[Any] = (), compiled: Iterable[Any] = ()) -> None:
         self.compiled = list(compiled)
-        self._modules = RecomputedModules()
+        self._modules = RecomputedModules(nodes)
         self._number = 0
 
     def differentiate(
@@ -68,8 +69,8 @@ class BackwardPasses:
             if self._number == 1:
                 raise
             raise OptionError(
-                "the step requires several backward passes, but a custom autograd function in the graph raised "
-                f"{error!r} in pass {self._number}: it can be differentiated once, such as a checkpoint that frees its "
-                "inputs. Keep what it saves, or use torch.utils.checkpoint, a pipeline with one backward pass, or "
-                "level='features'. Nothing was written."
+                f"the step requires several backward passes, but the code in the graph raised {error!r} in pass "
+                f"{self._number}. If a custom autograd function can be differentiated only once, such as a checkpoint "
+                "that frees its inputs, keep what it saves, or use torch.utils.checkpoint, a pipeline with one "
+                "backward pass, or level='features'. Nothing was written."
             ) from error

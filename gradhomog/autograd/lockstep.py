@@ -338,7 +338,8 @@ def check_direction(
         raise OptionError(
             f"the gradient of {name!r} in one backward pass of the weighted losses differs from the weighted sum of "
             "the gradients of each loss, because a hook or a function in the graph is not linear (such as one that "
-            "clips gradients), or not reproducible. Pass memory='rows'. Nothing was written."
+            "clips gradients): pass memory='rows'. Or because a checkpoint repeats a computation that is not "
+            "reproducible: do not checkpoint it. Nothing was written."
         )
 
 

@@ -110,7 +110,9 @@ def find_graph(
     unshared = [sorted(reached.tensors(loss_bits & heads), key=SHAPE) for loss_bits in reached.bits]
     use_shared = sharded or bool(tensors) or any(loss_bits & shared_bits for loss_bits in reached.bits)
     nodes = [node for part in graphs for node in part.nodes]
-    return LossGraph(tasks, shared, unshared, tensors, views, use_shared, BackwardPasses(compiled), nodes, sharded)
+    return LossGraph(
+        tasks, shared, unshared, tensors, views, use_shared, BackwardPasses(nodes, compiled), nodes, sharded
+    )
 
 
 def _features(

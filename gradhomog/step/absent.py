@@ -43,7 +43,7 @@ def weigh_with_absent(
     Returns:
         The result, and the losses of absent tasks for later members.
     """
-    if not member.weighs or member.homogenizer.weights_absent:
+    if not member.weighs or member.homogenizer.weights_absent or result.value.dim() > 1:
         return result, absent_losses
     losses = None if view._losses is None else torch.cat([view._losses, absent_losses])
     whole = replace(view, keys=(*view.keys, *view.absent), absent=(), _losses=losses)

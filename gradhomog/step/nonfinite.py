@@ -32,9 +32,12 @@ class StageOutcome(NamedTuple):
 
     @property
     def is_idle(self) -> bool:
-        """True if the stage leaves one row unchanged: its weight is one, or the method has no state."""
+        """True if the stage leaves one row unchanged: its weight is one, or the method has no state.
+
+        A weight beside those of absent tasks has an effect, also if it is one.
+        """
         if self.member.stage == "mix":
-            return bool((self.result.value == 1).all())
+            return not (self.member.weighs and self.step.absent) and bool((self.result.value - 1).abs().max() < 1e-9)
         return not self.member.homogenizer.state_names
 
 
@@ -141,7 +144,7 @@ def find_overflow(member: Member, view: Step, otherwise: GradhomogError) -> Grad
     limit = min(1e150, torch.finfo(rows.dtype).max / 1e4) ** 2
     if not isinstance(otherwise, PluginRunError) or float(rows.squared_norms().max()) <= limit:
         return otherwise
-    largest = max(float(block.abs().max()) for _, block in rows.by_parameter() if block.numel())
+    largest = _largest_entry(rows)
     unit = rows.map(lambda block: block / largest)
     smaller = replace(view, _jacobian=unit, _feature_grads=[grad / largest for grad in view._feature_grads], aux=None)
     try:
@@ -153,10 +156,29 @@ def find_overflow(member: Member, view: Step, otherwise: GradhomogError) -> Grad
         return otherwise
     if not all_finite(changed.mean().values()):
         return otherwise
+    return _too_large(f" for {member}, whose result overflows", largest)
+
+
+def require_finite_gramian(step: Step, transforming: Sequence[Member]) -> None:
+    """Raise if inner products overflow, from which a solver could compute weights without an error.
+
+    Raises:
+        NonfiniteError: a task is not finite, or the rows are too large.
+    """
+    if not all_finite([step._jacobian.total_gramian]):
+        require_finite_inputs(step, transforming)
+        raise _too_large(", so that their inner products overflow", _largest_entry(step._jacobian))
+
+
+def _too_large(reason: str, largest: float) -> NonfiniteError:
     return NonfiniteError(
-        f"the rows are too large for {member}, whose result overflows: the largest entry of a row is {largest:.1e}. "
-        "Divide the losses by a constant. Nothing was changed."
+        f"the rows are too large{reason}: the largest entry of a row is {largest:.1e}. Divide the losses by a "
+        "constant. Nothing was changed."
     )
+
+
+def _largest_entry(rows: Jacobian) -> float:
+    return max(float(block.abs().max()) for _, block in rows.by_parameter() if block.numel())
 
 
 def _values(mixing: Tensor | None) -> str:

@@ -30,6 +30,7 @@ from gradhomog.step.nonfinite import (
     drop_nonfinite,
     find_cause,
     find_overflow,
+    require_finite_gramian,
     require_finite_inputs,
 )
 from gradhomog.step.reports import StageReport, StepReport
@@ -364,7 +365,9 @@ class Pipeline:
             step = self._prepare(step, create_graph, inspect)
             if (nonfinite or self.nonfinite) == "drop":
                 step = drop_nonfinite(step, requirements.transforming)
-            if requirements.weighing and (absent := absent_keys(step, self.last_losses)):
+            if "gramian" in requirements.in_every_step:
+                require_finite_gramian(step, requirements.transforming)
+            if requirements.weighing and (absent := absent_keys(step, self.last_losses)) != step.absent:
                 step = replace(step, absent=absent)
             rows, outcomes = self._run(step)
             direction = rows.mean()

@@ -103,6 +103,26 @@ def function_of_modules(module: nn.Module, heads: Sequence[nn.Module], x: Tensor
     return [head(z).square().mean() for head in heads]
 
 
+def forward_method(module: nn.Module, heads: Sequence[nn.Module], x: Tensor) -> Losses:
+    z = recompute(module.forward, x)  # without a call of the module
+    return [head(z).square().mean() for head in heads]
+
+
+def closure(module: nn.Module, heads: Sequence[nn.Module], x: Tensor) -> Losses:
+    forward = functools.partial(type(module).forward, module)
+    z = recompute(lambda y: forward(y).tanh(), x)
+    return [head(z).square().mean() for head in heads]
+
+
+def two_exits(module: nn.Module, heads: Sequence[nn.Module], x: Tensor) -> Losses:
+    def region(y: Tensor) -> tuple[Tensor, Tensor]:
+        first = module(y)
+        return first, recompute(heads[0], first)
+
+    z, deeper = recompute(region, x)
+    return [deeper.square().mean(), heads[1](z).square().mean(), heads[2](z).mean()]
+
+
 def per_task(module: nn.Module, heads: Sequence[nn.Module], x: Tensor) -> Losses:
     return [head(recompute(module, (i + 1) * x)).square().mean() for i, head in enumerate(heads)]
 
@@ -117,7 +137,9 @@ def hand_written(module: nn.Module, heads: Sequence[nn.Module], x: Tensor) -> Lo
     return [head(z).square().mean() for head in heads]
 
 
-REGIONS = [trunk, twice, function_of_modules, per_task, nested, hand_written]
+REGIONS = [
+    trunk, twice, function_of_modules, forward_method, closure, two_exits, per_task, nested, hand_written,
+]  # fmt: skip
 
 
 def build(kind: str, region: Callable[..., Losses]) -> tuple[nn.Module, Losses]:
@@ -204,3 +226,21 @@ def test_a_checkpoint_that_can_be_differentiated_once_is_explained():
     losses = [head(z).square().mean() for head in heads]
     gradhomog.backward(losses, gradhomog.pipeline("mgda"), parameters=module, features=z, level="features")
     assert module.weight.grad is not None
+
+
+def test_buffers_of_the_module_to_which_a_checkpointed_method_belongs_change_once():
+    class Normalizing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(4))
+            self.register_buffer("variance", torch.ones(4))
+
+        def block(self, x):
+            return nn.functional.batch_norm(x, self.mean, self.variance, training=True)
+
+    module, heads, x = Normalizing(), nn.ModuleList(nn.Linear(4, 1) for _ in range(3)), torch.randn(8, 4) + 1
+    layer = nn.Linear(4, 4)
+    z = recompute(module.block, layer(x))
+    before = module.mean.clone()
+    gradhomog.backward([head(z).square().mean() for head in heads], gradhomog.pipeline("mgda"), parameters=layer)
+    torch.testing.assert_close(module.mean, before + 0.1 * (layer(x).detach().mean(0) - before))

@@ -258,3 +258,13 @@ def test_rows_without_parameters_have_a_direction_without_parameters(method):
     pipe = gradhomog.pipeline(method)
     for _ in range(3):
         assert pipe.combine(torch.zeros(3, 0), LOSSES).shape == (0,)
+
+
+OF_GRAMIAN = [name for name in BUILT_IN if "gramian" in gradhomog.pipeline(name).requirements.in_every_step]
+
+
+@pytest.mark.parametrize("name", OF_GRAMIAN)
+def test_inner_products_that_overflow_are_an_error_and_not_the_mean(name):
+    rows = 1e160 * torch.tensor([[3.0, 0, 1], [-1, 1, 0], [-1, -2, 0.5]], dtype=torch.float64)
+    with pytest.raises(gradhomog.NonfiniteError, match=r"rows are too large.* largest entry of a row is 3\.0e\+160"):
+        gradhomog.pipeline(name).combine(rows, torch.ones(3))

@@ -119,3 +119,30 @@ def test_methods_that_act_on_one_task_do_not_warn(text):
         warnings.simplefilter("error", OneTaskWarning)
         for step in range(30):
             take(pipe, TASKS[step % 3] if step > 2 else TASKS)
+
+
+def test_an_absent_name_counts_once_and_not_if_another_task_of_this_name_is_present():
+    w = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
+    pipe = gradhomog.pipeline("static(weights={'a': 5, 'b': 1})")
+    gradhomog.backward([w[0], w[1], None], pipe, parameters=[w], domains=["a", "b", "b"])
+    torch.testing.assert_close(w.grad, torch.tensor([5 / 6, 1 / 6], dtype=torch.float64))
+
+
+def test_a_mixing_matrix_from_losses_is_used_as_it_is():
+    class Swap(gradhomog.Homogenizer):
+        needs = frozenset({"losses"})
+
+        def mix(self, step):
+            return torch.ones(step.tasks, step.tasks, dtype=torch.float64) / step.tasks
+
+    pipe = gradhomog.pipeline([Swap()])
+    assert take(pipe, "ab").weights.tolist() == [1, 1]
+    assert take(pipe, "a").weights.tolist() == [1]
+
+
+def test_equal_weights_of_known_tasks_are_no_missing_effect():
+    pipe = gradhomog.pipeline("uw")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OneTaskWarning)
+        for step in range(30):
+            take(pipe, TASKS[step % 2], {"a": 1.0, "b": 1.0})

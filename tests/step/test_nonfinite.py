@@ -105,7 +105,7 @@ def test_a_wrapped_method_draws_the_same_numbers_as_alone_when_a_task_is_dropped
 def test_rows_whose_inner_products_overflow_are_named_with_the_largest_entry(text, nonfinite):
     pipe = gradhomog.pipeline(text, nonfinite=nonfinite)
     with pytest.raises(
-        NonfiniteError, match=rf"the rows are too large for .*'{text}'.*overflows: the largest entry .* is 3\.0e\+300"
+        NonfiniteError, match=r"rows are too large.* products overflow: the largest entry .* is 3\.0e\+300"
     ):
         pipe.combine(torch.tensor([[1e300, 2e300], [3e300, -1e300]], dtype=torch.float64))
 

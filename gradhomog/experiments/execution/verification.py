@@ -9,7 +9,6 @@ from typing import TypedDict
 from gradhomog.errors import ConfigError, DamagedCacheWarning, GradhomogError
 from gradhomog.experiments.episodes.splits import close_domains
 from gradhomog.experiments.execution.comparison import make_plan
-from gradhomog.experiments.report.page import FIGURES
 from gradhomog.experiments.results import checksums, events
 from gradhomog.experiments.results.comparison_dir import CHECKPOINT, MANIFEST, PLAN, RESULT, Plan, run_dir
 from gradhomog.experiments.run_file import pins
@@ -68,7 +67,7 @@ def _verify_runs(folder: Path, plan: Plan) -> Errors:
         if run.id not in {*results, *ended}:
             path = run_dir(folder, run).path / RESULT
             yield f"{path} is missing: the run has not finished, or files were removed. Continue with --resume."
-    for path in sorted({*(folder / "runs").glob("*/")} - {run_dir(folder, run).path for run in plan.runs}):
+    for path in sorted({*(folder / "runs").glob("[!.]*")} - {run_dir(folder, run).path for run in plan.runs}):
         yield f"{path} is not a run of {PLAN}."
 
 
@@ -90,7 +89,8 @@ def _verify_manifest(folder: Path, plan: Plan) -> Errors:
         yield str(error)
     else:
         yield from checksums.check_files(folder, content["files"])
-        others = [*folder.glob("[!.]*"), *(folder / FIGURES).glob("[!.]*")]
+        runs = folder / "runs"
+        others = [each for each in folder.rglob("[!.]*") if runs not in each.parents]
         present = {*plan.final_files(folder), *(each for each in others if each.is_file() and each.suffix != ".tmp")}
         for added in sorted(present - {path, *(folder / name for name in content["files"])}):
             yield f"{added} is not listed in {MANIFEST}: it was added after the report. Remove it. {advice}"

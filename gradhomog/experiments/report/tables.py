@@ -264,7 +264,7 @@ def run_table(summary: Summary, records: Iterable[Record]) -> Table:
 def summary_csv(summary: Summary) -> str:
     """The numbers of the rows as CSV, with the keys of the JSON form as columns: `to_plain.difference.mean`."""
     rows = [
-        {key: _csv_text(value) if isinstance(value, str) else value for key, value in flatten(row).items()}
+        {_csv_text(key): _csv_text(value) if isinstance(value, str) else value for key, value in flatten(row).items()}
         for row in ({"metric": summary.metric, **row} for row in to_json(summary)["rows"])
     ]
     file = io.StringIO()
