@@ -53,7 +53,6 @@ OWN: dict[str, dict[str, int]] = {
         "geodesic.times_cayley": 4, "geodesic.propose": 4, "base.alignment": 8,
     },
     "tracked": {GRAMIAN: 1},
-    "mamlpp": {"few_shot.completed_steps": 1},
     "reptile": {"reptile.row": 5},
     "sharp_maml": {"sharp_maml.rows": 1},
 }  # fmt: skip

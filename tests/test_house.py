@@ -191,7 +191,7 @@ def test_there_are_no_circular_imports_including_those_for_typing() -> None:
     assert circular_imports(edges) == []
 
 
-@pytest.mark.parametrize(("text", "calls", "files"), [("none", 13, 6), ("pcgrad", 33, 10)])
+@pytest.mark.parametrize(("text", "calls", "files"), [("none", 14, 6), ("pcgrad", 36, 11)])
 def test_a_step_calls_few_functions(text: str, calls: int, files: int) -> None:
     """Count the calls of gradhomog's Python functions, and their files, in the second `combine` on a matrix."""
     pipe, jacobian = gradhomog.pipeline(text), torch.randn(4, 1000)
@@ -214,22 +214,22 @@ def test_a_step_calls_few_functions(text: str, calls: int, files: int) -> None:
 
 BUDGETS = {
     "gradhomog": 586,
-    "gradhomog/autograd": 2443,
+    "gradhomog/autograd": 2538,
     "gradhomog/cli": 1027,
     "gradhomog/diagnosis": 941,
-    "gradhomog/experiments": 5873,
+    "gradhomog/experiments": 5844,
     "gradhomog/learners": 798,
     "gradhomog/ranks": 488,
     "gradhomog/registry": 776,
     "gradhomog/rows": 546,
     "gradhomog/scaffold": 152,
     "gradhomog/solvers": 408,
-    "gradhomog/step": 1245,
-    "gradhomog/testing": 2438,
+    "gradhomog/step": 1263,
+    "gradhomog/testing": 2432,
     "plugins": 4059,
-    "plugins/gradhomog_data": 2808,
-    "adapters": 3650,
-    "tests": 29597,
+    "plugins/gradhomog_data": 2732,
+    "adapters": 3631,
+    "tests": 29719,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

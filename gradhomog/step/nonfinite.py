@@ -165,7 +165,7 @@ def require_finite_gramian(step: Step, transforming: Sequence[Member]) -> None:
     Raises:
         NonfiniteError: a task is not finite, or the rows are too large.
     """
-    if not all_finite([step._jacobian.total_gramian]):
+    if not bool(step._jacobian.total_gramian.isfinite().all()):
         require_finite_inputs(step, transforming)
         raise _too_large(", so that their inner products overflow", _largest_entry(step._jacobian))
 
