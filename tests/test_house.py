@@ -225,11 +225,11 @@ BUDGETS = {
     "gradhomog/scaffold": 152,
     "gradhomog/solvers": 408,
     "gradhomog/step": 1263,
-    "gradhomog/testing": 2432,
+    "gradhomog/testing": 2436,
     "plugins": 4059,
     "plugins/gradhomog_data": 2732,
     "adapters": 3631,
-    "tests": 29719,
+    "tests": 29720,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

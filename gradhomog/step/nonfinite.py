@@ -141,8 +141,8 @@ def find_overflow(member: Member, view: Step, otherwise: GradhomogError) -> Grad
         otherwise: returned unchanged unless it blames the member.
     """
     rows = view._jacobian
-    limit = min(1e150, torch.finfo(rows.dtype).max / 1e4) ** 2
-    if not isinstance(otherwise, PluginRunError) or float(rows.squared_norms().max()) <= limit:
+    limit = min(1e150, torch.finfo(rows.dtype).max / 10) ** 2
+    if not isinstance(otherwise, PluginRunError) or float(rows.squared_norms().detach().max()) <= limit:
         return otherwise
     largest = _largest_entry(rows)
     unit = rows.map(lambda block: block / largest)
@@ -178,7 +178,7 @@ def _too_large(reason: str, largest: float) -> NonfiniteError:
 
 
 def _largest_entry(rows: Jacobian) -> float:
-    return max(float(block.abs().max()) for _, block in rows.by_parameter() if block.numel())
+    return max(float(block.detach().abs().max()) for _, block in rows.by_parameter() if block.numel())
 
 
 def _values(mixing: Tensor | None) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib
 import importlib.metadata
 import io
 import json
@@ -62,6 +63,11 @@ def _side_effects(load: Callable[[], object], blocked: set[str]) -> str:
     return "its import prints " + repr(printed.getvalue()[:100]) if printed.getvalue().strip() else ""
 
 
+def _load(registry: Any, kind: Any, selector: str, module: str) -> None:
+    importlib.import_module(module)  # the registry would restore generators
+    registry.load(kind, selector)
+
+
 def main(kind: Any, distribution: str, path: list[str]) -> None:
     sys.path[:] = path
     from gradhomog.registry import Registry
@@ -85,7 +91,7 @@ def main(kind: Any, distribution: str, path: list[str]) -> None:
             continue
         for name in [name for name in sys.modules if name not in base and name.partition(".")[0] in own]:
             del sys.modules[name]  # modules that another plugin of the distribution imported must be imported again
-        failures[selector] = _side_effects(functools.partial(registry.load, kind, selector), blocked)
+        failures[selector] = _side_effects(functools.partial(_load, registry, kind, selector, module), blocked)
     json.dump(failures, sys.stdout)
 
 

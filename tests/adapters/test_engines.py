@@ -169,7 +169,7 @@ def test_a_network_that_vmap_cannot_run_is_an_error_that_names_the_loop(name, op
     assert isinstance(found.value.__cause__, RuntimeError)
 
 
-def test_an_error_of_the_network_itself_is_raised_as_it_is_under_vmap():
+def test_an_error_of_the_network_itself_is_not_changed_under_vmap():
     encoder, head = networks()
     broken = MAML(nn.Sequential(encoder, Unvectorized(lambda y: y @ torch.ones(9, 9))), head, engine="vmap")
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):

@@ -47,7 +47,7 @@ def trainable(module: nn.Module) -> dict[str, Tensor]:
 
 
 class HandWritten(torch.autograd.Function):
-    """A checkpoint as it is written by hand; the parameters are arguments."""
+    """A checkpoint without PyTorch's function; the parameters are arguments."""
 
     @staticmethod
     def forward(ctx, module, x, *parameters):

@@ -160,7 +160,7 @@ OVERFLOWING = {
      "tracked(method='graddrop', rows='all')"],
 )  # fmt: skip
 def test_an_overflow_is_the_fault_of_the_rows_not_of_the_method(method):
-    # 300 errors asked to report the overflow of rows near the largest number to the authors of the method.
+    # 300 errors named the authors of the method for an overflow of rows near the largest number.
     unit = normal(4, 9)
     one_entry = torch.zeros(4, 9, dtype=torch.float64)
     one_entry[:, 0], one_entry[1, 0], one_entry[2, 1] = 1.0, -1.0, 1.0

@@ -128,7 +128,7 @@ def test_an_absent_name_counts_once_and_not_if_another_task_of_this_name_is_pres
     torch.testing.assert_close(w.grad, torch.tensor([5 / 6, 1 / 6], dtype=torch.float64))
 
 
-def test_a_mixing_matrix_from_losses_is_used_as_it_is():
+def test_a_mixing_matrix_from_losses_is_not_changed():
     class Swap(gradhomog.Homogenizer):
         needs = frozenset({"losses"})
 

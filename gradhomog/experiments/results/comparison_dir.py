@@ -86,7 +86,7 @@ class Plan:
         return result
 
     def final_files(self, folder: Path) -> list[Path]:
-        """Return the file of each run in the folder of this comparison that tells how it has ended, if it has."""
+        """Return the last file of each run of this comparison that has ended, in its folder."""
         return [final for run in self.runs if (final := run_dir(folder, run).final_file()) is not None]
 
     def check_fingerprints(self, fingerprints: Mapping[str, str], where: str) -> None:

@@ -222,7 +222,7 @@ def test_the_scaled_task_of_a_problem_exists(problem):
     assert problem.question.endswith(".")
 
 
-def test_stored_rows_of_a_disabled_method_are_shown(monkeypatch):
+def test_stored_rows_of_a_disabled_method_are_printed(monkeypatch):
     registry = Registry(disabled=["mgda"])
     with using(registry):
         suite_problems._hash_sources.cache_clear()

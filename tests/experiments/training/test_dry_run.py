@@ -78,6 +78,7 @@ def test_an_error_of_all_methods_is_reported_once(tmp_path):
 @pytest.mark.slow
 def test_a_resumed_comparison_has_no_dry_run(small, tmp_path, monkeypatch):
     out = tmp_path / "out"
+    out.mkdir()
     comparison_dir.create_folder(small, out)
     dry_runs = []
     monkeypatch.setattr("gradhomog.experiments.report.page._save_figures", lambda *args: {})
