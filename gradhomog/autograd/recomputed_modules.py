@@ -7,7 +7,7 @@ running statistics, the vectors of a spectral normalization, the moving averages
 import functools
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FunctionType, MethodType
@@ -84,12 +84,12 @@ class _Call:
 
     key: Any
     before: ModuleState
-    parameters: dict[str, Tensor]
+    parameters: Mapping[str, Tensor]
     sums: list[int]
 
 
 class _Pass(threading.local):
-    """The modules that are called in one backward pass; that of a GPU runs in a thread of its own.
+    """The modules that are called in one backward pass; on a GPU it runs in another thread.
 
     Args:
         before: the state before each call that an earlier pass made, by the region and the number of the call in it;
@@ -140,11 +140,12 @@ class _Pass(threading.local):
                 known.restore()
                 self.calls.append(None)
             else:
-                self.undo(ModuleState.of(modules))
+                if self.to_undo:
+                    self.undo(ModuleState.of(modules))
                 # Those of `fully_shard` are DTensors.
                 plain = {n: x for n, x in parameters.items() if type(x) is nn.Parameter and not x.is_meta}
                 names = {f"{name!r} of {type(modules[0]).__name__}": value for name, value in plain.items()}
-                self.calls.append(_Call(key, ModuleState.of(modules), dict(names), checksums(names.values())))
+                self.calls.append(_Call(key, ModuleState.of(modules), names, checksums(names.values())))
 
     def end(self) -> None:
         call = self.calls.pop()

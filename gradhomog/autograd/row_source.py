@@ -158,9 +158,8 @@ class LossRows(LazyRows):
     def compute(self) -> PerTaskRows:
         """Compute the rows by one backward pass per task."""
         rows = self._derivatives.rows()
-        like = self.row_like()
         self._note_unused([name for name, gradients in rows.items() if all(part is None for part in gradients)])
-        return PerTaskRows(rows, like, 1 / self._derivatives.factor)
+        return PerTaskRows(rows, self.row_like(), 1 / self._derivatives.factor)
 
     def row_like(self) -> Mapping[str, Tensor]:
         metric = self._derivatives.metric

@@ -176,7 +176,7 @@ class Jacobian:
 
     @functools.cached_property
     def exact_gramian(self) -> Tensor:
-        """`total_gramian` computed in float64, except for rows that are not in memory; costs 3 to 5 times as much."""
+        """`total_gramian` computed in float64, except for rows that are not in memory; costs 2 to 4 times as much."""
         return self._statistic(arithmetic.exact_gramian, by_block=False)
 
     @functools.cached_property

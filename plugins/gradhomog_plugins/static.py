@@ -17,7 +17,10 @@ Weight = Annotated[float, Ge(0)]
 class Static(Homogenizer):
     """Fixed weights w_i.
 
-        d = 1/N Σ_i ω_i g_i,  ω_i = N w_i / Σ_j w_j;  paper's scale: d = Σ_i w_i g_i
+        d = 1/N Σ_i ω_i g_i,  ω_i = w_i / mean_j w_j;  paper's scale: d = Σ_i w_i g_i
+
+    The mean is over the N tasks of the step and the absent ones: names in `weights`, and in earlier steps. So a name
+    that never occurs changes the scale of all steps, but not the ratio of two tasks.
 
     Args:
         weights: a list, one weight per position in the batch (with fewer tasks the first weights are used; with more an

@@ -157,7 +157,7 @@ def state(module: nn.Module) -> dict[str, object]:
 
 
 def ordinary_rows(kind: str, region: Callable[..., Losses]) -> dict[str, Tensor]:
-    """Each row from a step of its own, or, of regions that belong to one task each, one after the other."""
+    """Each row from a separate step; for regions that belong to one task each, one row after the other."""
     steps = [build(kind, region)] * 3 if region is per_task else [build(kind, region) for _ in range(3)]
     rows = [
         torch.autograd.grad(losses[task], list(trainable(module).values()))
