@@ -19,9 +19,6 @@ class Static(Homogenizer):
 
         d = 1/N Σ_i ω_i g_i,  ω_i = w_i / mean_j w_j;  paper's scale: d = Σ_i w_i g_i
 
-    The mean is over the N tasks of the step and the absent ones: names in `weights`, and in earlier steps. So a name
-    that never occurs changes the scale of all steps, but not the ratio of two tasks.
-
     Args:
         weights: a list, one weight per position in the batch (with fewer tasks the first weights are used; with more an
             error is raised), also of tasks with names: prefer a dict where some are left out; a dict, one weight per
@@ -35,6 +32,9 @@ class Static(Homogenizer):
     `"random"`, draw several seeds and keep the one with the best validation score; then the plain sum is tuned as much
     as the methods it is compared with. It is of no use where the best weights change during training, and it does not
     resolve conflicts.
+
+    The mean is over the N tasks of the step and the absent ones: names in `weights`, and in earlier steps. So a name
+    that never occurs changes the scale of all steps, but not the ratio of two tasks.
 
     Homogenizers after it read the weighted losses: `static(weights={"pde": 100, "*": 1}) + famo` is `famo` for a user
     who multiplied one loss by 100 (and all by a common factor).
