@@ -1,7 +1,7 @@
 """Shared parts of the adapters of frameworks that train with the sum of several losses."""
 
 import inspect
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -129,12 +129,15 @@ class ZeroLosses:
     def __init__(self) -> None:
         self._heads: dict[Any, list[str]] = {}
 
-    def total(self, losses: Any, model: Any, pipe: Pipeline, trainer: Ranks | None, **options: Any) -> Tensor:
-        """Return `gradhomog.loss` of a batch that the ranks of a trainer share, as a function of all parameters."""
+    def total(
+        self, losses: Any, model: Any, pipe: Pipeline, trainer: Ranks | None, *,
+        loss: Callable[..., Tensor] = gradhomog.loss, **options: Any,
+    ) -> Tensor:  # fmt: skip
+        """Return the `loss` of a batch that the ranks of a trainer share, as a function of all parameters."""
         module = model.module if isinstance(model, DistributedDataParallel) else model
         ranks = batch_ranks(options.pop("group", None), trainer)
         losses, ranks = self.fill(losses, module, options["parameters"], pipe, ranks)
-        return use_all_parameters(gradhomog.loss(losses, pipe, group=ranks, **options), model)
+        return use_all_parameters(loss(losses, pipe, group=ranks, **options), model)
 
     def fill(
         self, losses: Any, module: nn.Module, parameters: Any, pipe: Pipeline, ranks: Ranks | None

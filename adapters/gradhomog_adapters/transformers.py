@@ -1,7 +1,8 @@
 """`HomogenizedTrainer`: homogenize the gradients of several losses in the Trainer of Hugging Face Transformers."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+import gradhomog
 from gradhomog import OptionError, Pipeline, Ranks, StepReport, check_optimizer
 from gradhomog_adapters._frameworks import ReceivesReports, RunningMeans, ZeroLosses, check_pipeline, count_examples
+from gradhomog_adapters._groups import CollatesGroups, group_names, means_by_group, token_losses
 
 try:
     from accelerate.optimizer import AcceleratedOptimizer
@@ -124,28 +127,39 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
     """
 
     loss_is_scaled_for_ga: bool | None = False
+    data_collator: Any
 
-    def __init__(self, *args: Any, homogenizers: Pipeline, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, homogenizers: Pipeline, window: bool = False, group_column: str | None = None,
+        groups: Sequence[Any] | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
         check_pipeline(homogenizers, "a Trainer")
-        if type(self).compute_loss is Trainer.compute_loss:
+        if type(self).compute_loss is HomogenizedTrainer.compute_loss and group_column is None:
             raise OptionError(
-                "a HomogenizedTrainer must override `compute_loss` and return self.homogenized_loss(losses, model); "
-                f"{type(self).__name__} does not, so one loss of the model would be trained."
+                "a HomogenizedTrainer must override `compute_loss` and return self.homogenized_loss(losses, model), or "
+                f"receive `group_column`; {type(self).__name__} does not, so one loss of the model would be trained."
             )
-        self.homogenizers = homogenizers
+        self.homogenizers, self.window, self.group_column = homogenizers, window, group_column
         self._initial_state = homogenizers.state_dict()
         self._training_means, self._evaluation_means = RunningMeans(), RunningMeans()
         self._evaluated_examples = 1
         self._scaled: bool | None = False  # the losses of the present batch
         self._zero_losses = ZeroLosses()
+        self._accumulated: Any = None  # with `window`, the batches of the present step
+        self._window_examples: dict[str, float] = {}
+        self._groups_of_batch: Tensor | None = None
         super().__init__(*args, **kwargs)
-        self.loss_is_scaled_for_ga = _declared_scaling(type(self), self.args.gradient_accumulation_steps)
+        declared = partial(_declared_scaling, type(self), self.args.gradient_accumulation_steps)
+        self.loss_is_scaled_for_ga = declared() if group_column is None else False
         if self.compute_loss_func is not None:
             raise OptionError(
                 "`compute_loss_func` must be None for a HomogenizedTrainer, because `compute_loss` computes the "
                 f"losses; got {self.compute_loss_func!r}. Call it in `compute_loss`."
             )
         self._ranks = ranks_of_accelerator(self.accelerator, self.get_tp_size())
+        if group_column is not None:
+            self.groups = group_names(group_column, groups, self.train_dataset, self.eval_dataset)
+            self.data_collator = CollatesGroups(self.data_collator, group_column, self.groups)
 
     def homogenized_loss(
         self, losses: Mapping[str, Tensor | None], model: nn.Module, group: Ranks | None = None,
@@ -158,10 +172,11 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
             model: the model that `compute_loss` received.
             group: how the rows are distributed over several processes, by default `gradhomog.Ranks("batch")`.
             examples: for losses that are means over a part of the batch, such as the examples with labels or those of a
-                group: the size of this part by task. They weigh the rows of several processes, and the batches in the
-                means of logs and evaluations. A task with 0 examples is absent. By default all batches weigh equally,
-                and in an evaluation by their size.
-            options: other keyword arguments of `gradhomog.loss`, such as `per`, `heads`, `inspect`.
+                group: the size of this part by task. They weigh the batches of a window, the rows of several processes,
+                and the batches in the means of logs and evaluations. A task with 0 examples is absent. By default all
+                batches weigh equally, and in an evaluation by their size.
+            options: other keyword arguments of `gradhomog.loss`, such as `per`, `heads`, `inspect`; with `window` those
+                of `gradhomog.accumulated`, and those of the first batch.
         """
         training = torch.is_grad_enabled()
         if training and self.homogenizers.steps == 0:
@@ -171,29 +186,58 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
         for name, loss in losses.items():
             if loss is not None and not training:
                 self._evaluation_means.add(f"{name}_loss", loss, (examples or {}).get(name, self._evaluated_examples))
+        for name, number in (examples or {}).items() if training else ():
+            self._window_examples[name] = self._window_examples.get(name, 0.0) + float(number)
+        if all(loss is None for loss in losses.values()) and not (training and (self.window or self._ranks)):
+            self._homogenized = True
+            trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            return torch.stack([0 * parameter.sum() for parameter in trained]).sum()
         options = {"parameters": self.shared_parameters(model), "reduction": "sum", **options}
-        receive = partial(self._receive, examples=examples)
-        return self._zero_losses.total(
-            losses, model, self.homogenizers, self._ranks, report=receive, group=group, **options
+        if self.window and training:
+            options["loss"] = self._loss_in_window
+        total = self._zero_losses.total(
+            losses, model, self.homogenizers, self._ranks, report=self._receive, group=group, **options
         )
+        if training:
+            total.register_hook(self._note_backward)  # type: ignore[no-untyped-call]
+        return total
 
-    def _receive(self, result: StepReport, examples: Mapping[str, float | Tensor] | None = None) -> None:
+    def _loss_in_window(
+        self, losses: Any, pipe: Pipeline, *, group: Ranks | None, report: Callable[[StepReport], None], **options: Any
+    ) -> Tensor:
+        """Return the loss of a batch whose rows are homogenized with those of the others of an optimizer step."""
+        numbers = 1.0 if group is None or group.examples is None else group.examples
+        if self._accumulated is None:
+            ranks = None if group is None else replace(group, examples=None)
+            self._accumulated = gradhomog.accumulated(pipe, group=ranks, **options)
+        last = self.accelerator.sync_gradients
+        # Losses that are divided over all accumulated batches are parts of a sum.
+        loss: Tensor = self._accumulated.loss(
+            losses, last=last, examples=None if self._scaled else numbers, report=report
+        )
+        return loss
+
+    def _note_backward(self, _: Tensor) -> None:
+        self._homogenized = True
+
+    def _receive(self, result: StepReport) -> None:
         super()._receive(result)
         # Losses that are divided over all accumulated batches are logged as those of one batch.
-        batches = self.current_gradient_accumulation_steps if self._scaled else 1
+        batches = self.current_gradient_accumulation_steps if self._scaled and not self.window else 1
         for name, value in result.scalars().items():
             kind, _, task = name.partition("/")
-            factor, weight = (batches, (examples or {}).get(task, 1.0)) if kind == "loss" else (1, 1.0)
+            factor, weight = (batches, self._window_examples.get(task, 1.0)) if kind == "loss" else (1, 1.0)
             self._training_means.add(name, factor * value, weight)
+        self._window_examples = {}
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Train on one batch, and raise if the backward pass of its loss took no step of the homogenizers."""
-        self.report = None
+        """Train on one batch, and raise if the backward pass of its loss does not reach the homogenizers."""
+        self._homogenized = False
         self._scaled = self.loss_is_scaled_for_ga
         if self._scaled is None:  # the rule of Transformers
             self._scaled = self.model_accepts_loss_kwargs and num_items_in_batch is not None
         loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
-        if self.report is None:
+        if not self._homogenized:
             raise OptionError(
                 "`compute_loss` of a HomogenizedTrainer must return self.homogenized_loss(losses, model), alone or as "
                 f"a term of a sum; the loss that {type(self).__name__} returned for this batch does not contain it, so "
@@ -201,6 +245,40 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
                 "homogenizers=gradhomog.pipeline('none')."
             )
         return loss
+
+    def compute_loss(
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Return the loss of the parent class, with `group_column` with the homogenized gradients of the groups."""
+        if self.group_column is None:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        groups = inputs.pop(self.group_column, self._groups_of_batch)
+        given, outputs = dict(inputs), list[Any]()
+        with model.register_forward_hook(lambda module, args, output: outputs.append(output)):
+            result = super().compute_loss(model, inputs, return_outputs)
+        losses, mask = self.token_losses(outputs[0], given)
+        means, counts = means_by_group(losses, mask, groups, self.groups)
+        total = self.homogenized_loss(means, model, examples=counts, reduction="mean")
+        plain = result[0] if return_outputs else result
+        # The value is the loss of the parent class, so that logs are comparable.
+        total = plain.detach() + (total - total.detach()) if torch.is_grad_enabled() else plain
+        return (total, result[1]) if return_outputs else total
+
+    def token_losses(self, outputs: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Return the loss of each token, and True where it counts, `[examples, tokens]` each, for `group_column`.
+
+        Here: cross entropies of `outputs.logits` and `labels`, also smoothed ones (`label_smoothing_factor`), shifted
+        by one token for causal models; or the `log_probs` of TRL's `SFTTrainer`. Override it for another loss.
+
+        Raises:
+            OptionError: the model returns neither, or they have not the shape of the labels.
+        """
+        return token_losses(outputs, inputs, self.accelerator.unwrap_model(self.model), self.args)
+
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        if self.group_column is not None and self.group_column not in self._signature_columns:
+            self._signature_columns.append(self.group_column)
 
     def shared_parameters(self, model: nn.Module) -> Any:
         """Return the parameters whose gradients are homogenized: all of the model.
@@ -221,6 +299,8 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Evaluate one batch; the means of the losses weigh batches by their size, as `eval_loss` does."""
         self._evaluated_examples = len(inputs) if isinstance(inputs, list) else find_batch_size(inputs) or 1
+        if self.group_column is not None:
+            self._groups_of_batch = inputs.pop(self.group_column)
         return super().prediction_step(model, inputs, *args, **kwargs)
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:

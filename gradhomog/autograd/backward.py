@@ -23,7 +23,7 @@ from gradhomog.autograd.optimizer_metric import OptimizerMetric
 from gradhomog.autograd.row_source import LeafGradients, RowSource
 from gradhomog.autograd.rows_over_ranks import BatchSource, FullyShardedSource, LocalSource, TasksSource
 from gradhomog.errors import NonfiniteError, OptionError
-from gradhomog.ranks.communicator import GroupCommunicator, Ranks, communicate
+from gradhomog.ranks.communicator import Communicator, GroupCommunicator, Ranks, communicate
 from gradhomog.rows import Direction, all_finite
 from gradhomog.step.nonfinite import Nonfinite, drop_nonfinite, require_finite_inputs
 from gradhomog.step.pipelines import Pipeline
@@ -136,7 +136,7 @@ def backward(
     with communicator.raise_together():
         options = StepOptions(pipe, communicator, level, per, heads, inspect, memory, create_graph, metric=metric)
         step = begin_step(options, losses, parameters, features, domains, targets, residuals)
-        factor = None if scaler is None else scaler_factor(scaler, step.given)
+        factor = None if scaler is None else scaler_factor(scaler, step.graph)
         computed = compute_step(step, factor=factor or 1.0, scaled=factor is not None, retain_graph=retain_graph)
     return computed.write()
 
@@ -211,24 +211,28 @@ def loss(
     >>> encoder.weight.grad.shape, heads[0].weight.grad.shape
     (torch.Size([4, 3]), torch.Size([1, 4]))
     """
-    reduce = torch.sum if reduction == "sum" else torch.mean
     if not torch.is_grad_enabled():  # nothing is exchanged: one rank may evaluate alone, also without `group`
-        return reduce(torch.stack(inputs.task_losses(losses, graph=False).losses))
+        return reduce_losses(inputs.task_losses(losses, graph=False).losses, reduction)
     communicator = communicate(group, "batch")
     with communicator.raise_together():
         options = StepOptions(pipe, communicator, level, per, heads, inspect, reduction=reduction, metric=metric)
         step = begin_step(options, losses, parameters, features, domains, targets, residuals)
-    value = reduce(torch.stack([entry.detach() for entry in step.given.losses]))
-    leaves = {id(leaf): leaf for some in (step.graph.shared.values(), *step.graph.unshared_leaves) for leaf in some}
-    result: Tensor = _HomogenizedLoss.apply(step, report, value, *leaves.values())  # type: ignore[no-untyped-call]
-    return result
+    deferred = DeferredStep(communicator, step.graph.nodes, partial(compute_step, step), report)
+    leaves = [leaf for some in (step.graph.shared.values(), *step.graph.unshared_leaves) for leaf in some]
+    return deferred.as_loss(reduce_losses(step.given.losses, reduction), leaves)
 
 
-def scaler_factor(scaler: torch.amp.GradScaler, tasks: inputs.TaskLosses) -> float | None:
+def reduce_losses(losses: Sequence[Tensor], reduction: inputs.Reduction) -> Tensor:
+    """Return the mean or sum of losses, without a graph."""
+    values = torch.stack([entry.detach() for entry in losses])
+    return values.sum() if reduction == "sum" else values.mean()
+
+
+def scaler_factor(scaler: torch.amp.GradScaler, graph: LossGraph) -> float | None:
     """Return the current scale of a gradient scaler; None if it is disabled."""
     if not scaler.is_enabled():
         return None
-    one = torch.ones((), device=tasks.losses[0].device)
+    one = torch.ones((), device=next(iter(graph.shared.values())).device)
     return float(scaler.scale(one))  # the scaler creates its scale at the first call
 
 
@@ -280,9 +284,13 @@ def compute_step(
 
 
 def make_derivatives(
-    graph: LossGraph, options: StepOptions, factor: float = 1.0, scaled: bool = False, retain_graph: bool = False
-) -> Derivatives:
-    """Return the derivatives of losses, whose gradients are computed on demand; arguments as in `compute_step`."""
+    graph: LossGraph, options: StepOptions, factor: float = 1.0, scaled: bool = False, retain_graph: bool = False,
+    examples: Sequence[float] | None = None,
+) -> Derivatives:  # fmt: skip
+    """Return the derivatives of losses, whose gradients are computed on demand; arguments as in `compute_step`.
+
+    `examples`: the number for each present task, instead of those of the rank.
+    """
     if options.create_graph and graph.passes.compiled:
         raise OptionError(
             "create_graph=True requires second derivatives, but a part of the graph was computed by a torch.compile'd "
@@ -292,8 +300,9 @@ def make_derivatives(
     through_features = graph.features and (options.level == "features" or options.pipe.requirements.reads_features)
     kind = FeatureDerivatives if through_features else DirectDerivatives
     return (FullyShardedDerivatives if graph.sharded else kind)(
-        graph, options.communicator.examples(graph.tasks.slots), factor, scaled, options.create_graph, retain_graph
-    )
+        graph, options.communicator.examples(graph.tasks.slots) if examples is None else examples, factor, scaled,
+        options.create_graph, retain_graph,
+    )  # fmt: skip
 
 
 def homogenize(step: LossStep, derivatives: Derivatives) -> ComputedStep:
@@ -438,6 +447,29 @@ def infinite_step(graph: LossGraph) -> ComputedStep:
     return ComputedStep(StepReport(direction, ()), found, lambda: None)
 
 
+@dataclass
+class DeferredStep:
+    """A step, or the addition of a batch to one, in the backward pass of a scalar.
+
+    Attributes:
+        nodes: those of the losses' graph.
+        compute: called with the incoming gradient, and as in `compute_step`; returns None if no step is taken. None
+            after the call, so that the graph of the losses is freed.
+        report: called with the result of the step.
+    """
+
+    communicator: Communicator
+    nodes: Sequence[Any]
+    compute: Callable[..., ComputedStep | None] | None
+    report: Callable[[StepReport], None] | None
+
+    def as_loss(self, value: Tensor, leaves: Iterable[Tensor]) -> Tensor:
+        """Return a scalar with this value, a function of the leaves, whose `backward()` takes the step."""
+        distinct = {id(leaf): leaf for leaf in leaves}
+        result: Tensor = _HomogenizedLoss.apply(self, value, *distinct.values())  # type: ignore[no-untyped-call]
+        return result
+
+
 class _HomogenizedLoss(torch.autograd.Function):
     """The mean or sum of the losses as a function of the leaves that they depend on.
 
@@ -446,8 +478,8 @@ class _HomogenizedLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, step: LossStep, report: Any, value: Tensor, *leaves: Tensor) -> Tensor:
-        ctx.step, ctx.report, ctx.leaves = step, report, leaves
+    def forward(ctx: Any, deferred: DeferredStep, value: Tensor, *leaves: Tensor) -> Tensor:
+        ctx.deferred, ctx.leaves = deferred, leaves
         return value.clone()
 
     @staticmethod
@@ -466,24 +498,26 @@ class _HomogenizedLoss(torch.autograd.Function):
                 "support adversarial training, in which one player maximizes the losses."
             )
         if factor == 0:
-            return (None, None, None, *(torch.zeros_like(leaf) for leaf in ctx.leaves))
-        step: LossStep | None = ctx.step
-        if step is None:
+            return (None, None, *(torch.zeros_like(leaf) for leaf in ctx.leaves))
+        deferred: DeferredStep = ctx.deferred
+        if deferred.compute is None:
             raise OptionError(
                 "backward() of gradhomog.loss must be called once; it was called twice. Call gradhomog.loss again."
             )
-        with torch.enable_grad(), step.options.communicator.raise_together():
-            used_later = _is_graph_used_later(step.graph.nodes)
+        with torch.enable_grad(), deferred.communicator.raise_together():
+            used_later = _is_graph_used_later(deferred.nodes)
             # An incoming gradient above 1 is interpreted as that of a gradient scaler.
-            computed = compute_step(step, factor=factor, scaled=factor > 1, retain_graph=used_later)
-        ctx.step = None  # frees the graph of the losses
+            computed = deferred.compute(factor=factor, scaled=factor > 1, retain_graph=used_later)
+        deferred.compute, deferred.nodes = None, ()  # frees the graph of the losses
+        if computed is None:
+            return (None,) * (2 + len(ctx.leaves))
         found: dict[int, Tensor] = {}
         for leaf, gradient in computed.gradients:
             found[id(leaf)] = found[id(leaf)] + gradient if id(leaf) in found else gradient
-        if ctx.report is not None:
-            ctx.report(computed.result)
+        if deferred.report is not None:
+            deferred.report(computed.result)
         computed.commit()
-        return (None, None, None, *(found.get(id(leaf)) for leaf in ctx.leaves))
+        return (None, None, *(found.get(id(leaf)) for leaf in ctx.leaves))
 
 
 def _is_graph_used_later(nodes: Iterable[Any]) -> bool:

@@ -43,7 +43,15 @@ def inputs(size=7, seed=2):
 
 
 def take_step(call: str, batches: Iterable[Any], pipe: Pipeline, **options: Any) -> None:
-    """Take a step by `backward`, `loss` or `accumulated`; `batches`: the losses of each batch, computed when read."""
+    """Take a step by `backward`, `loss`, `accumulated` or `window`.
+
+    `batches`: the losses of each batch, computed when read; for `window` (losses, examples, is last).
+    """
+    if call == "window":
+        several = gradhomog.accumulated(pipe, **options)
+        for losses, examples, last in batches:
+            several.loss(losses, examples=examples, last=last).backward()
+        return
     if call == "accumulated":
         with gradhomog.accumulated(pipe, **options) as several:
             for losses in batches:

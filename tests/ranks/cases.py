@@ -48,7 +48,12 @@ def losses_of(outputs: Sequence[Tensor], y: Tensor) -> list[Tensor]:
 
 
 def batches_of(call: str, losses: Callable[[Tensor, Tensor], list[Tensor]], x: Tensor, y: Tensor) -> Iterator[Any]:
-    """Yield means over all examples, or over two parts with their shares of the examples for `accumulated`."""
+    """Yield means over all examples, or over two parts with their shares or numbers of examples for several batches."""
+    if call == "window":
+        for part in (slice(0, 1), slice(1, None)):
+            if len(x[part]):
+                yield losses(x[part], y[part]), len(x[part]), part.stop is None or len(x) == 1
+        return
     for part in (slice(0, 1), slice(1, None)) if call == "accumulated" else (slice(None),):
         yield [len(x[part]) / len(x) * loss for loss in losses(x[part], y[part])]
 
@@ -98,7 +103,8 @@ def batch(
     if start is not None:
         model.load_state_dict(start["parameters"])
         pipe.load_state_dict(start["state"])
-    group = Ranks("batch", examples=sizes[dist.get_rank()], gather=gather) if len(sizes) > 1 else None
+    examples = None if call == "window" or len(sizes) == 1 else sizes[dist.get_rank()]
+    group = Ranks("batch", examples=examples, gather=gather) if len(sizes) > 1 else None
     found = []
     for _ in range(steps):
         batches = batches_of(call, lambda x, y: losses_of(model(x), y), x[part], y[part])

@@ -16,7 +16,7 @@ def test_three_steps_on_uneven_parts_of_the_batch_are_those_of_one_process(proce
     assert_steps_of_one_process(processes, cases.batch, text, [6, 1, 5])
 
 
-@pytest.mark.parametrize("call", ["loss", "accumulated"])
+@pytest.mark.parametrize("call", ["loss", "accumulated", "window"])
 @pytest.mark.parametrize("sizes", [[6, 6], [9, 3]])
 def test_every_entry_point_takes_the_step_of_one_process(processes, call, sizes):
     assert_steps_of_one_process(processes, cases.batch, "upgrad", sizes, call=call)
