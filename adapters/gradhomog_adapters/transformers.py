@@ -146,7 +146,7 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
         self._scaled: bool | None = False  # the losses of the present batch
         self._zero_losses = ZeroLosses()
         self._accumulated: Any = None  # with `window`, the batches of the present step
-        self._window_examples: dict[str, float] = {}
+        self._examples: dict[str, float] = {}
         self._groups_of_batch: Tensor | None = None
         super().__init__(*args, **kwargs)
         declared = partial(_declared_scaling, type(self), self.args.gradient_accumulation_steps)
@@ -187,7 +187,7 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
             if loss is not None and not training:
                 self._evaluation_means.add(f"{name}_loss", loss, (examples or {}).get(name, self._evaluated_examples))
         for name, number in (examples or {}).items() if training else ():
-            self._window_examples[name] = self._window_examples.get(name, 0.0) + float(number)
+            self._examples[name] = self._examples.get(name, 0.0) + float(number)
         if all(loss is None for loss in losses.values()) and not (training and (self.window or self._ranks)):
             self._homogenized = True
             trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -226,9 +226,9 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
         batches = self.current_gradient_accumulation_steps if self._scaled and not self.window else 1
         for name, value in result.scalars().items():
             kind, _, task = name.partition("/")
-            factor, weight = (batches, self._window_examples.get(task, 1.0)) if kind == "loss" else (1, 1.0)
+            factor, weight = (batches, self._examples.get(task, 1.0)) if kind == "loss" else (1, 1.0)
             self._training_means.add(name, factor * value, weight)
-        self._window_examples = {}
+        self._examples = {}
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Train on one batch, and raise if the backward pass of its loss does not reach the homogenizers."""

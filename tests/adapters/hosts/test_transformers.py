@@ -5,12 +5,23 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Value
 from torch import nn
 from transformers import Trainer
 
 import gradhomog
 from gradhomog import MomentumWarning, OptionError
 
+from .language_models import (
+    SOURCES,
+    causal,
+    classifier,
+    llama,
+    losses_by_source,
+    masked,
+    mixture,
+    trained_on_mixture,
+)
 from .measures import parameters, rows
 from .transformers_models import (
     Groups,
@@ -288,3 +299,126 @@ def test_a_second_function_for_the_loss_is_an_error(tmp_path: Path) -> None:
 def test_homogenizers_that_read_features_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="rotograd reads features, which a Trainer does not compute"):
         homogenized("rotograd", tmp_path)
+
+
+# -- groups of a mixed batch -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [causal, masked, classifier])
+def test_one_step_follows_the_direction_of_the_groups_gradients(make: Any, tmp_path: Path) -> None:
+    data = mixture(12, classes=make is classifier)
+    calls = []
+    model = make()
+    model.register_forward_hook(lambda *_: calls.append(1))
+    found = trained_on_mixture(
+        tmp_path, "upgrad", model, train_dataset=data, max_steps=1, per_device_train_batch_size=12
+    )
+    assert len(calls) == 1
+    losses, _ = losses_by_source(make(), data)
+    assert [*losses] == SOURCES
+    net = make()
+    losses, _ = losses_by_source(net, data)
+    expected = parameters(net) - 0.01 * gradhomog.pipeline("upgrad").combine(rows(losses.values(), net))
+    torch.testing.assert_close(parameters(found.model), expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2}, {"label_smoothing_factor": 0.1}], ids=str)
+def test_with_groups_of_equal_size_the_plain_mean_trains_and_logs_as_transformers(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    data, options = mixture(equal=True), {"per_device_train_batch_size": 6, "max_steps": 2, **options}
+    plain = Trainer(
+        llama(), arguments(tmp_path, max_grad_norm=0.0, train_sampling_strategy="sequential", **options),
+        train_dataset=data.remove_columns("source"),
+    )  # fmt: skip
+    plain.train()
+    found = trained_on_mixture(tmp_path, "none", llama(), train_dataset=data, **options)
+    # The loss of Transformers is in single precision.
+    torch.testing.assert_close(parameters(found.model), parameters(plain.model), rtol=1e-6, atol=1e-8)
+    assert found.state.log_history[0]["loss"] == pytest.approx(plain.state.log_history[0]["loss"], rel=1e-6)
+
+
+def test_logs_and_evaluations_of_groups_are_means_over_all_tokens(tmp_path: Path) -> None:
+    data = mixture(24)
+    found = trained_on_mixture(
+        tmp_path, "none", learning_rate=0.0, max_steps=4, logging_steps=4, per_device_train_batch_size=6,
+        per_device_eval_batch_size=5, eval_dataset=mixture(20),
+    )  # fmt: skip
+    losses, _ = losses_by_source(causal(), data)
+    of_evaluation, counts = losses_by_source(causal(), mixture(20))
+    metrics = found.evaluate()
+    assert set(counts) == set(SOURCES)
+    for source in SOURCES:
+        assert found.state.log_history[0][f"loss/{source}"] == pytest.approx(losses[source].item(), rel=1e-9)
+        assert metrics[f"eval_{source}_loss"] == pytest.approx(of_evaluation[source].item(), rel=1e-9)
+    plain = Trainer(causal(), arguments(tmp_path, per_device_eval_batch_size=5))
+    expected = plain.evaluate(mixture(20).remove_columns("source"))["eval_loss"]
+    assert metrics["eval_loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_prediction_without_labels_receives_no_column(tmp_path: Path) -> None:
+    found = trained_on_mixture(tmp_path, "none", max_steps=1)
+    output = found.predict(mixture(6).remove_columns("labels"))
+    assert output.predictions.shape[0] == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"train_dataset": mixture(6).remove_columns("source")}, "must be a column of the dataset.*got 'source'"),
+        ({"train_dataset": mixture(6).select([0])}, "must name at least two groups; got code"),
+        ({"groups": ["code", "law"], "max_steps": 1}, "one of the groups code, law in its column 'source'; got 'wiki'"),
+        ({"train_dataset": mixture(6).to_iterable_dataset(), "max_steps": 1}, "must be passed as `groups`"),
+        (
+            {"model": classifier(1), "train_dataset": mixture(6, classes=True).cast_column("labels", Value("float64"))},
+            r"got logits \[4, 1\], labels \[4\]. Override `token_losses`",
+        ),
+    ],
+)
+def test_groups_that_are_not_known_are_errors(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=message):
+        trained_on_mixture(tmp_path, "none", **options)
+
+
+# -- the window of an optimizer step ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["none", "upgrad", "gradnorm", "uw"])
+@pytest.mark.parametrize("options", [{}, {"max_grad_norm": 0.1, "optim": "adamw_torch"}], ids=str)
+def test_a_window_of_batches_of_one_example_trains_as_one_large_batch(
+    text: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    options = {"logging_steps": 1, "max_steps": 5, **options}  # the last step of the epoch has four examples
+    large = trained_on_mixture(tmp_path, text, per_device_train_batch_size=5, **options)
+    small = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 5, "window": True}
+    found = trained_on_mixture(tmp_path, text, **small, **options)
+    torch.testing.assert_close(parameters(found.model), parameters(large.model), rtol=1e-9, atol=1e-11)
+    assert found.homogenizers.steps == 5
+    for ours, theirs in zip(found.state.log_history, large.state.log_history, strict=True):
+        names = {name for name in theirs if "/" in name or name == "grad_norm"}
+        assert {name: ours[name] for name in names} == pytest.approx({n: theirs[n] for n in names}, rel=1e-6)
+    if text == "upgrad":  # without a window each batch has one task, so that methods on rows are the plain mean
+        without = trained_on_mixture(tmp_path, text, **{**small, "window": False}, **options)
+        assert not torch.allclose(parameters(without.model), parameters(large.model), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [TwoTasks, Groups, PerItem])
+def test_a_window_over_losses_of_any_scale_trains_as_one_large_batch(kind: Any, tmp_path: Path) -> None:
+    options = {"homogenizers": gradhomog.pipeline("upgrad"), "max_steps": 2}
+    large = trained(kind, tmp_path, per_device_train_batch_size=8, **options)
+    options = {"homogenizers": gradhomog.pipeline("upgrad"), "max_steps": 2, "window": True}
+    found = trained(kind, tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=4, **options)
+    torch.testing.assert_close(parameters(found.model), parameters(large.model), rtol=1e-9, atol=1e-11)
+    for task in found.report.names:
+        logged = [trainer.state.log_history[1][f"loss/{task}"] for trainer in (found, large)]
+        assert logged[0] == pytest.approx(logged[1], rel=1e-9)
+
+
+def test_a_run_with_a_window_resumed_from_a_checkpoint_continues_exactly(tmp_path: Path) -> None:
+    options = {
+        "per_device_train_batch_size": 1, "gradient_accumulation_steps": 5, "window": True, "save_strategy": "steps",
+        "save_steps": 2, "max_steps": 4,
+    }  # fmt: skip
+    whole = trained_on_mixture(tmp_path, "uw", **options)
+    resumed = trained_on_mixture(tmp_path, "uw", resume=str(tmp_path / "checkpoint-2"), **options)
+    torch.testing.assert_close(parameters(resumed.model), parameters(whole.model), rtol=1e-12, atol=1e-13)

@@ -11,9 +11,10 @@ from torch import Tensor
 import gradhomog
 from gradhomog import OptionError
 
+from .language_models import mixture, trained_on_mixture
 from .measures import parameters
 from .transformers_models import Groups, TwoTasks, examples, trained
-from .transformers_on_ranks import CASES, RESUMED, PerItem, accelerated
+from .transformers_on_ranks import CASES, RESUMED, WINDOWS, PerItem, accelerated
 
 from accelerate.state import AcceleratorState, GradientState  # isort: skip
 from accelerate.utils import DistributedType, ParallelismConfig  # isort: skip
@@ -64,6 +65,17 @@ def test_examples_by_task_weigh_rows_logs_and_evaluations(ranks: Any, tmp_path: 
         close(rank["groups"], parameters(expected.model))
         for found, log in zip(rank["logs of groups"], expected.state.log_history, strict=True):
             names = {name for name in log if "group" in name}
+            assert {name: found[name] for name in names} == pytest.approx({n: log[n] for n in names}, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_groups_of_two_processes_train_and_log_as_those_of_one(name: str, ranks: Any, tmp_path: Path) -> None:
+    options = {"eval_dataset": mixture(16), "eval_strategy": "steps", "max_steps": 3}
+    expected = trained_on_mixture(tmp_path, "upgrad", per_device_train_batch_size=8, **options)
+    for rank in ranks:
+        close(rank["mixture", name], parameters(expected.model))
+        for found, log in zip(rank["logs of mixture", name], expected.state.log_history, strict=True):
+            names = {name for name in log if any(word in name for word in ("/", "code", "law", "wiki"))}
             assert {name: found[name] for name in names} == pytest.approx({n: log[n] for n in names}, rel=1e-6)
 
 

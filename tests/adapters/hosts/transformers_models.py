@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import gradhomog
 
-for _name in ("transformers", "accelerate"):
+for _name in ("transformers", "accelerate", "datasets"):
     pytest.importorskip(_name, reason="needs the extra `transformers`")
 
 from transformers import BertConfig, BertModel, Trainer, TrainingArguments  # noqa: E402
@@ -111,7 +111,9 @@ def trained(
     kind: type[Trainer], folder: Path, model: nn.Module | None = None, *, missing: int = 0, resume: Any = None,
     **options: Any,
 ) -> Any:  # fmt: skip
-    given = {key: options.pop(key) for key in ("homogenizers", "eval_dataset", "model_init") if key in options}
+    given = {
+        key: options.pop(key) for key in ("homogenizers", "eval_dataset", "model_init", "window") if key in options
+    }
     model = None if "model_init" in given else TwoHeads() if model is None else model
     trainer = kind(model, arguments(folder, **options), train_dataset=examples(missing=missing), **given)
     trainer.train(resume_from_checkpoint=resume)

@@ -16,6 +16,7 @@ from transformers import TrainerCallback
 import gradhomog
 from gradhomog import Ranks
 
+from .language_models import mixture, trained_on_mixture
 from .measures import parameters
 from .torchrun import error_of, save
 from .transformers_models import Groups, SumTrainer, TwoTasks, examples, trained, two_losses
@@ -80,6 +81,11 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 }  # fmt: skip
 """Trainer and options, for which training in two processes is compared with that in one."""
 RANKS = {"ddp_backend": "gloo"}
+WINDOWS: dict[str, dict[str, Any]] = {
+    "one batch": {"per_device_train_batch_size": 4},
+    "window": {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "window": True},
+}
+"""Options of two processes with eight examples of a mixture in each step; some groups are on one of them only."""
 RESUMED = {"optim": "adamw_torch", "adam_beta1": 0.0, "save_strategy": "steps", "save_steps": 1, "max_steps": 2}
 
 
@@ -99,6 +105,10 @@ def main(out: str) -> None:
     found["per item"] = parameters(train(PerItem, "upgrad", missing=6, gradient_accumulation_steps=2).model)
     trainer = train(Groups, "upgrad", eval_dataset=examples(16), eval_strategy="steps")
     found["groups"], found["logs of groups"] = parameters(trainer.model), trainer.state.log_history
+    for name, options in WINDOWS.items():
+        options = {"eval_dataset": mixture(16), "eval_strategy": "steps", "max_steps": 3, **options, **RANKS}
+        trainer = trained_on_mixture(folder, "upgrad", **options)
+        found["mixture", name], found["logs of mixture", name] = parameters(trainer.model), trainer.state.log_history
     trainer = train(Gathered, "tracked(method='upgrad')", **RESUMED)
     found["state"], found["resumable"] = trainer.homogenizers.state_dict(), parameters(trainer.model)
     found["accelerate"] = {text: accelerated(text) for text in (None, "none", "aligned_mtl")}
