@@ -49,8 +49,19 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
     another subclass of `Trainer`, inherit from both: `class MyTrainer(HomogenizedTrainer, OtherTrainer)`. Clipping,
     schedulers, mixed precision, evaluation and callbacks remain those of Transformers.
 
+    Without a subclass, `group_column="source"` makes each data set of a mixed batch a task, from one forward pass:
+
+    L_i = Σ_t ℓ_t / n_i over the n_i tokens t of the examples of group i,  θ.grad = 1/N Σ_i (C J)_i
+
     Args:
         homogenizers: the pipeline. Homogenizers that read features or residuals are not supported.
+        window: homogenize once per optimizer step: the rows of its batches are averaged first (added up, if
+            `loss_is_scaled_for_ga`), so that training is that of one large batch, up to rounding. By default each batch
+            is homogenized separately, which is the plain sum if each has one task, as in batches of one example.
+        group_column: the name of the column with the group of each example: a text, a number or another value, which is
+            converted to a text. The model receives neither the column nor its name. See `token_losses` for the models.
+        groups: the names of all groups, in the order of the tasks. By default all values of the column in
+            `train_dataset` and `eval_dataset`, sorted; required for a dataset that is a stream.
         *args, **kwargs: arguments of `Trainer`. `compute_loss_func` is not supported, because `compute_loss` is
             overridden.
 
@@ -58,6 +69,7 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
         homogenizers: the pipeline.
         report: the result of the last step, without the direction, which would occupy the memory of a gradient; None
             before the first.
+        groups: the names of the groups.
         loss_is_scaled_for_ga: False: your losses are means over a batch, and the Trainer divides them by the number of
             accumulated batches. Set it to True in a subclass that divides sums over tokens by `num_items_in_batch`.
             That is the number of tokens of all processes, whose gradients are averaged, so multiply the losses by the
@@ -81,19 +93,26 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
            and weight decay.
         2. θ are all trainable parameters of the model; override `shared_parameters` to change that.
         3. The names of the losses are the domains of the rows. A loss None (no labels in the batch) is absent.
-        4. Each batch is one step of the homogenizers, also if several are accumulated: they homogenize each batch
-           separately, and gradients are added. Prefer larger batches where memory permits.
+        4. Without `window` each batch is one step of the homogenizers, also if several are accumulated: they homogenize
+           each batch separately, and gradients are added. With it, a task that is absent from some batches has the
+           mean over the others; `examples` of `homogenized_loss` weighs them.
         5. Within `torch.no_grad`, as in evaluation, the result is the sum; no state changes.
         6. In several processes (DDP) the rows are those of the batches of all of them, which have equal weight, as in
            DDP: the empty pipeline trains as DDP does, others as one process with the whole batch. All processes have
            the same gradients, states and logs. DDP gives the missing loss of a process (None) the gradient zero; here
            the mean is over the processes that have a loss.
+        7. A batch in which all losses are None has the loss zero, and takes no step of the homogenizers.
+        8. Groups: the direction is the mean of the rows, because the loss of a mixed batch is a mean. If all groups
+           have equally many tokens, the empty pipeline trains as the parent class does. The value of the loss, also of
+           evaluations, is that of the parent class, which is called once and computes its metrics, such as those of
+           TRL's `SFTTrainer`. Numbers of tokens weigh batches, processes, logs and evaluations.
 
     Raises:
-        OptionError: the pipeline reads features or residuals; `compute_loss` is not overridden, or has returned a loss
-            that was not homogenized; `compute_loss_func` was given; parameters are distributed (FSDP, tensor
-            parallelism), or DeepSpeed runs the backward pass; batches are accumulated beside another trainer, and no
-            class declares `loss_is_scaled_for_ga`; see also `gradhomog.loss`, `gradhomog.check_optimizer`.
+        OptionError: the pipeline reads features or residuals; `compute_loss` is not overridden without `group_column`,
+            or has returned a loss that was not homogenized; the column or a group is not known, or the model has no
+            losses of tokens (see `token_losses`); `compute_loss_func` was given; parameters are distributed (FSDP,
+            tensor parallelism), or DeepSpeed runs the backward pass; batches are accumulated beside another trainer,
+            and no class declares `loss_is_scaled_for_ga`; see also `gradhomog.loss`, `gradhomog.check_optimizer`.
         RankError: during training, another process raised an error, or has other tasks, parameters or states.
         NonfiniteError: during training, a loss or its gradient is not finite; the message names the task.
 
@@ -101,8 +120,9 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
         UserWarning: a checkpoint without the state of homogenizers was resumed.
         MomentumWarning: see `gradhomog.check_optimizer`.
 
-    Cost: see `gradhomog.backward`; one backward pass per task, or one in total if the pipeline reads losses only. In
-    several processes the exchange of `gradhomog.Ranks("batch")`, and DDP's own.
+    Cost: see `gradhomog.backward`; one backward pass per task, or one in total if the pipeline reads losses only;
+    `window` one per task and batch, and the memory of one gradient per task. In several processes the exchange of
+    `gradhomog.Ranks("batch")`, and DDP's own.
 
     >>> import gradhomog
     >>> from transformers import TrainingArguments
@@ -124,6 +144,22 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
     {'train_runtime': ...
     >>> trainer.report.cosines.shape
     torch.Size([2, 2])
+
+    Two data sets in each batch of a language model, homogenized over two batches of two examples:
+
+    >>> from transformers import BertConfig, BertForMaskedLM
+    >>> sizes = {"vocab_size": 9, "hidden_size": 4, "num_attention_heads": 1, "intermediate_size": 4}
+    >>> model = BertForMaskedLM(BertConfig(**sizes, num_hidden_layers=1))
+    >>> data = [{"input_ids": [1, 2, 3], "labels": [1, 2, 3], "source": name} for name in ["wiki", "code"] * 4]
+    >>> args.per_device_train_batch_size, args.gradient_accumulation_steps = 2, 2
+    >>> trainer = HomogenizedTrainer(
+    ...     model, args, train_dataset=data, group_column="source", window=True,
+    ...     homogenizers=gradhomog.pipeline("upgrad"),
+    ... )
+    >>> _ = trainer.train()  # doctest: +ELLIPSIS
+    {'train_runtime': ...
+    >>> trainer.report.names
+    ('code', 'wiki')
     """
 
     loss_is_scaled_for_ga: bool | None = False
