@@ -266,6 +266,11 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
             self._training_means.add(name, factor * value, weight)
         self._examples = {}
 
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the batches of an optimizer step, and begin a window, also after a training that was interrupted."""
+        self._accumulated, self._examples = None, {}
+        return super().get_batch_samples(*args, **kwargs)
+
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Train on one batch, and raise if the backward pass of its loss does not reach the homogenizers."""
         self._homogenized = False

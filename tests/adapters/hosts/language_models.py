@@ -40,7 +40,7 @@ def causal() -> PreTrainedModel:
 
 
 def llama() -> PreTrainedModel:
-    """A causal model whose number of labels Transformers knows; it normalizes in single precision."""
+    """A causal model of which Transformers counts the labels rightly; it normalizes in single precision."""
     torch.manual_seed(0)
     return LlamaForCausalLM(LlamaConfig(**SMALL, num_key_value_heads=1, use_cache=False)).double()
 

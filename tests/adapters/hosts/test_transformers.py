@@ -7,7 +7,7 @@ import pytest
 import torch
 from datasets import Value
 from torch import nn
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 
 import gradhomog
 from gradhomog import MomentumWarning, OptionError
@@ -422,3 +422,21 @@ def test_a_run_with_a_window_resumed_from_a_checkpoint_continues_exactly(tmp_pat
     whole = trained_on_mixture(tmp_path, "uw", **options)
     resumed = trained_on_mixture(tmp_path, "uw", resume=str(tmp_path / "checkpoint-2"), **options)
     torch.testing.assert_close(parameters(resumed.model), parameters(whole.model), rtol=1e-12, atol=1e-13)
+
+
+def test_a_window_that_was_interrupted_is_not_a_part_of_the_next(tmp_path: Path) -> None:
+    class Interrupted(TrainerCallback):
+        def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            raise KeyboardInterrupt
+
+    options = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 2}
+    trainer = TwoTasks(
+        TwoHeads(), arguments(tmp_path, **options), train_dataset=examples(), window=True,
+        homogenizers=gradhomog.pipeline("upgrad"), callbacks=[Interrupted()],
+    )  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.pop_callback(Interrupted)
+    trainer.train()
+    expected = homogenized("upgrad", tmp_path, window=True, **options)
+    torch.testing.assert_close(parameters(trainer.model), parameters(expected.model), rtol=1e-12, atol=1e-13)
