@@ -1,4 +1,4 @@
-"""The trainer with one dataset per batch: "none" is plain training, `tracked` averages the rows of each dataset."""
+"""Trainers of Sentence Transformers: "none" is plain training; datasets, and components of a loss, are tasks."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import gradhomog
-from gradhomog import MomentumWarning, OptionError
+from gradhomog import MomentumWarning, OneTaskWarning, OptionError
 
 for _name in ("sentence_transformers", "datasets", "tokenizers"):
     pytest.importorskip(_name, reason="needs the extra `sentence-transformers`")
@@ -50,6 +50,30 @@ def data(count: int = 8) -> dict[str, Dataset]:
     return {name: Dataset.from_dict({"a": first, "b": second, "score": score}) for name, score in scores.items()}
 
 
+LABELS = Dataset.from_dict({"a": WORDS, "b": WORDS[::-1], "label": [0, 1] * 3})
+
+
+class Components(nn.Module):
+    """A loss of pairs and two regularizers, as in the documentation of `GlobalOrthogonalRegularizationLoss`."""
+
+    def __init__(self, net: SentenceTransformer) -> None:
+        super().__init__()
+        self.model = net
+        self.pairs = st_losses.CosineSimilarityLoss(net)
+        self.spread = st_losses.GlobalOrthogonalRegularizationLoss(net)
+
+    def forward(self, features: Any, labels: Tensor) -> dict[str, Tensor]:
+        embeddings = [self.model(one)["sentence_embedding"] for one in features]
+        pairs = self.pairs.compute_loss_from_embeddings(embeddings, labels)
+        return {"pairs": pairs, **self.spread.compute_loss_from_embeddings(embeddings, labels)}
+
+
+def softmax(net: SentenceTransformer) -> nn.Module:
+    """A loss with a classifier, with the same parameters at every call."""
+    torch.manual_seed(1)
+    return st_losses.SoftmaxLoss(net, 4, 2).double()
+
+
 def arguments(folder: Path, **options: Any) -> SentenceTransformerTrainingArguments:
     quiet = {"report_to": [], "disable_tqdm": True, "save_strategy": "no", "use_cpu": True, "logging_steps": 1}
     training = {"optim": "sgd", "learning_rate": 0.1, "per_device_train_batch_size": 4, "max_steps": 4}
@@ -77,8 +101,10 @@ def trained(
         {"optim": "adamw_torch", "weight_decay": 0.1, "max_grad_norm": 0.01},
         {"gradient_accumulation_steps": 2, "max_steps": 2},
         {"loss": {"close": st_losses.CosineSimilarityLoss, "same": st_losses.MultipleNegativesRankingLoss}},
+        {"loss": Components, "train": data(16)["close"]},
+        {"loss": {"close": Components, "same": st_losses.CosineSimilarityLoss}},
     ],
-    ids=["sgd", "adamw", "accumulated", "two losses"],
+    ids=["sgd", "adamw", "accumulated", "two losses", "components", "components of one of two losses"],
 )
 def test_without_homogenizers_training_is_that_of_sentence_transformers(options: Any, tmp_path: Path) -> None:
     plain, found = trained(tmp_path, **options), trained(tmp_path, "none", **options)
@@ -112,11 +138,37 @@ def test_tracked_applies_the_method_to_the_last_gradients_of_both_datasets(tmp_p
     torch.testing.assert_close((once - twice) / 1e-9, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_the_names_of_the_datasets_are_the_domains(tmp_path: Path) -> None:
-    found = trained(tmp_path, "tracked(method='upgrad')")
-    assert "close" in str(found.homogenizers.state_dict())
-    logged = {key for log in found.state.log_history for key in log}
-    assert {"loss/close", "loss/same"} <= logged
+def test_a_step_follows_the_method_for_the_gradients_of_the_components(tmp_path: Path) -> None:
+    net, train = model(), data(4)["close"]
+    features = [net.preprocess(train[column][:]) for column in ("a", "b")]
+    components = Components(net)(features, torch.tensor(train["score"][:], dtype=torch.float64))
+    gradients = {
+        name: torch.cat([part.flatten() for part in torch.autograd.grad(loss, [*net.parameters()], retain_graph=True)])
+        for name, loss in components.items()
+    }
+    options = {"learning_rate": 1e-9, "max_grad_norm": 0.0, "max_steps": 1}
+    found = trained(tmp_path, "upgrad", loss=Components, train=train, **options)
+    expected = len(gradients) * gradhomog.pipeline("upgrad").combine(torch.stack([*gradients.values()]))
+    torch.testing.assert_close((parameters(net) - parameters(found.model)) / 1e-9, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({}, {"close", "same"}),
+        ({"loss": Components, "train": data()["close"]}, {"pairs", "gor_mean", "gor_second_moment"}),
+        (
+            {"loss": {"close": Components, "same": st_losses.CosineSimilarityLoss}},
+            {"close/pairs", "close/gor_mean", "close/gor_second_moment", "same"},
+        ),
+    ],
+    ids=["datasets", "components", "components of datasets"],
+)
+def test_tasks_have_the_names_of_datasets_and_components(options: Any, names: set[str], tmp_path: Path) -> None:
+    found = trained(tmp_path, "tracked(method='upgrad', rows='all')", **options)
+    logged = {key.removeprefix("loss/") for log in found.state.log_history for key in log if key.startswith("loss/")}
+    [tracked] = found.homogenizers
+    assert logged == names == tracked.averages.keys()
 
 
 def test_a_run_resumed_from_a_checkpoint_continues_exactly(tmp_path: Path) -> None:
@@ -137,21 +189,12 @@ def test_evaluation_is_that_of_sentence_transformers(tmp_path: Path) -> None:
 
 
 def test_parameters_of_a_loss_receive_their_own_gradient(tmp_path: Path) -> None:
-    torch.manual_seed(1)
-    layer = nn.Linear(12, 2).double().state_dict()
-    labels = Dataset.from_dict({"a": WORDS, "b": WORDS[::-1], "label": [0, 1] * 3})
-    found = []
-    for text in (None, "static(weights=[0, 1])"):
-
-        class Classifier(st_losses.SoftmaxLoss):
-            def __init__(self, net: SentenceTransformer) -> None:
-                super().__init__(net, 4, 2)
-                self.classifier.double().load_state_dict(layer)
-
-        found.append(trained(tmp_path, text, loss=Classifier, train={"labels": labels, "more": labels}, max_steps=1))
-    plain, zero = found
+    train = {"labels": LABELS, "more": LABELS}
+    plain, zero = (
+        trained(tmp_path, text, loss=softmax, train=train, max_steps=1) for text in (None, "static(weights=[0, 1])")
+    )
     torch.testing.assert_close(zero.loss.classifier.weight, plain.loss.classifier.weight)
-    assert not torch.equal(plain.loss.classifier.weight, layer["weight"])
+    assert not torch.equal(plain.loss.classifier.weight, softmax(model()).classifier.weight)
 
 
 def test_a_loss_with_a_gradient_cache_is_refused(tmp_path: Path) -> None:
@@ -160,19 +203,24 @@ def test_a_loss_with_a_gradient_cache_is_refused(tmp_path: Path) -> None:
     sizes = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 4}
     BertModel(BertConfig(vocab_size=len(words), **sizes)).save_pretrained(tmp_path)
     net = SentenceTransformer(modules=[Transformer(str(tmp_path)), Pooling(4)], device="cpu")
-    pairs = {name: dataset.remove_columns("score") for name, dataset in data().items()}
-    with pytest.raises(OptionError, match="loss of dataset 'close' must be a function of the model's parameters"):
-        trained(tmp_path, "tracked", loss=st_losses.CachedMultipleNegativesRankingLoss, train=pairs, net=net)
+    losses = {
+        "close": st_losses.CosineSimilarityLoss,
+        "same": lambda net: st_losses.MatryoshkaLoss(net, st_losses.CachedMultipleNegativesRankingLoss(net), [4]),
+    }
+    with pytest.raises(OptionError, match="the loss of same must be a function of the model's parameters"):
+        trained(tmp_path, "tracked", loss=losses, net=net)
 
 
-def test_one_dataset_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="`train_dataset` must be a dict of datasets"):
+def test_one_dataset_and_one_number_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        OptionError, match=r"`train_dataset` must be a dict of datasets.*or the loss must return a dict"
+    ):
         trained(tmp_path, "tracked", train=data()["close"])
 
 
 def test_a_method_on_gradients_without_tracked_warns(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"upgrad receives one gradient per step.*tracked\(method='upgrad'\)"):
-        trained(tmp_path, "upgrad", max_steps=1)
+    with pytest.warns(OneTaskWarning, match=r"upgrad had no effect.*tracked\(method=...\)"):
+        trained(tmp_path, "upgrad", max_steps=10)
 
 
 def test_momentum_after_tracked_warns(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from gradhomog import OptionError
 
 from .measures import parameters
 from .transformers_models import Groups, TwoTasks, examples, trained
-from .transformers_on_ranks import CASES, RESUMED, PerItem, accelerated
+from .transformers_on_ranks import CASES, DATASETS, RESUMED, TRACKED, PerItem, accelerated
 
 from accelerate.state import AcceleratorState, GradientState  # isort: skip
 from accelerate.utils import DistributedType, ParallelismConfig  # isort: skip
@@ -102,14 +102,57 @@ def test_a_hook_that_sends_nothing_does_not_change_the_training(ranks: Any) -> N
     [
         ("not finite on rank 1", "NonfiniteError: task 1 of domain topic is not finite"),
         ("reads rows", "OptionError: graddrop reads rows, which are distributed over 2 ranks"),
-        ("sentence transformers", "OptionError: trainers of Sentence Transformers homogenize in one process; got 2"),
     ],
 )
 def test_an_error_is_raised_in_all_processes(name: str, start: str, ranks: Any) -> None:
-    if name == "sentence transformers":
-        pytest.importorskip("sentence_transformers", reason="needs the extra `sentence-transformers`")
     for rank in ranks:
         assert rank["errors"][name].startswith(start)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_with_other_datasets_in_each_process_none_is_the_trainer_of_sentence_transformers(
+    name: str, ranks: Any
+) -> None:
+    of_one = pytest.importorskip("tests.adapters.hosts.test_sentence_transformers")
+    for rank in ranks:
+        (found, logs), (expected, expected_logs) = (rank["datasets", name, text] for text in ("none", None))
+        close(found, expected)
+        assert not torch.allclose(found, parameters(of_one.model()))
+        assert torch.tensor(logs).allclose(torch.tensor(expected_logs))
+
+
+def test_a_step_with_other_datasets_in_each_process_is_that_of_their_gradients(ranks: Any, tmp_path: Path) -> None:
+    of_one = pytest.importorskip("tests.adapters.hosts.test_sentence_transformers")
+    gradients = torch.stack(of_one.rows(2, tmp_path))
+    for rank in ranks:
+        for text, method in {"upgrad": "upgrad", TRACKED: "aligned_mtl", "uw": "none"}.items():
+            direction, log = rank["datasets", text]
+            expected = gradhomog.pipeline(method).combine(gradients)
+            if method == "none":
+                losses = torch.tensor([log["loss/close"], log["loss/same"]])
+                expected = gradhomog.pipeline(text).combine(gradients, losses)
+            torch.testing.assert_close(direction, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_components_in_two_processes(ranks: Any) -> None:
+    pytest.importorskip("sentence_transformers", reason="needs the extra `sentence-transformers`")
+    found = ranks[0]["components"]
+    close(found["none"], found[None])
+    assert torch.equal(found["upgrad"], ranks[1]["components"]["upgrad"])
+    assert not torch.allclose(found["upgrad"], found["none"], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [
+        ("one at a time", "OptionError: in 2 processes a step has batches of up to 2 datasets, of which tracked would"),
+        ("classifier", "OptionError: in several processes, losses of several datasets must have no parameters"),
+    ],
+)
+def test_what_processes_with_other_datasets_cannot_do_is_refused(name: str, start: str, ranks: Any) -> None:
+    pytest.importorskip("sentence_transformers", reason="needs the extra `sentence-transformers`")
+    for rank in ranks:
+        assert rank["errors of datasets"][name].startswith(start)
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def main(out: str) -> None:
         "reads rows": error_of(lambda: train(TwoTasks, "graddrop")),
     }
     if importlib.util.find_spec("sentence_transformers") is not None:
-        found["errors"]["sentence transformers"] = error_of(lambda: sentence_transformers(folder))
+        found |= sentence_transformers(folder)
     save(out, found)
 
 
@@ -148,10 +148,42 @@ def accelerated(
     return parameters(net)
 
 
-def sentence_transformers(folder: Path) -> None:
-    from .test_sentence_transformers import trained as trained_on_datasets
+DATASETS: dict[str, dict[str, Any]] = {
+    "round robin": {},
+    "proportional": {"multi_dataset_batch_sampler": "proportional", "optim": "adamw_torch", "weight_decay": 0.1},
+    "accumulated": {"gradient_accumulation_steps": 2, "max_steps": 2},
+}
+"""Options of trainings in which the processes have batches of other datasets."""
+TRACKED = "tracked(method='aligned_mtl', rows='all', average=0)"
+ONE_STEP = {"max_steps": 1, "learning_rate": 1e-9, "max_grad_norm": 0.0}
 
-    trained_on_datasets(folder, "tracked(method='upgrad')", ddp_backend="gloo")
+
+def sentence_transformers(folder: Path) -> dict[Any, Any]:
+    from . import test_sentence_transformers as of_one
+
+    def train(*args: Any, **options: Any) -> Any:
+        return of_one.trained(folder, *args, **RANKS | options)
+
+    found: dict[Any, Any] = {}
+    for name, options in DATASETS.items():
+        sizes = (4, 12) if name == "proportional" else (8, 8)
+        given = {key: of_one.data(size)[key] for key, size in zip(of_one.data(), sizes, strict=True)}
+        for text in (None, "none"):
+            trainer = train(text, train=given, **options)
+            logged = [(log["loss"], log["grad_norm"]) for log in trainer.state.log_history if "loss" in log]
+            found["datasets", name, text] = parameters(trainer.model), logged
+    for text in ("upgrad", TRACKED, "uw"):
+        trainer = train(text, **ONE_STEP)
+        direction = (parameters(of_one.model()) - parameters(trainer.model)) / 1e-9
+        found["datasets", text] = direction, trainer.state.log_history[0]
+    options = {"loss": of_one.Components, "train": of_one.data(16)["close"]}
+    found["components"] = {text: parameters(train(text, **options).model) for text in (None, "none", "upgrad")}
+    labels = {"loss": of_one.softmax, "train": {"labels": of_one.LABELS, "more": of_one.LABELS}}
+    found["errors of datasets"] = {
+        "one at a time": error_of(lambda: train("tracked")),
+        "classifier": error_of(lambda: train("none", **labels)),
+    }
+    return found
 
 
 if __name__ == "__main__":
