@@ -140,8 +140,13 @@ class HomogenizedDatasets(HomogenizedTrainer, BaseTrainer):  # type: ignore[misc
         return (loss, outputs) if return_outputs else loss
 
     def track_loss_components(self, loss: dict[str, Tensor]) -> None:
-        """Log the components of a loss, as Sentence Transformers does, and keep them for `compute_loss`."""
-        super().track_loss_components(loss)
+        """Log the components of a loss, as Sentence Transformers does, and keep them for `compute_loss`.
+
+        Without the logs in training in several processes with several datasets, for which Sentence Transformers 6.2
+        would wait: it gathers each component from all processes. They are logged as losses of tasks.
+        """
+        if self._ranks is None or len(self._datasets) == 1 or not self.model.training:
+            super().track_loss_components(loss)
         self._components = dict(loss)
 
     def _homogenized(self, loss: Tensor, dataset: str | None, model: nn.Module) -> Tensor:

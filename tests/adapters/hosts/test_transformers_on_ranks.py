@@ -118,7 +118,8 @@ def test_with_other_datasets_in_each_process_none_is_the_trainer_of_sentence_tra
         (found, logs), (expected, expected_logs) = (rank["datasets", name, text] for text in ("none", None))
         close(found, expected)
         assert not torch.allclose(found, parameters(of_one.model()))
-        assert torch.tensor(logs).allclose(torch.tensor(expected_logs))
+        assert len(logs) > 0
+        assert torch.tensor(logs[: len(expected_logs)]).allclose(torch.tensor(expected_logs))
 
 
 def test_a_step_with_other_datasets_in_each_process_is_that_of_their_gradients(ranks: Any, tmp_path: Path) -> None:
@@ -162,13 +163,14 @@ def test_what_processes_with_other_datasets_cannot_do_is_refused(name: str, star
         ({"distributed_type": DistributedType.FSDP, "num_processes": 1}, "got FSDP .processes: 1"),
         ({"distributed_type": DistributedType.DEEPSPEED}, "got DEEPSPEED .processes: 2"),
         ({"distributed_type": DistributedType.DEEPSPEED, "num_processes": 1}, "got DEEPSPEED .processes: 1"),
+        ({"distributed_type": DistributedType.MEGATRON_LM, "num_processes": 1}, "got MEGATRON_LM .processes: 1"),
         ({"distributed_type": DistributedType.XLA}, "got XLA .processes: 2"),
         ({"parallelism_config": ParallelismConfig(tp_size=2)}, "got tp .processes: 2"),
     ],
 )
 def test_distributed_parameters_are_refused(options: dict[str, Any], message: str) -> None:
     replicated = {"num_processes": 2, "distributed_type": DistributedType.MULTI_CPU, "parallelism_config": None}
-    with pytest.raises(OptionError, match=message):
+    with pytest.raises(OptionError, match=rf"{message}.*weights from losses"):
         ranks_of_accelerator(SimpleNamespace(**replicated | options))
     assert ranks_of_accelerator(SimpleNamespace(**replicated)) == gradhomog.Ranks("batch")
     alone = {"num_processes": 1, "distributed_type": DistributedType.XLA}
