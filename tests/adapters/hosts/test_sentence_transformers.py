@@ -1,5 +1,6 @@
 """Trainers of Sentence Transformers: "none" is plain training; datasets, and components of a loss, are tasks."""
 
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,14 @@ def test_a_step_follows_the_method_for_the_gradients_of_the_components(tmp_path:
     found = trained(tmp_path, "upgrad", loss=Components, train=train, **options)
     expected = len(gradients) * gradhomog.pipeline("upgrad").combine(torch.stack([*gradients.values()]))
     torch.testing.assert_close((parameters(net) - parameters(found.model)) / 1e-9, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_sizes_of_the_example_are_the_terms_of_the_matryoshka_loss(tmp_path: Path) -> None:
+    example = runpy.run_path(str(Path(__file__).parents[3] / "docs/examples/sentence_transformers_components.py"))
+    pairs, train = st_losses.MultipleNegativesRankingLoss, data()["close"].remove_columns("score")
+    whole = trained(tmp_path, loss=lambda net: st_losses.MatryoshkaLoss(net, pairs(net), [4, 2]), train=train)
+    parts = trained(tmp_path, "none", loss=lambda net: example["EachSize"](net, pairs(net), [4, 2]), train=train)
+    torch.testing.assert_close(parameters(parts.model), parameters(whole.model), rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize(
