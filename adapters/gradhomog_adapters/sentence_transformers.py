@@ -48,7 +48,8 @@ class HomogenizedDatasets(HomogenizedTrainer, BaseTrainer):  # type: ignore[misc
 
     Conventions:
         1. With the empty pipeline training is that of Sentence Transformers, up to rounding, also in several processes.
-        2. θ are the parameters of the model; parameters of a loss (a classifier) receive its own gradient.
+        2. θ are the parameters of the model; parameters of a loss (a classifier) receive its own gradient. In several
+           processes it is averaged; in Sentence Transformers 6.2 it is not, so that each process has other parameters.
         3. Evaluation is that of Sentence Transformers.
         4. In several processes, each can have a batch of another dataset. Data-parallel training averages over all K
            processes, and so gives dataset i the factor K_i/K in a step. Here its row has this factor; its loss, which
