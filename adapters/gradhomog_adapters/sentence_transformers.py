@@ -137,7 +137,7 @@ class HomogenizedDatasets(HomogenizedTrainer, BaseTrainer):  # type: ignore[misc
         dataset, self._components = inputs.get("dataset_name"), {}
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if torch.is_grad_enabled():
-            loss = self._homogenized(loss, dataset, model)
+            loss = self._homogenized_batch(loss, dataset, model)
         return (loss, outputs) if return_outputs else loss
 
     def track_loss_components(self, loss: dict[str, Tensor]) -> None:
@@ -150,7 +150,7 @@ class HomogenizedDatasets(HomogenizedTrainer, BaseTrainer):  # type: ignore[misc
             super().track_loss_components(loss)
         self._components = dict(loss)
 
-    def _homogenized(self, loss: Tensor, dataset: str | None, model: nn.Module) -> Tensor:
+    def _homogenized_batch(self, loss: Tensor, dataset: str | None, model: nn.Module) -> Tensor:
         if dataset is None and not self._components:
             raise OptionError(
                 "`train_dataset` must be a dict of datasets, one for each task, or the loss must return a dict of "
