@@ -64,8 +64,9 @@ class HomogenizedDatasets(HomogenizedTrainer, BaseTrainer):  # type: ignore[misc
     Raises:
         OptionError: a loss has a gradient cache (`Cached...`), whose own backward pass bypasses homogenizers; in
             several processes with several datasets, a loss has parameters of its own, whose gradients the others would
-            wait for, or `tracked` chooses fewer tasks than there are batches in a step; during training, the
-            `train_dataset` is not a dict and its loss returns one number; see also `HomogenizedTrainer`.
+            wait for, or `tracked` chooses fewer tasks than there are batches in a step; `window` or `group_column` is
+            given; during training, the `train_dataset` is not a dict and its loss returns one number; see also
+            `HomogenizedTrainer`.
 
     Warns:
         OneTaskWarning: the pipeline had no effect in ten steps, because each had one task.
@@ -96,6 +97,11 @@ class HomogenizedDatasets(HomogenizedTrainer, BaseTrainer):  # type: ignore[misc
     loss_is_scaled_for_ga = None  # as in the trainers of Sentence Transformers, which do not declare it
 
     def __init__(self, *args: Any, homogenizers: Pipeline, **kwargs: Any) -> None:
+        if unsupported := [name for name in ("window", "group_column") if kwargs.get(name)]:
+            raise OptionError(
+                f"trainers of Sentence Transformers do not support `{unsupported[0]}`, because their tasks are datasets, "
+                "one for each batch. Use tracked(method=...), or several processes."
+            )
         super().__init__(*args, homogenizers=homogenizers, **kwargs)
         several = _is_dict_of_datasets(self.train_dataset)
         self._datasets: list[str | None] = list(self.train_dataset) if several else [None]

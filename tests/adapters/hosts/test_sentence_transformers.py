@@ -227,6 +227,13 @@ def test_one_dataset_and_one_number_are_refused(tmp_path: Path) -> None:
         trained(tmp_path, "tracked", train=data()["close"])
 
 
+@pytest.mark.parametrize("options", [{"window": True}, {"group_column": "score"}], ids=["window", "group_column"])
+def test_tasks_of_mixed_batches_and_windows_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
+    net, pipe = model(), gradhomog.pipeline("upgrad")
+    with pytest.raises(OptionError, match=f"do not support `{[*options][0]}`"):
+        HomogenizedSentenceTransformerTrainer(net, arguments(tmp_path), data(), homogenizers=pipe, **options)
+
+
 def test_a_method_on_gradients_without_tracked_warns(tmp_path: Path) -> None:
     with pytest.warns(OneTaskWarning, match=r"upgrad had no effect.*tracked\(method=...\)"):
         trained(tmp_path, "upgrad", max_steps=10)
