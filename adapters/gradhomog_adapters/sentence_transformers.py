@@ -99,8 +99,8 @@ class HomogenizedDatasets(HomogenizedTrainer, BaseTrainer):  # type: ignore[misc
     def __init__(self, *args: Any, homogenizers: Pipeline, **kwargs: Any) -> None:
         if unsupported := [name for name in ("window", "group_column") if kwargs.get(name)]:
             raise OptionError(
-                f"trainers of Sentence Transformers do not support `{unsupported[0]}`, because their tasks are datasets, "
-                "one for each batch. Use tracked(method=...), or several processes."
+                f"trainers of Sentence Transformers do not support `{unsupported[0]}`, because their tasks are "
+                "datasets, one for each batch. Use tracked(method=...), or several processes."
             )
         super().__init__(*args, homogenizers=homogenizers, **kwargs)
         several = _is_dict_of_datasets(self.train_dataset)

@@ -230,7 +230,7 @@ def test_one_dataset_and_one_number_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [{"window": True}, {"group_column": "score"}], ids=["window", "group_column"])
 def test_tasks_of_mixed_batches_and_windows_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
     net, pipe = model(), gradhomog.pipeline("upgrad")
-    with pytest.raises(OptionError, match=f"do not support `{[*options][0]}`"):
+    with pytest.raises(OptionError, match=f"do not support `{next(iter(options))}`"):
         HomogenizedSentenceTransformerTrainer(net, arguments(tmp_path), data(), homogenizers=pipe, **options)
 
 
