@@ -91,6 +91,12 @@ def test_a_loop_of_accelerate_is_that_of_one_process(ranks: Any) -> None:
     assert torch.equal(*(rank["accelerate"]["aligned_mtl"] for rank in ranks))
 
 
+def test_weights_from_the_mean_losses_of_all_processes_are_those_of_gradhomog_loss(ranks: Any) -> None:
+    for rank in ranks:
+        close(rank["accelerate"]["weights from losses"], rank["accelerate"]["uw"])
+        assert not torch.allclose(rank["accelerate"]["uw"], rank["accelerate"]["none"], rtol=1e-3)
+
+
 def test_a_hook_that_sends_nothing_does_not_change_the_training(ranks: Any) -> None:
     for rank in ranks:
         close(rank["noop hook"], ranks[0]["sgd", "upgrad"])
@@ -172,6 +178,8 @@ def test_distributed_parameters_are_refused(options: dict[str, Any], message: st
     replicated = {"num_processes": 2, "distributed_type": DistributedType.MULTI_CPU, "parallelism_config": None}
     with pytest.raises(OptionError, match=rf"{message}.*weights from losses"):
         ranks_of_accelerator(SimpleNamespace(**replicated | options))
+    with pytest.raises(OptionError, match=r"got tensor parallelism .processes: 2"):
+        ranks_of_accelerator(SimpleNamespace(**replicated), tensor_parallel=2)
     assert ranks_of_accelerator(SimpleNamespace(**replicated)) == gradhomog.Ranks("batch")
     alone = {"num_processes": 1, "distributed_type": DistributedType.XLA}
     assert ranks_of_accelerator(SimpleNamespace(**replicated | alone)) is None

@@ -15,6 +15,7 @@ from transformers import TrainerCallback
 
 import gradhomog
 from gradhomog import Ranks
+from tests.docs import pages
 
 from .measures import parameters
 from .torchrun import error_of, save
@@ -103,6 +104,10 @@ def main(out: str) -> None:
     found["state"], found["resumable"] = trainer.homogenizers.state_dict(), parameters(trainer.model)
     found["accelerate"] = {text: accelerated(text) for text in (None, "none", "aligned_mtl")}
     found["accelerate"]["noop hook"] = accelerated("aligned_mtl", hook=noop_hook)
+    recipe: dict[str, Any] = {}
+    exec(pages.blocks(pages.text("guide/ranks.md"), "python")[-1], recipe)
+    for name, weighted_sum in {"uw": None, "weights from losses": recipe["weighted_sum"]}.items():
+        found["accelerate"][name] = accelerated("uw", weighted_sum=weighted_sum)
     found["noop hook"] = parameters(train(Hooked, "upgrad").model)
     found["errors"] = {
         "not finite on rank 1": error_of(lambda: train(NotFinite, "upgrad")),
@@ -115,9 +120,12 @@ def main(out: str) -> None:
 
 def accelerated(
     text: str | gradhomog.Pipeline | None, batch_size: int = 4, hook: Any = None, batches: int = 2,
-    resume: Any = None, save: Any = None,
+    resume: Any = None, save: Any = None, weighted_sum: Any = None,
 ) -> Tensor:  # fmt: skip
-    """Train in a loop with Accelerate, which accumulates `batches`; the sum of the losses without `text`."""
+    """Train in a loop with Accelerate, which accumulates `batches`; the sum of the losses without `text`.
+
+    `weighted_sum`: of the page on ranks, whose weights from losses replace `gradhomog.loss`.
+    """
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     pipe = text if isinstance(text, gradhomog.Pipeline) else gradhomog.pipeline(text or "none")
@@ -136,7 +144,9 @@ def accelerated(
             losses = {"first": first, "second": 100 * second}
             shared = accelerator.unwrap_model(net)
             total = first + 100 * second
-            if text is not None:
+            if weighted_sum is not None:
+                total = weighted_sum(losses, pipe, lambda values: accelerator.reduce(values, "mean"))
+            elif text is not None:
                 total = gradhomog.loss(losses, pipe, parameters=shared, reduction="sum", group=Ranks("batch"))
             accelerator.backward(total)
             if accelerator.sync_gradients:
