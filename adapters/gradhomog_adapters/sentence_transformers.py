@@ -1,7 +1,8 @@
 """`HomogenizedDatasets`: homogenize the gradients of datasets and of a loss's components in Sentence Transformers."""
 
+import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,12 +29,13 @@ __all__ = ["HomogenizedDatasets", "HomogenizedSentenceTransformerTrainer"]
 class HomogenizedDatasets(HomogenizedTrainer, BaseTrainer):  # type: ignore[misc]
     """A base class for trainers of Sentence Transformers in which datasets, and components of a loss, are tasks.
 
-    θ.grad = Σ_i (C J)_i  with J_i = K_i/K ∂L_i/∂θ, L_i the mean of the loss of task i over the K_i of K processes
-    whose batch has it; for `tracked`, θ.grad = m/N Σ_i (C M)_i with the averages M_i of the rows ∂L_i/∂θ of N tasks,
-    m the mean number of tasks of a batch
+    θ.grad = Σ_i (C J)_i  with J_i = K_i/K ∂L_i/∂θ, L_i the mean of the loss of task i over the K_i batches that have
+    it, of the K batches of a step: those of all processes, and of a window; for `tracked`, θ.grad = m/N Σ_i (C M)_i
+    with the averages M_i of the rows ∂L_i/∂θ of N tasks, m the mean number of tasks of a batch
 
     A batch contains examples of one dataset. If its loss returns one number, the dataset is the task, so that in one
-    process a step has one row: `tracked(method="upgrad")` keeps an average of the rows of each dataset, updates the one
+    process a batch has one row. With `window=True` a step has the rows of its `gradient_accumulation_steps` batches, of
+    several datasets. Without, `tracked(method="upgrad")` keeps an average of the rows of each dataset, updates the one
     of the batch, and applies the method to all of them. If the loss returns a dict of components, each is a task; they
     have rows in the same step, and any method applies.
 
@@ -51,10 +53,10 @@ class HomogenizedDatasets(HomogenizedTrainer, BaseTrainer):  # type: ignore[misc
         2. θ are the parameters of the model; parameters of a loss (a classifier) receive its own gradient. In several
            processes it is averaged; in Sentence Transformers 6.2 it is not, so that each process has other parameters.
         3. Evaluation is that of Sentence Transformers.
-        4. In several processes, each can have a batch of another dataset. Data-parallel training averages over all K
-           processes, and so gives dataset i the factor K_i/K in a step. Here its row has this factor; its loss, which
-           homogenizers read and which is logged, has not. Of two processes with different datasets, both rows are
-           halved. `tracked` averages rows without the factor, because it gives the datasets equal weight.
+        4. Batches of several processes, and of a window, can have other datasets. Plain training averages over all K
+           batches, and so gives dataset i the factor K_i/K in a step. Here its row has this factor; its loss, which
+           homogenizers read and which is logged, has not. Of two batches of different datasets, both rows are halved.
+           `tracked` averages rows without the factor, because it gives the datasets equal weight.
         5. Rows are gathered by all processes if a homogenizer reads them, as `tracked` does.
 
     `multi_dataset_batch_sampler` determines how many batches each dataset has. In plain training large datasets have
@@ -64,9 +66,9 @@ class HomogenizedDatasets(HomogenizedTrainer, BaseTrainer):  # type: ignore[misc
     Raises:
         OptionError: a loss has a gradient cache (`Cached...`), whose own backward pass bypasses homogenizers; in
             several processes with several datasets, a loss has parameters of its own, whose gradients the others would
-            wait for, or `tracked` chooses fewer tasks than there are batches in a step; `window` or `group_column` is
-            given; during training, the `train_dataset` is not a dict and its loss returns one number; see also
-            `HomogenizedTrainer`.
+            wait for, or `tracked` chooses fewer tasks than there are batches in a step; `group_column` is given;
+            `window` with `tracked`; during training, the `train_dataset` is not a dict and its loss returns one number;
+            see also `HomogenizedTrainer`.
 
     Warns:
         OneTaskWarning: the pipeline had no effect in ten steps, because each had one task.
@@ -97,16 +99,21 @@ class HomogenizedDatasets(HomogenizedTrainer, BaseTrainer):  # type: ignore[misc
     loss_is_scaled_for_ga = None  # as in the trainers of Sentence Transformers, which do not declare it
 
     def __init__(self, *args: Any, homogenizers: Pipeline, **kwargs: Any) -> None:
-        if unsupported := [name for name in ("window", "group_column") if kwargs.get(name)]:
+        if kwargs.get("group_column") is not None:
             raise OptionError(
-                f"trainers of Sentence Transformers do not support `{unsupported[0]}`, because their tasks are "
-                "datasets, one for each batch. Use tracked(method=...), or several processes."
+                "trainers of Sentence Transformers do not support `group_column`: a batch has examples of one dataset."
             )
         super().__init__(*args, homogenizers=homogenizers, **kwargs)
         several = _is_dict_of_datasets(self.train_dataset)
         self._datasets: list[str | None] = list(self.train_dataset) if several else [None]
         self._tasks: dict[str | None, dict[str, None]] = {}  # known tasks of each dataset
         self._components: dict[str, Tensor] = {}
+        self._batches_of_window: list[str | None] = []  # the dataset of each, of all processes
+        if self.window and homogenizers.requirements.choosing:
+            raise OptionError(
+                f"`window` must be False for {homogenizers}, which chooses among the tasks of a batch. Omit one of "
+                "them: with a window, methods receive the rows of several datasets in each step."
+            )
         losses = self.loss if isinstance(self.loss, dict) else {"all datasets": self.loss}
         for name, loss in losses.items():
             if any(getattr(module, "uses_gradient_cache", False) for module in loss.modules()):
@@ -135,6 +142,21 @@ class HomogenizedDatasets(HomogenizedTrainer, BaseTrainer):  # type: ignore[misc
                 f"in {size} processes a step has batches of up to {batches} datasets, of which {self.homogenizers} "
                 f"would use fewer. Use {name}(method=..., rows='all')."
             )
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the batches of an optimizer step; their datasets give the share of each in a window."""
+        samples, items = super().get_batch_samples(*args, **kwargs)
+        if self.window:
+            datasets = [inputs.get("dataset_name") for inputs in samples]
+            self._batches_of_window = [dataset for each in self._of_all_processes(datasets) for dataset in each]
+        return samples, items
+
+    def _of_all_processes(self, value: Any) -> list[Any]:
+        """Return the value of each process."""
+        values = [value] * (1 if self._ranks is None else self._ranks.size)
+        if self._ranks is not None:
+            dist.all_gather_object(values, value, group=self._ranks.group)
+        return values
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -165,28 +187,35 @@ class HomogenizedDatasets(HomogenizedTrainer, BaseTrainer):  # type: ignore[misc
             )
         prefix = f"{dataset}/" if len(self._datasets) > 1 else ""
         own = {f"{prefix}{name}": value for name, value in self._components.items()} or {str(dataset): loss}
-        batches: list[Any] = [(dataset, [*own])]
-        if self._ranks is not None:
-            batches = batches * self._ranks.size
-            dist.all_gather_object(batches, (dataset, [*own]), group=self._ranks.group)
-        for other, tasks in batches:
-            self._tasks[other] = dict.fromkeys((*self._tasks.get(other, ()), *tasks))
-        # A dataset without a batch so far is a task, unless this batch shows that losses have components.
-        unknown = all(tasks == [other] for other, tasks in batches)
-        names = [task for each in self._datasets for task in self._tasks.get(each, [str(each)] if unknown else [])]
-        counts = Counter(task for _, tasks in batches for task in tasks)
-        # `Ranks` averages over all processes: those without the task have a loss of zero.
-        zero = 0 * next(one for one in model.parameters() if one.requires_grad).sum()
-        losses: dict[str, Tensor | None] = dict.fromkeys(names)
-        choosing = bool(self.homogenizers.requirements.choosing)
-        for name, count in counts.items():
-            value, factor = own.get(name, zero), len(batches) / count
-            losses[name] = factor * value if choosing else value + (factor - 1) * value.detach()
+        batches = self._of_all_processes((dataset, [*own]))
+        losses = self._absent_tasks(batches)
         group = None if self._ranks is None else replace(self._ranks, gather=True)
-        total = self.homogenized_loss(losses, model, group=group)
-        if choosing:  # which multiplies by the number of tasks of all batches
+        if self.homogenizers.requirements.choosing:
+            counts = Counter(task for _, tasks in batches for task in tasks)
+            # Processes must choose among the same tasks: those without a task have a loss of zero.
+            zero = 0 * next(one for one in model.parameters() if one.requires_grad).sum()
+            losses |= {name: len(batches) / count * own.get(name, zero) for name, count in counts.items()}
+            total = self.homogenized_loss(losses, model, group=group)
+            # The direction was multiplied by the number of tasks of all batches.
             total = counts.total() / (len(batches) * len(counts)) * total
+        else:
+            of_step = self._batches_of_window if self.window else [other for other, _ in batches]
+            share = of_step.count(dataset) / len(of_step)
+            losses |= {name: share * value + (1 - share) * value.detach() for name, value in own.items()}
+            total = self.homogenized_loss(losses, model, group=group)
         return total + (loss - total).detach()
+
+    def _absent_tasks(self, batches: Sequence[tuple[str | None, list[str]]]) -> dict[str, Tensor | None]:
+        """Return None for all known tasks, in the same order in all processes.
+
+        `batches`: the dataset and the tasks of the batch of each process.
+        """
+        for dataset, tasks in batches:
+            self._tasks[dataset] = dict.fromkeys((*self._tasks.get(dataset, ()), *tasks))
+        # A dataset without a batch so far is a task, unless these batches show that losses have components.
+        unknown = all(tasks == [dataset] for dataset, tasks in batches)
+        names = [self._tasks.get(each, [str(each)] if unknown else []) for each in self._datasets]
+        return dict.fromkeys(itertools.chain.from_iterable(names))
 
     def should_dataset_name_column_be_added(self, dataset: Any, *args: Any) -> bool:
         """Return True for a dict of datasets, because the name is that of the task, also if all have one loss."""

@@ -84,10 +84,11 @@ def arguments(folder: Path, **options: Any) -> SentenceTransformerTrainingArgume
 
 def trained(
     folder: Path, text: str | None = None, *, loss: Any = st_losses.CosineSimilarityLoss, train: Any = None,
-    resume: Any = None, evaluate: Any = None, net: SentenceTransformer | None = None, **options: Any,
+    resume: Any = None, evaluate: Any = None, net: SentenceTransformer | None = None, window: bool = False,
+    **options: Any,
 ) -> Any:  # fmt: skip
     net, given = model() if net is None else net, data() if train is None else train
-    homogenizers = {} if text is None else {"homogenizers": gradhomog.pipeline(text)}
+    homogenizers: Any = {} if text is None else {"homogenizers": gradhomog.pipeline(text), "window": window}
     kind = SentenceTransformerTrainer if text is None else HomogenizedSentenceTransformerTrainer
     loss = {name: each(net) for name, each in loss.items()} if isinstance(loss, dict) else loss(net)
     trainer = kind(net, arguments(folder, **options), given, eval_dataset=evaluate, loss=loss, **homogenizers)
@@ -101,11 +102,12 @@ def trained(
         {},
         {"optim": "adamw_torch", "weight_decay": 0.1, "max_grad_norm": 0.01},
         {"gradient_accumulation_steps": 2, "max_steps": 2},
+        {"gradient_accumulation_steps": 3, "max_steps": 3, "window": True},
         {"loss": {"close": st_losses.CosineSimilarityLoss, "same": st_losses.MultipleNegativesRankingLoss}},
         {"loss": Components, "train": data(16)["close"]},
         {"loss": {"close": Components, "same": st_losses.CosineSimilarityLoss}},
     ],
-    ids=["sgd", "adamw", "accumulated", "two losses", "components", "components of one of two losses"],
+    ids=["sgd", "adamw", "accumulated", "window", "two losses", "components", "components of one of two losses"],
 )
 def test_without_homogenizers_training_is_that_of_sentence_transformers(options: Any, tmp_path: Path) -> None:
     plain, found = trained(tmp_path, **options), trained(tmp_path, "none", **options)
@@ -137,6 +139,16 @@ def test_tracked_applies_the_method_to_the_last_gradients_of_both_datasets(tmp_p
     twice = parameters(trained(tmp_path, text, max_steps=2, **options).model)
     expected = gradhomog.pipeline("aligned_mtl").combine(torch.stack(found))
     torch.testing.assert_close((once - twice) / 1e-9, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("text", ["upgrad", "mgda", "uw"])
+def test_a_window_of_two_datasets_is_a_step_with_the_gradients_of_both(text: str, tmp_path: Path) -> None:
+    options = {"gradient_accumulation_steps": 2, "max_steps": 1, "learning_rate": 1e-9, "max_grad_norm": 0.0}
+    found = trained(tmp_path, text, window=True, **options)
+    log = found.state.log_history[0]
+    losses = torch.tensor([log["loss/close"], log["loss/same"]]) if text == "uw" else None
+    expected = gradhomog.pipeline(text).combine(torch.stack(rows(2, tmp_path)), losses)
+    torch.testing.assert_close((parameters(model()) - parameters(found.model)) / 1e-9, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_a_step_follows_the_method_for_the_gradients_of_the_components(tmp_path: Path) -> None:
@@ -227,10 +239,19 @@ def test_one_dataset_and_one_number_are_refused(tmp_path: Path) -> None:
         trained(tmp_path, "tracked", train=data()["close"])
 
 
-@pytest.mark.parametrize("options", [{"window": True}, {"group_column": "score"}], ids=["window", "group_column"])
-def test_tasks_of_mixed_batches_and_windows_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
-    net, pipe = model(), gradhomog.pipeline("upgrad")
-    with pytest.raises(OptionError, match=f"do not support `{next(iter(options))}`"):
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("upgrad", {"group_column": "score"}, "do not support `group_column`"),
+        ("tracked", {"window": True}, "`window` must be False for tracked"),
+    ],
+    ids=["group_column", "window"],
+)
+def test_groups_of_mixed_batches_and_a_window_of_averages_are_refused(
+    text: str, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    net, pipe = model(), gradhomog.pipeline(text)
+    with pytest.raises(OptionError, match=message):
         HomogenizedSentenceTransformerTrainer(net, arguments(tmp_path), data(), homogenizers=pipe, **options)
 
 

@@ -164,7 +164,10 @@ DATASETS: dict[str, dict[str, Any]] = {
     "proportional": {"multi_dataset_batch_sampler": "proportional", "optim": "adamw_torch", "weight_decay": 0.1},
     "accumulated": {"gradient_accumulation_steps": 2, "max_steps": 2},
     COMPONENTS: {},
-}
+    "window": {
+        "multi_dataset_batch_sampler": "proportional", "gradient_accumulation_steps": 2, "max_steps": 2, "window": True,
+    },
+}  # fmt: skip
 """Options of trainings in which the processes have batches of other datasets."""
 TRACKED = "tracked(method='aligned_mtl', rows='all', average=0)"
 ONE_STEP = {"max_steps": 1, "learning_rate": 1e-9, "max_grad_norm": 0.0}
@@ -178,7 +181,7 @@ def sentence_transformers(folder: Path) -> dict[Any, Any]:
 
     found: dict[Any, Any] = {}
     for name, options in DATASETS.items():
-        sizes = (4, 12) if name == "proportional" else (8, 8)
+        sizes = (4, 12) if "multi_dataset_batch_sampler" in options else (8, 8)
         given = {key: of_one.data(size)[key] for key, size in zip(of_one.data(), sizes, strict=True)}
         pairs = of_one.st_losses.CosineSimilarityLoss
         loss = {"close": of_one.Components, "same": pairs} if name == COMPONENTS else pairs
