@@ -20,12 +20,17 @@ from sentence_transformers import (  # noqa: E402
     SentenceTransformer,
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
+    sparse_encoder,
 )
 from sentence_transformers.sentence_transformer import losses as st_losses  # noqa: E402
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling, StaticEmbedding, Transformer  # noqa: E402
-from transformers import BertConfig, BertModel, BertTokenizer  # noqa: E402
+from sentence_transformers.sparse_encoder.modules import SpladePooling  # noqa: E402
+from transformers import BertConfig, BertForMaskedLM, BertModel, BertTokenizer  # noqa: E402
 
-from gradhomog_adapters.sentence_transformers import HomogenizedSentenceTransformerTrainer  # noqa: E402
+from gradhomog_adapters.sentence_transformers import (  # noqa: E402
+    HomogenizedDatasets,
+    HomogenizedSentenceTransformerTrainer,
+)
 
 from .measures import parameters  # noqa: E402
 
@@ -75,11 +80,20 @@ def softmax(net: SentenceTransformer) -> nn.Module:
     return st_losses.SoftmaxLoss(net, 4, 2).double()
 
 
-def arguments(folder: Path, **options: Any) -> SentenceTransformerTrainingArguments:
+def save_bert(kind: type, folder: Path) -> None:
+    words = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, **{w: i + 5 for i, w in enumerate(WORDS)}}
+    BertTokenizer(words).save_pretrained(folder)
+    sizes = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 4}
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    torch.manual_seed(0)
+    kind(BertConfig(vocab_size=len(words), **sizes, **dropout)).save_pretrained(folder)
+
+
+def arguments(folder: Path, kind: Any = SentenceTransformerTrainingArguments, **options: Any) -> Any:
     quiet = {"report_to": [], "disable_tqdm": True, "save_strategy": "no", "use_cpu": True, "logging_steps": 1}
     training = {"optim": "sgd", "learning_rate": 0.1, "per_device_train_batch_size": 4, "max_steps": 4}
     sampler = {"multi_dataset_batch_sampler": "round_robin"}
-    return SentenceTransformerTrainingArguments(str(folder), **{**quiet, **training, **sampler, **options})
+    return kind(str(folder), **{**quiet, **training, **sampler, **options})
 
 
 def trained(
@@ -113,6 +127,27 @@ def test_without_homogenizers_training_is_that_of_sentence_transformers(options:
     plain, found = trained(tmp_path, **options), trained(tmp_path, "none", **options)
     torch.testing.assert_close(parameters(found.model), parameters(plain.model), rtol=1e-9, atol=1e-11)
     assert not torch.allclose(parameters(found.model), parameters(model()), atol=1e-7)
+
+
+def test_the_base_loss_and_the_regularizers_of_splade_are_tasks(tmp_path: Path) -> None:
+    class Homogenized(HomogenizedDatasets, sparse_encoder.SparseEncoderTrainer):
+        pass
+
+    save_bert(BertForMaskedLM, tmp_path)
+    found = []
+    for text in (None, "none"):
+        transformer = Transformer(str(tmp_path), transformer_task="fill-mask")
+        net = sparse_encoder.SparseEncoder(modules=[transformer, SpladePooling()], device="cpu").double()
+        pairs = sparse_encoder.losses.SparseMultipleNegativesRankingLoss(net)
+        loss = sparse_encoder.losses.SpladeLoss(net, pairs, document_regularizer_weight=1, query_regularizer_weight=1)
+        given = arguments(tmp_path, sparse_encoder.SparseEncoderTrainingArguments)
+        homogenizers: Any = {} if text is None else {"homogenizers": gradhomog.pipeline(text)}
+        kind = sparse_encoder.SparseEncoderTrainer if text is None else Homogenized
+        trainer = kind(net, given, data(16)["close"].remove_columns("score"), loss=loss, **homogenizers)
+        trainer.train()
+        found.append(parameters(net))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-11)
+    assert {"loss/base_loss", "loss/document_regularizer_loss"} <= trainer.state.log_history[0].keys()
 
 
 def rows(steps: int, folder: Path) -> list[Tensor]:
@@ -219,10 +254,7 @@ def test_parameters_of_a_loss_receive_their_own_gradient(tmp_path: Path) -> None
 
 
 def test_a_loss_with_a_gradient_cache_is_refused(tmp_path: Path) -> None:
-    words = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, **{w: i + 5 for i, w in enumerate(WORDS)}}
-    BertTokenizer(words).save_pretrained(tmp_path)
-    sizes = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 4}
-    BertModel(BertConfig(vocab_size=len(words), **sizes)).save_pretrained(tmp_path)
+    save_bert(BertModel, tmp_path)
     net = SentenceTransformer(modules=[Transformer(str(tmp_path)), Pooling(4)], device="cpu")
     losses = {
         "close": st_losses.CosineSimilarityLoss,
