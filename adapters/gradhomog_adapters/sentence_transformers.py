@@ -1,9 +1,13 @@
-"""`HomogenizedDatasets`: homogenize the gradients of several datasets in the trainers of Sentence Transformers."""
+"""`HomogenizedDatasets`: homogenize the gradients of datasets and of a loss's components in Sentence Transformers."""
 
-import warnings
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradhomog import OptionError, Pipeline
@@ -21,47 +25,57 @@ except ImportError as error:
 
 __all__ = ["HomogenizedDatasets", "HomogenizedSentenceTransformerTrainer"]
 
-ROWS = frozenset({"jacobian", "gramian", "norms"})
-
 
 class HomogenizedDatasets(HomogenizedTrainer, BaseTrainer):  # type: ignore[misc]
-    """A base class for trainers of Sentence Transformers in which each dataset of a dict is a task.
+    """A base class for trainers of Sentence Transformers in which datasets, and components of a loss, are tasks.
 
-    θ.grad = (C J)_k  with J_k = ∂L_k/∂θ, k the dataset of the batch; for `tracked`, θ.grad = 1/N Σ_i (C M)_i with the
-    averages M_i of the rows of dataset i
+    θ.grad = Σ_i (C J)_i  with J_i = K_i/K ∂L_i/∂θ, L_i the mean of the loss of task i over the K_i batches that have
+    it, of the K batches of a step: those of all processes, and of a window; for `tracked`, θ.grad = m/N Σ_i (C M)_i
+    with the averages M_i of the rows ∂L_i/∂θ of N tasks, m the mean number of tasks of a batch
 
-    A batch contains examples of one dataset, so there is one row per step. `tracked(method="upgrad")` keeps an average
-    of the rows of each dataset, updates the one of the batch, and applies the method to all of them.
+    A batch contains examples of one dataset. If its loss returns one number, the dataset is the task, so that in one
+    process a batch has one row. With `window=True` a step has the rows of its `gradient_accumulation_steps` batches, of
+    several datasets. Without, `tracked(method="upgrad")` keeps an average of the rows of each dataset, updates the one
+    of the batch, and applies the method to all of them. If the loss returns a dict of components, each is a task; they
+    have rows in the same step, and any method applies.
 
     Inherit from it and from the trainer: `class MyTrainer(HomogenizedDatasets, CrossEncoderTrainer)`. For
     `SentenceTransformerTrainer` this class exists: `HomogenizedSentenceTransformerTrainer`.
 
     Args:
-        train_dataset: a dict of datasets. Its keys are the names of the tasks.
+        train_dataset: a dict of datasets; or one dataset, whose loss returns components. Names of the tasks: the
+            datasets, for a loss with components `dataset/component`, with one dataset the components.
         loss: one loss, or a dict of losses by dataset.
         homogenizers: the pipeline, for example `gradhomog.pipeline("tracked(method='upgrad')")`.
 
     Conventions:
-        1. With the empty pipeline training is that of Sentence Transformers, up to rounding.
-        2. A loss that returns several components is one task: their sum.
-        3. θ are the parameters of the model; parameters of a loss (a classifier) receive its own gradient.
-        4. Evaluation is that of Sentence Transformers.
+        1. With the empty pipeline training is that of Sentence Transformers, up to rounding, also in several processes.
+        2. θ are the parameters of the model; parameters of a loss (a classifier) receive its own gradient. In several
+           processes it is averaged; in Sentence Transformers 6.2 it is not, so that each process has other parameters.
+        3. Evaluation is that of Sentence Transformers.
+        4. Batches of several processes, and of a window, can have other datasets. Plain training averages over all K
+           batches, and so gives dataset i the factor K_i/K in a step. Here its row has this factor; its loss, which
+           homogenizers read and which is logged, has not. Of two batches of different datasets, both rows are halved.
+           `tracked` averages rows without the factor, because it gives the datasets equal weight.
+        5. Rows are gathered by all processes if a homogenizer reads them, as `tracked` does.
 
     `multi_dataset_batch_sampler` determines how many batches each dataset has. In plain training large datasets have
     a large weight therefore; `tracked` gives averages equal weight, even if their numbers of rows differ. Its option
     `forget` is the number of steps after which the average of a dataset without batches is removed.
 
     Raises:
-        OptionError: the `train_dataset` is not a dict; there are several processes, whose batches can belong to
-            different datasets in one step; during training: a loss with a gradient cache (`Cached...`), whose own
-            backward pass bypasses homogenizers; see also `HomogenizedTrainer`.
+        OptionError: a loss has a gradient cache (`Cached...`), whose own backward pass bypasses homogenizers; in
+            several processes with several datasets, a loss has parameters of its own, whose gradients the others would
+            wait for, or `tracked` chooses fewer tasks than there are batches in a step; `group_column` is given;
+            `window` with `tracked`; during training, the `train_dataset` is not a dict and its loss returns one number;
+            see also `HomogenizedTrainer`.
 
     Warns:
-        UserWarning: the pipeline reads gradients and does not contain `tracked`: of one row, most methods return
-            the row.
+        OneTaskWarning: the pipeline had no effect in ten steps, because each had one task.
         MomentumWarning: set `adam_beta1=0.0`, because `tracked` averages rows already.
 
-    Cost: one backward pass per batch; see `gradhomog show tracked`.
+    Cost: one backward pass per batch, with components one per component; see `gradhomog show tracked`. In several
+    processes also a message with the names of the tasks, and the exchange of the rows of `gradhomog.Ranks("batch")`.
 
     >>> import gradhomog, tokenizers
     >>> from datasets import Dataset
@@ -85,46 +99,123 @@ class HomogenizedDatasets(HomogenizedTrainer, BaseTrainer):  # type: ignore[misc
     loss_is_scaled_for_ga = None  # as in the trainers of Sentence Transformers, which do not declare it
 
     def __init__(self, *args: Any, homogenizers: Pipeline, **kwargs: Any) -> None:
+        if kwargs.get("group_column") is not None:
+            raise OptionError(
+                "trainers of Sentence Transformers do not support `group_column`: a batch has examples of one dataset."
+            )
         super().__init__(*args, homogenizers=homogenizers, **kwargs)
-        if self.accelerator.num_processes > 1:
+        several = _is_dict_of_datasets(self.train_dataset)
+        self._datasets: list[str | None] = list(self.train_dataset) if several else [None]
+        self._tasks: dict[str | None, dict[str, None]] = {}  # known tasks of each dataset
+        self._components: dict[str, Tensor] = {}
+        self._batches_of_window: list[str | None] = []  # the dataset of each, of all processes
+        if self.window and homogenizers.requirements.choosing:
             raise OptionError(
-                "trainers of Sentence Transformers homogenize in one process; got "
-                f"{self.accelerator.num_processes}. In one step, each process can have a batch of another dataset, so "
-                "that the datasets' weights would differ from those of one process. Start one process, or train "
-                "without homogenizers."
+                f"`window` must be False for {homogenizers}, which chooses among the tasks of a batch. Omit one of "
+                "them: with a window, methods receive the rows of several datasets in each step."
             )
-        if self.train_dataset is not None and not _is_dict_of_datasets(self.train_dataset):
+        losses = self.loss if isinstance(self.loss, dict) else {"all datasets": self.loss}
+        for name, loss in losses.items():
+            if any(getattr(module, "uses_gradient_cache", False) for module in loss.modules()):
+                raise OptionError(
+                    f"the loss of {name} must be a function of the model's parameters; {type(loss).__name__} uses a "
+                    "gradient cache, which bypasses homogenizers. Use the loss without it, such as "
+                    "MultipleNegativesRankingLoss instead of CachedMultipleNegativesRankingLoss."
+                )
+        if self._ranks is not None and len(self._datasets) > 1:
+            self._check_several_processes(losses, self._ranks.size)
+
+    def _check_several_processes(self, losses: Mapping[str, nn.Module], size: int) -> None:
+        """Raise unless processes can take a step together whose batches belong to different datasets."""
+        of_model = set(self.model.parameters())
+        for name, loss in losses.items():
+            if any(one.requires_grad for one in set(loss.parameters()) - of_model):
+                raise OptionError(
+                    f"in several processes, losses of several datasets must have no parameters of their own; the loss "
+                    f"of {name}, {type(loss).__name__}, has some, whose gradients only processes with its batches "
+                    "compute. Start one process, or put the layer into the model."
+                )
+        batches = min(size, len(self._datasets))
+        if len(self.homogenizers.choose([str(name) for name in self._datasets])) < batches:
+            name = self.homogenizers.requirements.choosing[0].selector
             raise OptionError(
-                "`train_dataset` must be a dict of datasets, one for each task; got one "
-                f"{type(self.train_dataset).__name__}. Pass {{'name': dataset, ...}}, or use Sentence Transformers' "
-                "own trainer."
+                f"in {size} processes a step has batches of up to {batches} datasets, of which {self.homogenizers} "
+                f"would use fewer. Use {name}(method=..., rows='all')."
             )
-        if homogenizers.requirements.choosing:
-            return
-        if found := [member.selector for member in homogenizers.requirements.acting if member.needs & ROWS]:
-            name = found[-1]
-            warnings.warn(
-                f"a batch has one dataset, so {name} receives one gradient per step, which most methods return "
-                f'unchanged. Use gradhomog.pipeline("tracked(method={name!r})").',
-                stacklevel=2,
-            )
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the batches of an optimizer step; their datasets give the share of each in a window."""
+        samples, items = super().get_batch_samples(*args, **kwargs)
+        if self.window:
+            datasets = [inputs.get("dataset_name") for inputs in samples]
+            self._batches_of_window = [dataset for each in self._of_all_processes(datasets) for dataset in each]
+        return samples, items
+
+    def _of_all_processes(self, value: Any) -> list[Any]:
+        """Return the value of each process."""
+        values = [value] * (1 if self._ranks is None else self._ranks.size)
+        if self._ranks is not None:
+            dist.all_gather_object(values, value, group=self._ranks.group)
+        return values
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor | tuple[Tensor, dict[str, Any]]:
-        """Return the loss of the dataset of the batch, during training with homogenized gradients."""
-        dataset = inputs.get("dataset_name")
+        """Return the loss of the batch, during training with homogenized gradients of its components."""
+        dataset, self._components = inputs.get("dataset_name"), {}
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if torch.is_grad_enabled():
-            if loss.is_leaf:  # Cached losses return a leaf, with a hook that writes `.grad` of the parameters itself
-                raise OptionError(
-                    f"the loss of dataset {dataset!r} must be a function of the model's parameters; got a loss without "
-                    "a graph. Losses with a gradient cache (`Cached...`) bypass homogenizers: use the loss without "
-                    "it, such as MultipleNegativesRankingLoss."
-                )
-            losses = {name: loss if name == dataset else None for name in self.train_dataset}
-            loss = self.homogenized_loss(losses, model)
+            loss = self._homogenized_batch(loss, dataset, model)
         return (loss, outputs) if return_outputs else loss
+
+    def track_loss_components(self, loss: dict[str, Tensor]) -> None:
+        """Log the components of a loss, as Sentence Transformers does, and keep them for `compute_loss`.
+
+        Without the logs in training in several processes with several datasets, for which Sentence Transformers 6.2
+        would wait: it gathers each component from all processes. They are logged as losses of tasks.
+        """
+        if self._ranks is None or len(self._datasets) == 1 or not self.model.training:
+            super().track_loss_components(loss)
+        self._components = dict(loss)
+
+    def _homogenized_batch(self, loss: Tensor, dataset: str | None, model: nn.Module) -> Tensor:
+        if dataset is None and not self._components:
+            raise OptionError(
+                "`train_dataset` must be a dict of datasets, one for each task, or the loss must return a dict of "
+                f"components; got one {type(self.train_dataset).__name__} and one number. Pass {{'name': dataset, ...}}"
+                ", or use Sentence Transformers' own trainer."
+            )
+        prefix = f"{dataset}/" if len(self._datasets) > 1 else ""
+        own = {f"{prefix}{name}": value for name, value in self._components.items()} or {str(dataset): loss}
+        batches = self._of_all_processes((dataset, [*own]))
+        losses = self._absent_tasks(batches)
+        group = None if self._ranks is None else replace(self._ranks, gather=True)
+        if self.homogenizers.requirements.choosing:
+            counts = Counter(task for _, tasks in batches for task in tasks)
+            # Processes must choose among the same tasks: those without a task have a loss of zero.
+            zero = 0 * next(one for one in model.parameters() if one.requires_grad).sum()
+            losses |= {name: len(batches) / count * own.get(name, zero) for name, count in counts.items()}
+            total = self.homogenized_loss(losses, model, group=group)
+            # The direction was multiplied by the number of tasks of all batches.
+            total = counts.total() / (len(batches) * len(counts)) * total
+        else:
+            of_step = self._batches_of_window if self.window else [other for other, _ in batches]
+            share = of_step.count(dataset) / len(of_step)
+            losses |= {name: share * value + (1 - share) * value.detach() for name, value in own.items()}
+            total = self.homogenized_loss(losses, model, group=group)
+        return total + (loss - total).detach()
+
+    def _absent_tasks(self, batches: Sequence[tuple[str | None, list[str]]]) -> dict[str, Tensor | None]:
+        """Return None for all known tasks, in the same order in all processes.
+
+        `batches`: the dataset and the tasks of the batch of each process.
+        """
+        for dataset, tasks in batches:
+            self._tasks[dataset] = dict.fromkeys((*self._tasks.get(dataset, ()), *tasks))
+        # A dataset without a batch so far is a task, unless these batches show that losses have components.
+        unknown = all(tasks == [dataset] for dataset, tasks in batches)
+        names = [self._tasks.get(each, [str(each)] if unknown else []) for each in self._datasets]
+        return dict.fromkeys(itertools.chain.from_iterable(names))
 
     def should_dataset_name_column_be_added(self, dataset: Any, *args: Any) -> bool:
         """Return True for a dict of datasets, because the name is that of the task, also if all have one loss."""
@@ -132,7 +223,7 @@ class HomogenizedDatasets(HomogenizedTrainer, BaseTrainer):  # type: ignore[misc
 
 
 class HomogenizedSentenceTransformerTrainer(HomogenizedDatasets, SentenceTransformerTrainer):  # type: ignore[misc]
-    """A `SentenceTransformerTrainer` in which each dataset of a dict is a task; see `HomogenizedDatasets`."""
+    """A `SentenceTransformerTrainer` in which datasets, and components of a loss, are tasks: `HomogenizedDatasets`."""
 
 
 def _is_dict_of_datasets(dataset: Any) -> bool:

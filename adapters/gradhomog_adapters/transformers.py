@@ -414,6 +414,8 @@ def ranks_of_accelerator(accelerator: Any, tensor_parallel: int = 1) -> Ranks | 
     if found:
         raise OptionError(
             "a HomogenizedTrainer requires that each process has a replica of the model, alone or in "
-            f"DistributedDataParallel; got {', '.join(found)} (processes: {accelerator.num_processes})."
+            f"DistributedDataParallel; got {', '.join(found)} (processes: {accelerator.num_processes}). Use DDP, or "
+            "fully_shard (FSDP2) in your own loop; or Transformers' Trainer with weights from losses (static, uw, "
+            "famo), which need one backward pass: docs/guide/ranks.md#weights-from-losses."
         )
     return None if one else Ranks("batch")

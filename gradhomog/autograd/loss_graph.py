@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,6 +25,10 @@ Edge = tuple[Any, int]
 SHAPE = operator.attrgetter("shape")
 """The order of a head's leaves. That in the graph can differ between ranks: `Linear` adds its bias in another place for
 some input shapes."""
+
+
+PARTITIONED = {"_is_flat_param": "FullyShardedDataParallel (FSDP1)", "ds_id": "DeepSpeed ZeRO-3"}
+"""Attributes that only parameters of an engine have which stores parts of them."""
 
 
 @dataclass(frozen=True)
@@ -89,14 +92,14 @@ def find_graph(
     try:
         shared = {} if parameters is None else inputs.shared_parameters(parameters)
     except OptionError:
-        _check_not_flattened(Reachability(tasks.losses))  # FSDP1 can leave a module without parameters
+        _check_not_partitioned(Reachability(tasks.losses))  # FSDP1 can leave a module without parameters
         raise
     sharded = any_dtensor(shared.values())
     if sharded and tensors:
         raise OptionError("`features` must be omitted for parameters that are sharded by fully_shard.")
     reached = Reachability(tasks.losses, until=tensors, leaves=shared.values())
     graphs = [reached, *([Reachability(tensors, leaves=shared.values())] if tensors else [])]
-    _check_not_flattened(reached)
+    _check_not_partitioned(reached)
     compiled = [node for part in graphs for node in compiled_functions(part)]
     if parameters is None:
         shared = _find_shared(tasks, reached, graphs[-1].leaves if tensors else None)
@@ -151,14 +154,14 @@ def _find_shared(
     return {str(index): leaf for index, leaf in enumerate(parameters or leaves)}
 
 
-def _check_not_flattened(graph: Reachability) -> None:
-    # Not imported here, because that takes a second; a process that has such parameters has imported it.
-    module = sys.modules.get("torch.distributed.fsdp")
-    if module is not None and any(getattr(leaf, "_is_flat_param", False) for leaf in graph.leaves):
-        raise OptionError(
-            "FullyShardedDataParallel (FSDP1) is not supported: its hooks do not average the gradient of each task. "
-            "Use torch.distributed.fsdp.fully_shard (FSDP2) or DistributedDataParallel; see docs/guide/ranks.md."
-        )
+def _check_not_partitioned(graph: Reachability) -> None:
+    for mark, engine in PARTITIONED.items():
+        if any(hasattr(leaf, mark) for leaf in graph.leaves):
+            raise OptionError(
+                f"{engine} is not supported: it partitions parameters, and its hooks do not average the gradient of "
+                "each task. Use torch.distributed.fsdp.fully_shard (FSDP2) or DistributedDataParallel; or weights from "
+                "losses (static, uw), which need one backward pass: docs/guide/ranks.md#weights-from-losses."
+            )
 
 
 def _check_one_device(shared: Mapping[str, Tensor]) -> None:

@@ -6,6 +6,7 @@ from torch import nn
 
 import gradhomog
 from gradhomog import NonfiniteError, OptionError
+from gradhomog.registry import installed
 
 from .networks import Model, by_hand, flat, gradients, inputs, matrix
 
@@ -329,3 +330,34 @@ def test_a_closure_of_lbfgs_is_that_of_the_mean_or_warns(text, call):
     else:
         with pytest.warns(UserWarning, match=f"L-BFGS requires the gradient of one fixed loss, but that of {text}"):
             trained(homogenized)
+
+
+@pytest.mark.parametrize("flat_parameter", [False, True])
+def test_parameters_of_which_an_engine_stores_parts_are_refused_in_one_process(flat_parameter):
+    model = Model()
+    losses = losses_of(model)
+    for index, parameter in enumerate(model.encoder.parameters()):  # as DeepSpeed and FSDP1, which are not started here
+        setattr(parameter, *(("_is_flat_param", True) if flat_parameter else ("ds_id", index)))
+        parameter.data = torch.empty(0)  # released after the forward pass
+    with pytest.raises(OptionError, match=r"FSDP1|ZeRO-3 is not supported.*weights from losses"):
+        summed(losses, "upgrad", model)
+
+
+def test_weights_from_losses_are_those_of_combine_for_rows_of_the_identity():
+    requirements = {one.name: gradhomog.pipeline(one.name).requirements for one in installed().list("homogenizers")}
+    methods = [name for name, one in requirements.items() if one.weighing and one.statistics <= {"losses"}]
+    assert {"static", "uw", "famo", "dwa", "rlw"} <= set(methods)
+    for name in methods:
+        model, by_hand = Model(), Model()
+        pipe, other = gradhomog.pipeline(name), gradhomog.pipeline(name)
+        for _ in range(3):
+            gradhomog.loss(losses_of(model), pipe, parameters=model, reduction="sum").backward()
+            losses = losses_of(by_hand)
+            values = torch.stack([loss.detach() for loss in losses.values()])
+            weights = len(losses) * other.combine(torch.eye(len(losses)).double(), values, domains=[*losses])
+            sum(weight * loss for weight, loss in zip(weights, losses.values(), strict=True)).backward()
+            torch.testing.assert_close(gradients(by_hand), gradients(model), rtol=1e-9, atol=1e-11, msg=name)
+            with torch.no_grad():
+                for one in (model, by_hand):
+                    for parameter in one.parameters():
+                        parameter -= 1e-3 * parameter.grad

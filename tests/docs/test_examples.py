@@ -49,6 +49,9 @@ SCRIPTS: dict[str, tuple[str, str, list[str]]] = {
     "sentence_transformers_datasets": (
         "sentence_transformers", "--steps 2", [rf"'eval_{name}_loss': '-?\d" for name in ("answers", "scores")],
     ),
+    "sentence_transformers_components": (
+        "sentence_transformers", "--steps 50", [rf"'loss/first {size}': '\d" for size in (16, 8, 4)],
+    ),
     "deepxde_burgers": (
         "deepxde", "upgrad --iterations 3 --lbfgs 2 --points 64",
         [r"weights: {'pde': \d.*'DirichletBC': \d.*'IC': \d", r"mean residual: \d"],

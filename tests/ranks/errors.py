@@ -39,6 +39,19 @@ def flattened(use_orig_params: bool, whole: bool) -> nn.Module:
     return model
 
 
+def partitioned() -> Model:
+    """A model with the attributes and the released parameters of DeepSpeed ZeRO-3, which is not installed."""
+    model = Model()
+    for index, parameter in enumerate(model.parameters()):
+        parameter.ds_id, parameter.ds_shape = index, parameter.shape  # type: ignore[attr-defined]
+    return model
+
+
+def release(call: dict[str, Any]) -> None:
+    for parameter in call["parameters"].parameters():
+        parameter.data = torch.empty(0)
+
+
 def times(task: int, factor: float) -> Change:
     return lambda call: call["losses"].__setitem__(task, factor * call["losses"][task])
 
@@ -200,6 +213,7 @@ SHARDED: dict[str, tuple[Callable[[], Any], Change | None, str, str]] = {
                 )
                 for original in (False, True) for whole in (False, True)
             ),
+            ("DeepSpeed ZeRO-3", partitioned, release, "DeepSpeed ZeRO-3 is not supported"),
         ]
     },
 }  # fmt: skip

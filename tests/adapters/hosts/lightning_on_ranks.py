@@ -11,18 +11,22 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.utils.data import DataLoader
 
+import gradhomog
+
 from .lightning_modules import L, Manual, TwoTasks, batches, fit
 from .measures import parameters
 from .torchrun import error_of, save
+
+from lightning.fabric import Fabric  # isort: skip
 
 Adam, SGD = torch.optim.Adam, torch.optim.SGD
 RANK = int(os.environ.get("RANK", 0))
 DDP = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False}
 
 
-def part() -> Any:
+def part(count: int = 3) -> Any:
     """Return this rank's part of the batches of eight: every second example. Lightning's sampler would shuffle."""
-    x = batches(3, 8).dataset.view(3, 8, 3)[:, RANK::2]
+    x = batches(count, 8).dataset.view(count, 8, 3)[:, RANK::2]
     return DataLoader(x.flatten(0, 1), batch_size=4)
 
 
@@ -71,6 +75,8 @@ def main(out: str) -> None:
     found["state"] = stateful(Path(out))
     found["without labels"] = without_labels()
     found["error"] = not_finite()
+    for method, exchange in ((None, True), ("none", True), ("upgrad", True), ("upgrad", False)):
+        found["fabric", method, exchange] = fabric_loop(method, part(4), 2, exchange)
     save(out, found)
 
 
@@ -88,6 +94,43 @@ def stateful(out: Path) -> dict[str, Any]:
     module = TwoTasks("uw", Adam)
     fit(module, epochs=1, data=part(), **DDP).save_checkpoint(out / "half.ckpt")
     return module.homogenized_loss.pipe.state_dict()
+
+
+def fabric_loop(
+    method: str | None, data: DataLoader[Any], ranks: int = 1, exchange: bool = True, precision: Any = "64-true",
+    saved: Path | None = None,
+) -> Tensor:  # fmt: skip
+    """Train by Fabric, two batches for each step; the sum of the losses without `method`, saved in the middle.
+
+    `exchange`: the wrapper averages gradients after the second batch.
+    """
+    torch.manual_seed(0)
+    net, pipe = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), gradhomog.pipeline(method or "none")
+    strategy = {"strategy": "ddp"} if ranks > 1 else {}
+    fabric = Fabric(accelerator="cpu", devices=ranks, precision=precision, **strategy)
+    fabric.launch()
+    net, optimizer = fabric.setup(net, Adam(net.parameters(), lr=0.1))
+    state = {"net": net, "optimizer": optimizer, "pipe": pipe}
+    number = 0
+    if saved is not None and saved.exists():
+        fabric.load(saved, state)
+        number = 2
+    for x in [*fabric.setup_dataloaders(data, use_distributed_sampler=False)][number:]:
+        number += 1
+        with fabric.no_backward_sync(net, enabled=not exchange or number % 2 == 1):
+            first, second = net(x).square().mean(0)
+            total, losses = first + 100 * second, {"first": first, "second": 100 * second}
+            if method is not None:
+                group = gradhomog.Ranks("batch")
+                total = gradhomog.loss(losses, pipe, parameters=net.module, reduction="sum", group=group)
+            fabric.backward(total / 2)
+        if number % 2 == 0:
+            fabric.clip_gradients(net, optimizer, max_norm=1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        if number == 2 and saved is not None and not saved.exists():
+            fabric.save(saved, state)
+    return parameters(net)
 
 
 def not_finite() -> str:

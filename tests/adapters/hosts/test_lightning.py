@@ -11,6 +11,7 @@ import gradhomog
 from gradhomog import MomentumWarning, OptionError
 
 from .lightning_modules import HomogenizedLoss, L, Manual, TwoTasks, batches, fit
+from .lightning_on_ranks import fabric_loop
 from .measures import parameters, rows
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice, and deprecations within Lightning
@@ -237,3 +238,14 @@ def test_the_names_and_kinds_of_metrics_are_options() -> None:
     module = TwoTasks("upgrad", log=["norm", "cosine"], prefix="train/")
     found = fit(module, epochs=1).callback_metrics
     assert {*found} == {"train/norm/depth", "train/norm/normals", "train/cosine/depth-normals"}
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed"])
+def test_a_loop_of_fabric_without_homogenizers_is_that_of_the_sum(precision: str) -> None:
+    plain, found = (fabric_loop(method, batches(4), precision=precision) for method in (None, "none"))
+    torch.testing.assert_close(found, plain, rtol=1e-10, atol=1e-12 if precision == "64-true" else 1e-2)
+
+
+def test_fabric_saves_and_loads_the_state_of_a_pipeline(tmp_path: Path) -> None:
+    whole, again = (fabric_loop("uw", batches(4), saved=tmp_path / "state.ckpt") for _ in range(2))
+    assert torch.equal(again, whole)

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradhomog import OptionError
 
 from .lightning_modules import L, TwoTasks, batches, fit
-from .lightning_on_ranks import CASES, Adam
+from .lightning_on_ranks import CASES, Adam, fabric_loop
 from .measures import parameters
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice
@@ -83,6 +83,15 @@ def test_heads_without_labels_train_as_in_one_process(ranks: Any) -> None:
     expected = in_one_process(module)
     for rank in ranks:
         close(rank["without labels"], expected)
+
+
+def test_a_loop_of_fabric_is_that_of_one_process(ranks: Any) -> None:
+    expected = fabric_loop("upgrad", batches(4, 8))
+    for rank in ranks:
+        close(rank["fabric", "none", True], rank["fabric", None, True])
+        close(rank["fabric", "upgrad", True], expected)
+        close(rank["fabric", "upgrad", False], expected)
+    assert not torch.allclose(expected, ranks[0]["fabric", "none", True], rtol=1e-3)
 
 
 def test_an_error_ends_all_ranks_before_a_parameter_changes(ranks: Any) -> None:

@@ -14,7 +14,7 @@ from gradhomog import OptionError
 from .language_models import mixture, trained_on_mixture
 from .measures import parameters
 from .transformers_models import Groups, TwoTasks, examples, trained
-from .transformers_on_ranks import CASES, RESUMED, WINDOWS, PerItem, accelerated
+from .transformers_on_ranks import CASES, DATASETS, RESUMED, TRACKED, WINDOWS, PerItem, accelerated
 
 from accelerate.state import AcceleratorState, GradientState  # isort: skip
 from accelerate.utils import DistributedType, ParallelismConfig  # isort: skip
@@ -103,6 +103,12 @@ def test_a_loop_of_accelerate_is_that_of_one_process(ranks: Any) -> None:
     assert torch.equal(*(rank["accelerate"]["aligned_mtl"] for rank in ranks))
 
 
+def test_weights_from_the_mean_losses_of_all_processes_are_those_of_gradhomog_loss(ranks: Any) -> None:
+    for rank in ranks:
+        close(rank["accelerate"]["weights from losses"], rank["accelerate"]["uw"])
+        assert not torch.allclose(rank["accelerate"]["uw"], rank["accelerate"]["none"], rtol=1e-3)
+
+
 def test_a_hook_that_sends_nothing_does_not_change_the_training(ranks: Any) -> None:
     for rank in ranks:
         close(rank["noop hook"], ranks[0]["sgd", "upgrad"])
@@ -114,14 +120,58 @@ def test_a_hook_that_sends_nothing_does_not_change_the_training(ranks: Any) -> N
     [
         ("not finite on rank 1", "NonfiniteError: task 1 of domain topic is not finite"),
         ("reads rows", "OptionError: graddrop reads rows, which are distributed over 2 ranks"),
-        ("sentence transformers", "OptionError: trainers of Sentence Transformers homogenize in one process; got 2"),
     ],
 )
 def test_an_error_is_raised_in_all_processes(name: str, start: str, ranks: Any) -> None:
-    if name == "sentence transformers":
-        pytest.importorskip("sentence_transformers", reason="needs the extra `sentence-transformers`")
     for rank in ranks:
         assert rank["errors"][name].startswith(start)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_with_other_datasets_in_each_process_none_is_the_trainer_of_sentence_transformers(
+    name: str, ranks: Any
+) -> None:
+    of_one = pytest.importorskip("tests.adapters.hosts.test_sentence_transformers")
+    for rank in ranks:
+        (found, logs), (expected, expected_logs) = (rank["datasets", name, text] for text in ("none", None))
+        close(found, expected)
+        assert not torch.allclose(found, parameters(of_one.model()))
+        assert len(logs) > 0
+        assert torch.tensor(logs[: len(expected_logs)]).allclose(torch.tensor(expected_logs))
+
+
+def test_a_step_with_other_datasets_in_each_process_is_that_of_their_gradients(ranks: Any, tmp_path: Path) -> None:
+    of_one = pytest.importorskip("tests.adapters.hosts.test_sentence_transformers")
+    gradients = torch.stack(of_one.rows(2, tmp_path))
+    for rank in ranks:
+        for text, method in {"upgrad": "upgrad", TRACKED: "aligned_mtl", "uw": "none"}.items():
+            direction, log = rank["datasets", text]
+            expected = gradhomog.pipeline(method).combine(gradients)
+            if method == "none":
+                losses = torch.tensor([log["loss/close"], log["loss/same"]])
+                expected = gradhomog.pipeline(text).combine(gradients, losses)
+            torch.testing.assert_close(direction, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_components_in_two_processes(ranks: Any) -> None:
+    pytest.importorskip("sentence_transformers", reason="needs the extra `sentence-transformers`")
+    found = ranks[0]["components"]
+    close(found["none"], found[None])
+    assert torch.equal(found["upgrad"], ranks[1]["components"]["upgrad"])
+    assert not torch.allclose(found["upgrad"], found["none"], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [
+        ("one at a time", "OptionError: in 2 processes a step has batches of up to 2 datasets, of which tracked would"),
+        ("classifier", "OptionError: in several processes, losses of several datasets must have no parameters"),
+    ],
+)
+def test_what_processes_with_other_datasets_cannot_do_is_refused(name: str, start: str, ranks: Any) -> None:
+    pytest.importorskip("sentence_transformers", reason="needs the extra `sentence-transformers`")
+    for rank in ranks:
+        assert rank["errors of datasets"][name].startswith(start)
 
 
 @pytest.mark.parametrize(
@@ -131,14 +181,17 @@ def test_an_error_is_raised_in_all_processes(name: str, start: str, ranks: Any) 
         ({"distributed_type": DistributedType.FSDP, "num_processes": 1}, "got FSDP .processes: 1"),
         ({"distributed_type": DistributedType.DEEPSPEED}, "got DEEPSPEED .processes: 2"),
         ({"distributed_type": DistributedType.DEEPSPEED, "num_processes": 1}, "got DEEPSPEED .processes: 1"),
+        ({"distributed_type": DistributedType.MEGATRON_LM, "num_processes": 1}, "got MEGATRON_LM .processes: 1"),
         ({"distributed_type": DistributedType.XLA}, "got XLA .processes: 2"),
         ({"parallelism_config": ParallelismConfig(tp_size=2)}, "got tp .processes: 2"),
     ],
 )
 def test_distributed_parameters_are_refused(options: dict[str, Any], message: str) -> None:
     replicated = {"num_processes": 2, "distributed_type": DistributedType.MULTI_CPU, "parallelism_config": None}
-    with pytest.raises(OptionError, match=message):
+    with pytest.raises(OptionError, match=rf"{message}.*weights from losses"):
         ranks_of_accelerator(SimpleNamespace(**replicated | options))
+    with pytest.raises(OptionError, match=r"got tensor parallelism .processes: 2"):
+        ranks_of_accelerator(SimpleNamespace(**replicated), tensor_parallel=2)
     assert ranks_of_accelerator(SimpleNamespace(**replicated)) == gradhomog.Ranks("batch")
     alone = {"num_processes": 1, "distributed_type": DistributedType.XLA}
     assert ranks_of_accelerator(SimpleNamespace(**replicated | alone)) is None

@@ -15,6 +15,7 @@ from transformers import TrainerCallback
 
 import gradhomog
 from gradhomog import Ranks
+from tests.docs import pages
 
 from .language_models import mixture, trained_on_mixture
 from .measures import parameters
@@ -113,21 +114,28 @@ def main(out: str) -> None:
     found["state"], found["resumable"] = trainer.homogenizers.state_dict(), parameters(trainer.model)
     found["accelerate"] = {text: accelerated(text) for text in (None, "none", "aligned_mtl")}
     found["accelerate"]["noop hook"] = accelerated("aligned_mtl", hook=noop_hook)
+    recipe: dict[str, Any] = {}
+    exec(pages.blocks(pages.text("guide/ranks.md"), "python")[-1], recipe)
+    for name, weighted_sum in {"uw": None, "weights from losses": recipe["weighted_sum"]}.items():
+        found["accelerate"][name] = accelerated("uw", weighted_sum=weighted_sum)
     found["noop hook"] = parameters(train(Hooked, "upgrad").model)
     found["errors"] = {
         "not finite on rank 1": error_of(lambda: train(NotFinite, "upgrad")),
         "reads rows": error_of(lambda: train(TwoTasks, "graddrop")),
     }
     if importlib.util.find_spec("sentence_transformers") is not None:
-        found["errors"]["sentence transformers"] = error_of(lambda: sentence_transformers(folder))
+        found |= sentence_transformers(folder)
     save(out, found)
 
 
 def accelerated(
     text: str | gradhomog.Pipeline | None, batch_size: int = 4, hook: Any = None, batches: int = 2,
-    resume: Any = None, save: Any = None,
+    resume: Any = None, save: Any = None, weighted_sum: Any = None,
 ) -> Tensor:  # fmt: skip
-    """Train in a loop with Accelerate, which accumulates `batches`; the sum of the losses without `text`."""
+    """Train in a loop with Accelerate, which accumulates `batches`; the sum of the losses without `text`.
+
+    `weighted_sum`: of the page on ranks, whose weights from losses replace `gradhomog.loss`.
+    """
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     pipe = text if isinstance(text, gradhomog.Pipeline) else gradhomog.pipeline(text or "none")
@@ -146,7 +154,9 @@ def accelerated(
             losses = {"first": first, "second": 100 * second}
             shared = accelerator.unwrap_model(net)
             total = first + 100 * second
-            if text is not None:
+            if weighted_sum is not None:
+                total = weighted_sum(losses, pipe, lambda values: accelerator.reduce(values, "mean"))
+            elif text is not None:
                 total = gradhomog.loss(losses, pipe, parameters=shared, reduction="sum", group=Ranks("batch"))
             accelerator.backward(total)
             if accelerator.sync_gradients:
@@ -158,10 +168,51 @@ def accelerated(
     return parameters(net)
 
 
-def sentence_transformers(folder: Path) -> None:
-    from .test_sentence_transformers import trained as trained_on_datasets
+COMPONENTS = "components of one dataset"
+DATASETS: dict[str, dict[str, Any]] = {
+    "round robin": {},
+    "proportional": {"multi_dataset_batch_sampler": "proportional", "optim": "adamw_torch", "weight_decay": 0.1},
+    "accumulated": {"gradient_accumulation_steps": 2, "max_steps": 2},
+    COMPONENTS: {},
+    "window": {
+        "multi_dataset_batch_sampler": "proportional", "gradient_accumulation_steps": 2, "max_steps": 2, "window": True,
+    },
+}  # fmt: skip
+"""Options of trainings in which the processes have batches of other datasets."""
+TRACKED = "tracked(method='aligned_mtl', rows='all', average=0)"
+ONE_STEP = {"max_steps": 1, "learning_rate": 1e-9, "max_grad_norm": 0.0}
 
-    trained_on_datasets(folder, "tracked(method='upgrad')", ddp_backend="gloo")
+
+def sentence_transformers(folder: Path) -> dict[Any, Any]:
+    from . import test_sentence_transformers as of_one
+
+    def train(*args: Any, **options: Any) -> Any:
+        return of_one.trained(folder, *args, **RANKS | options)
+
+    found: dict[Any, Any] = {}
+    for name, options in DATASETS.items():
+        sizes = (4, 12) if "multi_dataset_batch_sampler" in options else (8, 8)
+        given = {key: of_one.data(size)[key] for key, size in zip(of_one.data(), sizes, strict=True)}
+        pairs = of_one.st_losses.CosineSimilarityLoss
+        loss = {"close": of_one.Components, "same": pairs} if name == COMPONENTS else pairs
+        for text in (None, "none"):
+            # Logs of Sentence Transformers 6.2 wait for components that the other process does not have.
+            unlogged = {"logging_steps": 100} if name == COMPONENTS and text is None else {}
+            trainer = train(text, train=given, loss=loss, **options | unlogged)
+            logged = [(log["loss"], log["grad_norm"]) for log in trainer.state.log_history if "loss" in log]
+            found["datasets", name, text] = parameters(trainer.model), logged
+    for text in ("upgrad", TRACKED, "uw"):
+        trainer = train(text, **ONE_STEP)
+        direction = (parameters(of_one.model()) - parameters(trainer.model)) / 1e-9
+        found["datasets", text] = direction, trainer.state.log_history[0]
+    options = {"loss": of_one.Components, "train": of_one.data(16)["close"]}
+    found["components"] = {text: parameters(train(text, **options).model) for text in (None, "none", "upgrad")}
+    labels = {"loss": of_one.softmax, "train": {"labels": of_one.LABELS, "more": of_one.LABELS}}
+    found["errors of datasets"] = {
+        "one at a time": error_of(lambda: train("tracked")),
+        "classifier": error_of(lambda: train("none", **labels)),
+    }
+    return found
 
 
 if __name__ == "__main__":
