@@ -214,7 +214,7 @@ def test_a_step_calls_few_functions(text: str, calls: int, files: int) -> None:
 
 BUDGETS = {
     "gradhomog": 586,
-    "gradhomog/autograd": 2538,
+    "gradhomog/autograd": 2714,
     "gradhomog/cli": 1027,
     "gradhomog/diagnosis": 941,
     "gradhomog/experiments": 5844,
@@ -224,12 +224,12 @@ BUDGETS = {
     "gradhomog/rows": 546,
     "gradhomog/scaffold": 152,
     "gradhomog/solvers": 408,
-    "gradhomog/step": 1263,
+    "gradhomog/step": 1264,
     "gradhomog/testing": 2436,
     "plugins": 4059,
     "plugins/gradhomog_data": 2732,
-    "adapters": 3631,
-    "tests": 29720,
+    "adapters": 3846,
+    "tests": 30322,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 
