@@ -49,6 +49,9 @@ SCRIPTS: dict[str, tuple[str, str, list[str]]] = {
     "sentence_transformers_datasets": (
         "sentence_transformers", "--steps 2", [rf"'eval_{name}_loss': '-?\d" for name in ("answers", "scores")],
     ),
+    "grpo_two_rewards": (
+        "trl", "upgrad --steps 20", [rf"'{name}': '-?\d" for name in ("rewards/short/mean", "cosine/covers-short")],
+    ),
     "deepxde_burgers": (
         "deepxde", "upgrad --iterations 3 --lbfgs 2 --points 64",
         [r"weights: {'pde': \d.*'DirichletBC': \d.*'IC': \d", r"mean residual: \d"],
