@@ -54,10 +54,11 @@ class HomogenizedGRPOTrainer(HomogenizedTrainer, GRPOTrainer):  # type: ignore[m
     Conventions:
         1. The empty pipeline trains as `GRPOTrainer` does, up to rounding, with all options.
         2. TRL's losses are linear in an advantage of given sign: L = Σ_i A_i φ_i(sign A_i) + the other terms. Clipping,
-           masks and temperatures are decided by A_i for all rows: J_k = Σ_i a_ik ∂φ_i/∂θ. If each reward's loss was
-           clipped by a_ik, the sum of rows would not be the gradient of L: rewards of opposite sign, with 15 % of
-           tokens clipped, differed by a quarter of its norm. Without clipped tokens (`num_iterations=1`) there is no
-           difference, and with `scale_rewards="none"` row k is that of `GRPOTrainer` with only weight k.
+           masks and temperatures are decided by A_i for all rows: J_k = Σ_i a_ik ∂φ_i/∂θ. (Where rewards cancel,
+           A_i = 0, half of what is clipped for one sign remains.) Clipped by a_ik instead, the rows would not add up to
+           the gradient of L: for rewards of opposite sign, with 15 % of the tokens clipped, they differed by a quarter
+           of its norm. Without clipped tokens (`num_iterations=1`) there is no difference, and with
+           `scale_rewards="none"` row k is the gradient of `GRPOTrainer` with the weight of reward k alone.
         3. A missing reward (None) is 0 in TRL's sum, and so in a_ik; with "normalize_then_sum" its normalized value is
            0, that of the mean. A completion without any reward has a_ik = 0.
         4. In evaluations there is TRL's loss, and no loss by task: the means of rewards are its metrics.

@@ -18,7 +18,7 @@ import gradhomog
 from gradhomog_adapters.trl import HomogenizedGRPOTrainer
 
 SEEDS, TUNING_SEEDS = range(5), range(10, 12)
-WEIGHTS = [2 ** (power / 2) for power in range(-2, 13)]
+WEIGHTS = [2 ** (power / 4) for power in range(-4, 21)]
 """Weights of the second reward."""
 RAW, NORMALIZED = {"scale_rewards": "none"}, {"multi_objective_aggregation": "normalize_then_sum"}
 
@@ -72,7 +72,7 @@ def settings(case, steps):
         for weight in WEIGHTS
     }
     weight = max(scores, key=scores.get)
-    yield f"TRL: sum, tuned weight {weight:g}", None, {**RAW, "reward_weights": [1.0, weight]}
+    yield f"TRL: sum, tuned weight {weight:.3g}", None, {**RAW, "reward_weights": [1.0, weight]}
     yield "TRL: normalized", None, NORMALIZED
     yield f"TRL: `{second}` alone", None, {**RAW, "reward_weights": [0.0, 1.0]}
     protecting = [f"{name}(primary='{second}')" for name in ("sago", "pcd")]

@@ -1,6 +1,6 @@
 """A small Llama with a vocabulary of words, rewards and preferences, and their training by TRL in float64.
 
-TRL computes log-probabilities in float32, whatever the model's type is.
+TRL computes log-probabilities in float32, also for a model in float64.
 """
 
 from pathlib import Path
