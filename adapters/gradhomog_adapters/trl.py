@@ -1,6 +1,6 @@
 """`HomogenizedGRPOTrainer`, `HomogenizedDPOTrainer`: homogenize the gradients of rewards or of losses in TRL."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,7 +49,7 @@ class HomogenizedGRPOTrainer(HomogenizedTrainer, GRPOTrainer):  # type: ignore[m
     Args:
         homogenizers: the pipeline. Homogenizers that read the values of losses (`famo`, `dwa`) have little use here:
             the value of a policy loss is no measure of its reward.
-        *args, **kwargs: arguments of `GRPOTrainer`.
+        *args, **kwargs: arguments of `GRPOTrainer`, and `window` of `HomogenizedTrainer`.
 
     Conventions:
         1. The empty pipeline trains as `GRPOTrainer` does, up to rounding, with all options.
@@ -65,7 +65,8 @@ class HomogenizedGRPOTrainer(HomogenizedTrainer, GRPOTrainer):  # type: ignore[m
         5. Otherwise see `HomogenizedTrainer`: parameters, logs, checkpoints, several processes.
 
     Raises:
-        OptionError: there is one task only, or two with the same name; see also `HomogenizedTrainer`.
+        OptionError: there is one task only, or two with the same name; `group_column` was given; see also
+            `HomogenizedTrainer`.
 
     Cost: one backward pass per task and batch, of which rewards that are absent need none.
 
@@ -98,6 +99,7 @@ class HomogenizedGRPOTrainer(HomogenizedTrainer, GRPOTrainer):  # type: ignore[m
     """
 
     def __init__(self, *args: Any, homogenizers: Pipeline, **kwargs: Any) -> None:
+        _check_no_groups(self, kwargs)
         super().__init__(*args, homogenizers=homogenizers, **kwargs)
         enabled = {"kl": self.beta != 0, "entropy": self._entropy_bonus_enabled, "router": self.aux_loss_enabled}
         self._regularizers = [name for name in REGULARIZERS if enabled[name]]
@@ -176,7 +178,7 @@ class HomogenizedDPOTrainer(HomogenizedTrainer, DPOTrainer):  # type: ignore[mis
 
     Args:
         homogenizers: the pipeline.
-        *args, **kwargs: arguments of `DPOTrainer`.
+        *args, **kwargs: arguments of `DPOTrainer`, and `window` of `HomogenizedTrainer`.
 
     Attributes:
         loss_weights: the weight of each loss, times a unit vector, by which TRL's sum of losses is the vector of its
@@ -190,8 +192,8 @@ class HomogenizedDPOTrainer(HomogenizedTrainer, DPOTrainer):  # type: ignore[mis
         2. If a loss is not finite, neither are the other terms, and a `NonfiniteError` names all tasks.
 
     Raises:
-        OptionError: `loss_type` has one entry, or the same twice; `activation_offloading` is True; see also
-            `HomogenizedTrainer`.
+        OptionError: `loss_type` has one entry, or the same twice; `activation_offloading` is True; `group_column` was
+            given; see also `HomogenizedTrainer`.
 
     Cost: one backward pass per loss and batch.
 
@@ -220,6 +222,7 @@ class HomogenizedDPOTrainer(HomogenizedTrainer, DPOTrainer):  # type: ignore[mis
     """
 
     def __init__(self, *args: Any, homogenizers: Pipeline, **kwargs: Any) -> None:
+        _check_no_groups(self, kwargs)
         super().__init__(*args, homogenizers=homogenizers, **kwargs)
         if self.args.activation_offloading:
             raise OptionError(
@@ -253,6 +256,15 @@ class Coefficient(float):
     def __mul__(self, term: Any) -> Any:
         self.factor = term.new_ones((), requires_grad=True)
         return float(self) * term * self.factor
+
+
+def _check_no_groups(trainer: HomogenizedTrainer, options: Mapping[str, Any]) -> None:
+    """Raise OptionError if the tasks would be the groups of a column."""
+    if options.get("group_column") is not None:
+        raise OptionError(
+            f"`group_column` must be None for a {type(trainer).__name__}, whose tasks are rewards or losses; got "
+            f"{options['group_column']!r}. Groups are tasks of a HomogenizedTrainer alone or with SFTTrainer."
+        )
 
 
 def _check_tasks(names: Sequence[str], trainer: HomogenizedTrainer, advice: str) -> None:

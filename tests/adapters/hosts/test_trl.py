@@ -277,6 +277,16 @@ def test_a_row_is_the_gradient_of_one_loss(tmp_path: Path) -> None:
     torch.testing.assert_close(found.gradient, direction, rtol=1e-5, atol=1e-7)
 
 
+def test_a_window_of_batches_is_one_large_batch(tmp_path: Path) -> None:
+    windowed = {"given": {"window": True}, "homogenizers": "upgrad", "gradient_accumulation_steps": 2}
+    for options in ({"loss_type": "grpo"}, {"loss_type": "dapo", "beta": 0.1}):
+        found = grpo(HomogenizedGRPOTrainer, tmp_path, per_device_train_batch_size=4, **windowed, **options)
+        close(found, grpo(HomogenizedGRPOTrainer, tmp_path, homogenizers="upgrad", **options), parameters(llama()))
+    found = dpo(HomogenizedDPOTrainer, tmp_path, MPO, per_device_train_batch_size=2, **windowed)
+    close(found, dpo(HomogenizedDPOTrainer, tmp_path, MPO, homogenizers="upgrad"), parameters(llama()))
+    assert found.homogenizers.steps == 2
+
+
 def test_tasks_that_cannot_be_homogenized_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OptionError, match=r"at least two tasks; got \['low'\]"):
         grpo(HomogenizedGRPOTrainer, tmp_path, homogenizers="none", rewards=[low])
@@ -284,6 +294,8 @@ def test_tasks_that_cannot_be_homogenized_are_errors(tmp_path: Path, monkeypatch
         grpo(HomogenizedGRPOTrainer, tmp_path, homogenizers="none", rewards=[low, low])
     with pytest.raises(OptionError, match=r"at least two tasks; got \['sft'\]"):
         dpo(HomogenizedDPOTrainer, tmp_path, {"sft": 1.0}, homogenizers="none")
+    with pytest.raises(OptionError, match="`group_column` must be None for a HomogenizedGRPOTrainer"):
+        grpo(HomogenizedGRPOTrainer, tmp_path, homogenizers="none", given={"group_column": "source"})
     # TRL constructs the context on accelerators only.
     monkeypatch.setattr("trl.trainer.dpo_trainer.get_act_offloading_ctx_manager", lambda **_: None)
     with pytest.raises(OptionError, match="`activation_offloading` must be False"):

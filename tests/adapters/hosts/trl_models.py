@@ -68,12 +68,12 @@ def never(completions: list[str], **_: Any) -> list[None]:
 
 def grpo(
     kind: type[Trainer], folder: Path, rewards: Any = (even, low), model: Any = None, homogenizers: str | None = None,
-    resume: Any = None, peft_config: Any = None, eval_dataset: Any = None, **options: Any,
+    resume: Any = None, peft_config: Any = None, eval_dataset: Any = None, given: Any = (), **options: Any,
 ) -> Any:  # fmt: skip
     """Return a trainer after training; the reference model of `beta` has other parameters than the model."""
     sizes = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 6}
     args = GRPOConfig(str(folder / "grpo"), **{**QUIET, **TRAINING, **sizes, **options})
-    given = {} if homogenizers is None else {"homogenizers": gradhomog.pipeline(homogenizers)}
+    given = dict(given) | ({} if homogenizers is None else {"homogenizers": gradhomog.pipeline(homogenizers)})
     if args.beta and not (folder / "reference").exists():
         llama(5).save_pretrained(folder / "reference")
     model = llama() if model is None else model
@@ -89,13 +89,13 @@ def grpo(
 
 def dpo(
     kind: type[Trainer], folder: Path, losses: dict[str, float], model: Any = llama, homogenizers: str | None = None,
-    resume: Any = None, **options: Any,
+    given: Any = (), **options: Any,
 ) -> Any:  # fmt: skip
     weighted = {"loss_type": [*losses], "loss_weights": [*losses.values()]}
     args = DPOConfig(
         str(folder / "dpo"), **{**QUIET, **TRAINING, "per_device_train_batch_size": 4, **weighted, **options}
     )
-    given = {} if homogenizers is None else {"homogenizers": gradhomog.pipeline(homogenizers)}
+    given = dict(given) | ({} if homogenizers is None else {"homogenizers": gradhomog.pipeline(homogenizers)})
     pairs = Dataset.from_list(
         [
             {"prompt": f"w{n}", "chosen": f" w{n * n % 28} w{n % 5}", "rejected": f" w{n % 7}" + n % 3 * " w9"}
@@ -106,7 +106,7 @@ def dpo(
         model(), ref_model=model(1), args=args, train_dataset=pairs, eval_dataset=pairs.select(range(6)),
         processing_class=tokenizer(), **given,
     )  # fmt: skip
-    trainer.train(resume_from_checkpoint=resume)
+    trainer.train()
     return trainer
 
 
