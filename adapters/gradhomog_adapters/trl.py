@@ -44,7 +44,8 @@ class HomogenizedGRPOTrainer(HomogenizedTrainer, GRPOTrainer):  # type: ignore[m
     Tasks: the reward functions, by their names in TRL's logs; "kl" with `beta`; "entropy" with `entropy_coef` or
     `use_adaptive_entropy`; "router" with the auxiliary loss of a mixture of experts. The row of the last three is the
     gradient of their term of the loss, with its coefficient. A task is absent in a step if its coefficient is zero, or
-    if its reward does not differ between completions of any prompt in the generation batch of all processes.
+    if its reward does not differ between completions of any prompt in the generation batch of all processes. Then the
+    primary task of a homogenizer such as `sago` has a row of zeros instead.
 
     Args:
         homogenizers: the pipeline. Homogenizers that read the values of losses (`famo`, `dwa`) have little use here:
@@ -68,7 +69,7 @@ class HomogenizedGRPOTrainer(HomogenizedTrainer, GRPOTrainer):  # type: ignore[m
         OptionError: there is one task only, or two with the same name; `group_column` was given; see also
             `HomogenizedTrainer`.
 
-    Cost: one backward pass per task and batch, of which rewards that are absent need none.
+    Cost: one backward pass per task and batch; none for a task that is absent.
 
     Source: TRL 1.16, `GRPOTrainer._generate_and_score_completions` and `_compute_loss`; "normalize_then_sum" is GDPO,
     arXiv:2601.05242.
@@ -106,6 +107,8 @@ class HomogenizedGRPOTrainer(HomogenizedTrainer, GRPOTrainer):  # type: ignore[m
         _check_tasks(
             [*self.reward_func_names, *self._regularizers], self, "Rename a reward function: set its `__name__`."
         )
+        primary = {vars(homogenizer).get("primary") for homogenizer in homogenizers}  # names or slots
+        self._primary = [bool(primary & {slot, name}) for slot, name in enumerate(self.reward_func_names)]
 
     def _calculate_rewards(self, *args: Any) -> Tensor:
         rewards: Tensor = super()._calculate_rewards(*args)  # of the completions of all processes
@@ -141,8 +144,9 @@ class HomogenizedGRPOTrainer(HomogenizedTrainer, GRPOTrainer):  # type: ignore[m
         advantages: Tensor = (scores - scores.nanmean(1, keepdim=True)) * weights / divisor
         advantages = advantages.nan_to_num(0.0).flatten(0, 1)
         present = advantages.any(0)
-        # If all were absent, there might be no task: then they are rows of zeros.
-        return advantages.masked_fill(~(present | ~present.any()), torch.nan)
+        # A primary task must be present; and if all were absent, there might be no task. Then they are rows of zeros.
+        present = present | ~present.any() | torch.tensor(self._primary)
+        return advantages.masked_fill(~present, torch.nan)
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None

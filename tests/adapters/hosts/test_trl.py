@@ -209,6 +209,9 @@ def test_a_reward_that_does_not_differ_is_absent(tmp_path: Path) -> None:
     found = grpo(HomogenizedGRPOTrainer, tmp_path, homogenizers="mgda", **options)
     assert found.report.names == ("low",)
     close(found, grpo(GRPOTrainer, tmp_path, **options), parameters(llama()))  # of one task
+    protected = grpo(HomogenizedGRPOTrainer, tmp_path, homogenizers="pcd(primary='constant')", **options)
+    assert protected.report.names == ("low", "constant")
+    assert torch.equal(parameters(protected.model), parameters(llama()))  # a primary gradient of zero: no step
 
 
 def test_training_continues_from_a_checkpoint(tmp_path: Path) -> None:
