@@ -46,10 +46,12 @@ REQUIRED = {
     "gradhomog_adapters.sentence_transformers": "sentence_transformers",
     "gradhomog_adapters.torch_rechub": "torch_rechub",
     "gradhomog_adapters.transformers": "transformers",
+    "gradhomog_adapters.trl": "trl",
 }
 """Packages of frameworks without which their adapters cannot be imported."""
 
 
+@pytest.mark.filterwarnings("ignore:.*activation_checkpointing:FutureWarning")  # within TRL
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
 def test_the_doctests_of_a_module_pass(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -52,6 +52,9 @@ SCRIPTS: dict[str, tuple[str, str, list[str]]] = {
     "sentence_transformers_components": (
         "sentence_transformers", "--steps 50", [rf"'loss/first {size}': '\d" for size in (16, 8, 4)],
     ),
+    "grpo_two_rewards": (
+        "trl", "upgrad --steps 20", [rf"'{name}': '-?\d" for name in ("rewards/short/mean", "cosine/covers-short")],
+    ),
     "deepxde_burgers": (
         "deepxde", "upgrad --iterations 3 --lbfgs 2 --points 64",
         [r"weights: {'pde': \d.*'DirichletBC': \d.*'IC': \d", r"mean residual: \d"],
