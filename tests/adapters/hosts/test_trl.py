@@ -18,10 +18,12 @@ for _name in ("trl", "peft"):
     pytest.importorskip(_name, reason="needs the extra `trl`")
 
 import datasets  # noqa: E402
+from datasets import Dataset  # noqa: E402
 from peft import LoraConfig  # noqa: E402
 from transformers import MixtralConfig, MixtralForCausalLM  # noqa: E402
-from trl import DPOTrainer, GRPOTrainer  # noqa: E402
+from trl import DPOTrainer, GRPOTrainer, SFTConfig, SFTTrainer  # noqa: E402
 
+from gradhomog_adapters.transformers import HomogenizedTrainer  # noqa: E402
 from gradhomog_adapters.trl import HomogenizedDPOTrainer, HomogenizedGRPOTrainer  # noqa: E402
 
 from .measures import parameters  # noqa: E402
@@ -29,8 +31,11 @@ from .torchrun import on_two_ranks  # noqa: E402
 from .trl_models import (  # noqa: E402
     MPO,
     NORMALIZED,
+    QUIET,
     SIZES,
     SPECIAL,
+    TRAINING,
+    WORDS,
     close,
     constant,
     dpo,
@@ -41,6 +46,7 @@ from .trl_models import (  # noqa: E402
     never,
     odd,
     sometimes,
+    tokenizer,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # deprecations within TRL and Transformers
@@ -288,6 +294,51 @@ def test_a_window_of_batches_is_one_large_batch(tmp_path: Path) -> None:
     found = dpo(HomogenizedDPOTrainer, tmp_path, MPO, per_device_train_batch_size=2, **windowed)
     close(found, dpo(HomogenizedDPOTrainer, tmp_path, MPO, homogenizers="upgrad"), parameters(llama()))
     assert found.homogenizers.steps == 2
+
+
+class MixtureOfSources(HomogenizedTrainer, SFTTrainer):
+    """Supervised fine-tuning whose tasks are the sources of a mixed batch."""
+
+
+def sft(kind: Any, folder: Path, text: str | None = None, window: bool = False, **options: Any) -> Any:
+    """Train on sentences of 4 or 6 words of three sources, two of which occur equally often in every six examples."""
+    sizes = {"per_device_train_batch_size": 6, "max_length": 16, "train_sampling_strategy": "sequential"}
+    args = SFTConfig(str(folder / "sft"), **{**QUIET, **TRAINING, **sizes, **options})
+    rows = [
+        {"text": " ".join(WORDS[index % 5 : index % 5 + 4 + index % 2 * 2]), "source": "abc"[index % 6 // 2]}
+        for index in range(24)
+    ]
+    given = {} if text is None else {"homogenizers": gradhomog.pipeline(text), "group_column": "source"}
+    given |= {"window": True} if window else {}
+    data = Dataset.from_list(rows)
+    trainer = kind(llama(), args=args, train_dataset=data, eval_dataset=data, processing_class=tokenizer(), **given)
+    trainer.train()
+    return trainer
+
+
+def test_groups_of_equal_size_train_and_log_as_the_trainer_of_trl(tmp_path: Path) -> None:
+    plain, found = sft(SFTTrainer, tmp_path), sft(MixtureOfSources, tmp_path, "none")
+    close(parameters(found.model), parameters(plain.model), parameters(llama()))
+    log, expected = found.state.log_history[0], plain.state.log_history[0]
+    names = ("loss", "entropy", "mean_token_accuracy", "num_tokens", "grad_norm")
+    assert {name: log[name] for name in names} == pytest.approx({name: expected[name] for name in names}, rel=1e-5)
+    assert sum(log[f"loss/{source}"] for source in "abc") / 3 == pytest.approx(log["loss"], rel=1e-6)
+    metrics, expected = found.evaluate(), plain.evaluate()
+    assert metrics["eval_loss"] == pytest.approx(expected["eval_loss"], rel=1e-6)
+    assert sum(metrics[f"eval_{source}_loss"] for source in "abc") / 3 == pytest.approx(metrics["eval_loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"loss_type": "dft"}, {"label_smoothing_factor": 0.1}], ids=str)
+def test_a_window_over_examples_of_several_sources_is_one_large_batch(options: dict[str, Any], tmp_path: Path) -> None:
+    large = sft(MixtureOfSources, tmp_path, NORMALIZED, **options)
+    small = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 6, **options}
+    found = sft(MixtureOfSources, tmp_path, NORMALIZED, window=True, **small)
+    close(parameters(found.model), parameters(large.model), parameters(llama()))
+
+
+def test_a_mixture_that_is_packed_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"got 'source'. Packing removes columns: SFTConfig\(packing=False\)"):
+        sft(MixtureOfSources, tmp_path, "none", packing=True)
 
 
 def test_tasks_that_cannot_be_homogenized_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
