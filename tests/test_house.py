@@ -228,8 +228,8 @@ BUDGETS = {
     "gradhomog/testing": 2436,
     "plugins": 4059,
     "plugins/gradhomog_data": 2732,
-    "adapters": 3846,
-    "tests": 30322,
+    "adapters": 3965,
+    "tests": 30741,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 
