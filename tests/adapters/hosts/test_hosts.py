@@ -16,13 +16,16 @@ QUICK = {
     "transformers": [f"{STEP}_tasks_gradients"],
     "accelerate": ["test_accelerate_saves_and_loads_the_state_of_a_pipeline"],
     "sentence_transformers": ["test_without_homogenizers_training_is_that_of_sentence_transformers[sgd]"],
+    "peft": ["test_the_rows_of_one_adapter_are_those_by_hand"],
     "lightning": ["test_a_step_follows_the_direction_of_the_losses_gradients"],
     "pina": [f"{STEP}_weighted_losses_gradients", f"{LOSS}_is_an_error"],
     "deepxde": [f"{STEP}_weighted_losses_gradients", f"{LOSS}_is_named_and_deepxdes_data_are_restored"],
     "torch_rechub": ["test_a_step_is_that_of_a_custom_loop", f"{LOSS}_raises_with_its_name"],
 }
 """One or two tests of each framework."""
-TOGETHER = [("transformers", "accelerate", "sentence_transformers"), ("lightning", "pina"), ("deepxde", "torch_rechub")]
+TOGETHER = [
+    ("transformers", "accelerate", "sentence_transformers", "peft"), ("lightning", "pina"), ("deepxde", "torch_rechub"),
+]  # fmt: skip
 """Frameworks that share a process, because they import each other or little."""
 ON_RANKS = [("transformers_on_ranks",), ("lightning_on_ranks",)]
 

@@ -1,0 +1,123 @@
+"""The trade-off of `forget_retain.py` over the weight of its first loss: a table and a figure, five seeds.
+
+python docs/examples/forget_retain_sweep.py [OUT]    # an interrupted run continues
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+sys.path.insert(0, str(Path(__file__).parent))
+import forget_retain as example
+
+WEIGHTS, SEEDS, TUNING_SEEDS = [0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0], range(5), range(5, 10)
+FEW = [0.03, 0.3, 1.0, 3.0, 30.0]
+PROTECTED = "auto + static(weights={'retain': 5, '*': 1})"
+METHODS = {"none": "sum", "auto": "auto", "sago(primary='retain')": "sago", "upgrad": "upgrad, pcgrad"}
+PROBLEMS = {
+    ("ga", "nll"): "gradient ascent", ("npo", "nll"): "NPO", ("learn", "kl"): "new sequences, KL",
+    ("ga", "kl"): "gradient ascent, KL",
+}  # fmt: skip
+
+
+def planned() -> list[tuple[str, str, str, float, int]]:
+    """Task, retain loss, method, weight, seed; the sum also with the seeds that choose its weight."""
+    runs = []
+    for task, retain in PROBLEMS:
+        few = [0.03, 1.0, 30.0] if (task, retain) == ("ga", "kl") else FEW
+        runs += [(task, retain, method, weight, seed) for method in METHODS for weight in few for seed in SEEDS]
+        if few is FEW:
+            runs += [(task, retain, "none", weight, seed) for weight in {*WEIGHTS} - {*FEW} for seed in SEEDS]
+            runs += [(task, retain, "none", weight, seed) for weight in WEIGHTS for seed in TUNING_SEEDS]
+            runs += [(task, retain, PROTECTED, 1.0, seed) for seed in SEEDS]
+    return sorted(runs, key=lambda run: run[4])
+
+
+@torch.no_grad()
+def measured(model: torch.nn.Module, task: str) -> dict[str, float]:
+    """Losses, and shares of tokens that are predicted, of the task's sequences and of those to retain."""
+    found = {}
+    for name, x in {"task": example.NEW if task == "learn" else example.FORGET, "retain": example.RETAIN}.items():
+        found[name] = example.nll(model, x).mean().item()
+        right = example.logits(model, x)[:, :, :-1].argmax(1) == x[:, 1:]
+        found[f"{name} accuracy"] = right.double().mean().item()
+    return found
+
+
+def score(row: dict, task: str) -> float:
+    """Accuracy on the sequences to retain, plus that on new ones or minus that on those to forget."""
+    return row["retain accuracy"] + (1 if task == "learn" else -1) * row["task accuracy"]
+
+
+def interval(rows: list[dict], key: str) -> str:
+    """Mean and half of the 95 % interval of Student's t."""
+    values = [row[key] for row in rows]
+    return f"{np.mean(values):.2f} ± {2.776 * np.std(values, ddof=1) / len(values) ** 0.5:.2f}"
+
+
+def draw(found: dict, path: Path) -> None:
+    mpl.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "gradhomog", "font.size": 9}
+    figure = Figure(figsize=(8, 4.4), layout="constrained")
+    problems = list(PROBLEMS)[:3]
+    panels = figure.subplots(2, 3, sharex=True)
+    for column, (task, retain) in enumerate(problems):
+        for key, axes in zip(("retain", "task"), panels[:, column], strict=True):
+            for method, label in METHODS.items():
+                weights = WEIGHTS if method == "none" else FEW
+                means = [np.mean([row[key] for row in found[task, retain, method, weight]]) for weight in weights]
+                axes.plot(weights, means, marker="o", markersize=3, label=label)
+            axes.set(xscale="log", yscale="log")
+        panels[0, column].set_title(PROBLEMS[task, retain], fontsize=9)
+    panels[0, 0].set_ylabel("loss of sequences\nto retain: low")
+    panels[1, 0].set_ylabel("loss of sequences\nto forget: high")
+    panels[1, 2].set_ylabel("loss of new\nsequences: low")
+    figure.supxlabel("weight of the loss that forgets or learns", fontsize=9)
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main(out: str = "runs/forget-retain") -> None:
+    torch.set_num_threads(1)
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "results.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    found = {tuple(row["run"]): row for row in rows}
+    old: dict[int, torch.nn.Module] = {}
+    for run in planned():
+        task, retain, method, weight, seed = run
+        if run not in found:
+            if seed not in old:
+                old[seed] = example.pretrained(seed)
+            torch.manual_seed(seed)
+            model = example.train(old[seed], method, {"retain": (retain, 1.0), "task": (task, weight)})
+            found[run] = {"run": run, **measured(model, task)}
+            with file.open("a") as stream:
+                stream.write(json.dumps(found[run]) + "\n")
+    groups: dict[tuple, list[dict]] = {}
+    for (*settings, seed), row in found.items():
+        groups.setdefault((*settings, "tuning") if seed in TUNING_SEEDS else tuple(settings), []).append(row)
+    for (task, retain), name in PROBLEMS.items():
+        scores = {
+            weight: np.mean([score(row, task) for row in groups[task, retain, "none", weight, "tuning"]])
+            for weight in WEIGHTS
+            if (task, retain, "none", weight, "tuning") in groups
+        }
+        best = max(scores, key=lambda weight: scores[weight], default=None)
+        print(f"\n| {name} | weight | retain loss | task loss | accuracy: retain | task |\n|---|---|---|---|---|---|")
+        for method, label in {**METHODS, PROTECTED: PROTECTED}.items():
+            for weight in WEIGHTS:
+                if members := groups.get((task, retain, method, weight)):
+                    tuned = " (tuned)" if (method, weight) == ("none", best) else ""
+                    keys = ("retain", "task", "retain accuracy", "task accuracy")
+                    print(f"| {label}{tuned} | {weight:g} | {' | '.join(interval(members, key) for key in keys)} |")
+    draw(groups, folder / "forget-retain.svg")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
