@@ -170,6 +170,8 @@ def train(
 
 def interval(values: list[float]) -> str:
     """The mean in percent ± half of the 95 % interval of Student's t."""
+    if len(values) == 1:
+        return f"{100 * values[0]:.1f}"
     quantile = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}.get(len(values), float("nan"))
     return f"{100 * np.mean(values):.1f} ± {100 * quantile * np.std(values, ddof=1) / len(values) ** 0.5:.1f}"
 

@@ -1,6 +1,6 @@
 """Time and memory of a step of LoRA with three losses, relative to the sum of the losses, on a small Llama.
 
-python docs/examples/lora_cost.py [ROUNDS]
+python docs/examples/lora_cost.py [ROUNDS] [WIDTH]
 """
 
 import statistics
@@ -40,12 +40,12 @@ def make_step(model, method):
     return step
 
 
-def main(rounds="9"):
+def main(rounds="15", width="256"):
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    sizes = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
-    config = LoraConfig(r=8, lora_alpha=16, target_modules=LAYERS)
-    model = get_peft_model(LlamaForCausalLM(LlamaConfig(vocab_size=2000, **sizes)), config)
+    sizes = {"hidden_size": int(width), "intermediate_size": 4 * int(width), "num_hidden_layers": 4}
+    base = LlamaForCausalLM(LlamaConfig(vocab_size=2000, num_attention_heads=4, **sizes))
+    model = get_peft_model(base, LoraConfig(r=8, lora_alpha=16, target_modules=LAYERS))
     model.print_trainable_parameters()
     steps = {method: make_step(model, method) for method in ["sum", *PIPELINES]}
     for method, step in steps.items():
