@@ -10,7 +10,9 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 import torch
-from matplotlib.figure import Figure
+
+from gradhomog.experiments.report.figures.style import colors, figure_style, make_panels
+from gradhomog.experiments.runs import PLAIN
 
 sys.path.insert(0, str(Path(__file__).parent))
 import forget_retain as example
@@ -55,23 +57,26 @@ def interval(rows: list[dict], key: str) -> str:
 
 
 def draw(found: dict, path: Path) -> None:
-    mpl.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "gradhomog", "font.size": 9}
-    figure = Figure(figsize=(8, 4.4), layout="constrained")
-    panels = figure.subplots(2, 3, sharex=True)
-    for column, (task, retain) in enumerate(PROBLEMS):
-        for key, axes in zip(("retain", "task"), panels[:, column], strict=True):
-            for method, label in METHODS.items():
-                weights = [weight for weight in WEIGHTS if (task, retain, method, weight) in found]
-                means = [np.mean([row[key] for row in found[task, retain, method, weight]]) for weight in weights]
-                axes.plot(weights, means, marker="o", markersize=3, label=label)
-            axes.set(xscale="log", yscale="log")
-        panels[0, column].set_title(PROBLEMS[task, retain], fontsize=9)
-    panels[0, 0].set_ylabel("loss of sequences\nto retain: low")
-    panels[1, 0].set_ylabel("loss of sequences\nto forget: high")
-    panels[1, 2].set_ylabel("loss of new\nsequences: low")
-    figure.supxlabel("weight of the loss that forgets or learns", fontsize=9)
-    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    figure.savefig(path, metadata={"Date": None})
+    """Accuracies over the weight of the first loss, one column for each problem."""
+    with figure_style(), mpl.rc_context({"svg.fonttype": "none"}):
+        figure, panels = make_panels(2, 3, 3.6, sharex=True, sharey=True)
+        styles = colors([PLAIN, *[*METHODS][1:]])
+        for column, (task, retain) in enumerate(PROBLEMS):
+            for key, axes in zip(("retain", "task"), (row[column] for row in panels), strict=True):
+                for (method, label), (color, dashes) in zip(METHODS.items(), styles.values(), strict=True):
+                    weights = [weight for weight in WEIGHTS if (task, retain, method, weight) in found]
+                    rows = [found[task, retain, method, weight] for weight in weights]
+                    means = [np.mean([row[f"{key} accuracy"] for row in row_list]) for row_list in rows]
+                    axes.plot(weights, means, marker="o", color=color, linestyle=dashes, label=label)
+                axes.set(xscale="log", xticks=ENDS, xticklabels=[f"{weight:g}" for weight in ENDS], ylim=(-0.03, 1.03))
+                axes.minorticks_off()
+            panels[0][column].set_title(PROBLEMS[task, retain])
+            panels[1][column].set_xlabel("to learn: high" if task == "learn" else "to forget: low")
+            panels[0][column].set_xlabel("to retain: high")
+        figure.supylabel("accuracy")
+        figure.supxlabel("weight of the loss that forgets or learns")
+        figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right center")
+        figure.savefig(path, metadata={"Date": None})
 
 
 def main(out: str = "runs/forget-retain") -> None:
