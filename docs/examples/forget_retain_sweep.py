@@ -10,15 +10,14 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 import torch
-
-from gradhomog.experiments.report.figures.style import colors, figure_style, make_panels
-from gradhomog.experiments.runs import PLAIN
+from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).parent))
 import forget_retain as example
 
 WEIGHTS, ENDS, SEEDS = [0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0], [0.03, 1.0, 30.0], range(5)
 METHODS = {"none": "sum", "auto": "auto", "sago(primary='retain')": "sago", "upgrad": "upgrad, pcgrad"}
+COLORS = ["#222222", "#0072B2", "#D55E00", "#009E73"]  # Okabe and Ito
 PROTECTED = "auto + static(weights={'retain': 5, '*': 1})"
 PROBLEMS = {("ga", "nll"): "gradient ascent", ("npo", "nll"): "NPO", ("learn", "kl"): "new sequences, KL"}
 
@@ -58,23 +57,24 @@ def interval(rows: list[dict], key: str) -> str:
 
 def draw(found: dict, path: Path) -> None:
     """Accuracies over the weight of the first loss, one column for each problem."""
-    with figure_style(), mpl.rc_context({"svg.fonttype": "none"}):
-        figure, panels = make_panels(2, 3, 3.6, sharex=True, sharey=True)
-        styles = colors([PLAIN, *[*METHODS][1:]])
+    settings = {"svg.fonttype": "none", "svg.hashsalt": "gradhomog", "font.size": 9, "axes.grid": True}
+    style = {"grid.color": "#e6e6e6", "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
+    with mpl.rc_context({**settings, **style}):
+        figure = Figure(figsize=(7.2, 3.6), layout="constrained")
+        panels = figure.subplots(2, 3, sharex=True, sharey=True)
         for column, (task, retain) in enumerate(PROBLEMS):
-            for key, axes in zip(("retain", "task"), (row[column] for row in panels), strict=True):
-                for (method, label), (color, dashes) in zip(METHODS.items(), styles.values(), strict=True):
+            for key, axes in zip(("retain", "task"), panels[:, column], strict=True):
+                for (method, label), color in zip(METHODS.items(), COLORS, strict=True):
                     weights = [weight for weight in WEIGHTS if (task, retain, method, weight) in found]
                     rows = [found[task, retain, method, weight] for weight in weights]
-                    means = [np.mean([row[f"{key} accuracy"] for row in row_list]) for row_list in rows]
-                    axes.plot(weights, means, marker="o", color=color, linestyle=dashes, label=label)
+                    means = [np.mean([row[f"{key} accuracy"] for row in members]) for members in rows]
+                    axes.plot(weights, means, marker="o", markersize=4, color=color, label=label)
                 axes.set(xscale="log", xticks=ENDS, xticklabels=[f"{weight:g}" for weight in ENDS], ylim=(-0.03, 1.03))
                 axes.minorticks_off()
-            panels[0][column].set_title(PROBLEMS[task, retain])
+            panels[0][column].set(title=PROBLEMS[task, retain], xlabel="to retain: high")
             panels[1][column].set_xlabel("to learn: high" if task == "learn" else "to forget: low")
-            panels[0][column].set_xlabel("to retain: high")
-        figure.supylabel("accuracy")
-        figure.supxlabel("weight of the loss that forgets or learns")
+        figure.supylabel("accuracy", fontsize=9)
+        figure.supxlabel("weight of the loss that forgets or learns", fontsize=9)
         figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right center")
         figure.savefig(path, metadata={"Date": None})
 

@@ -3,6 +3,7 @@
 python docs/examples/lora_cost.py [ROUNDS] [WIDTH]
 """
 
+import itertools
 import statistics
 import sys
 import time
@@ -13,7 +14,6 @@ from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import gradhomog
-from gradhomog.experiments.profiling.harness import peak_bytes
 
 PIPELINES = ["none", "auto", "upgrad", "reweight(beta=0, solver='fixed_point')", "tracked(method='upgrad')"]
 LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -38,6 +38,15 @@ def make_step(model, method):
         optimizer.step()
 
     return step
+
+
+def peak_bytes(step):
+    """The largest number of bytes that are live at the same time, of those that a step allocates on the CPU."""
+    with torch.autograd.profiler.profile(profile_memory=True) as profiler:
+        step()
+    events = [event for event in profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return max(itertools.accumulate(changes))
 
 
 def main(rounds="15", width="256"):
