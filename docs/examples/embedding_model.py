@@ -30,7 +30,7 @@ from transformers import AutoModel, AutoTokenizer, logging
 
 logging.set_verbosity_error()
 PACKAGES = ["matplotlib", "networkx", "pandas", "scipy", "sklearn", "sympy", "torch", "transformers"]
-WEIGHTS = [0.01, 0.1, 1.0, 10.0, 100.0]
+WEIGHTS = [0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0]
 SINGLE = {"retrieval only": ["retrieval"], "package only": ["package"], "head only": ["package"]}
 NORMS = "reweight(beta=0, solver='fixed_point')"
 METHODS = [*SINGLE, *(f"sum {weight:g}" for weight in WEIGHTS), "auto", NORMS, "upgrad"]

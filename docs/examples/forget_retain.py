@@ -1,7 +1,4 @@
-"""Forget a quarter of the sequences that a small GPT-2 has learned by heart, and retain the others.
-
-python docs/examples/forget_retain.py [METHOD] [ga | npo | learn] [nll | kl] [WEIGHT OF THE FIRST LOSS]
-"""
+"""Forget a part of what a small GPT-2 has learned: forget_retain.py [METHOD] [ga | npo | learn] [nll | kl] [WEIGHT]."""
 
 import copy
 import sys
@@ -26,24 +23,22 @@ def logits(model, x):
     return model(input_ids=x).logits.transpose(1, 2)
 
 
-def nll(model, x):
-    """The negative log-likelihood of each sequence, per token."""
+def nll(model, x):  # of each sequence, per token
     return cross_entropy(logits(model, x)[:, :, :-1], x[:, 1:], reduction="none").mean(1)
 
 
 def pretrained(seed):
     torch.manual_seed(seed)
-    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 12, "bos_token_id": 0, "eos_token_id": 0}
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=32, **sizes)).eval()  # no dropout
-    return train(model, "none", {"all": ("nll", 1.0)}, torch.cat([FORGET, RETAIN]), steps=250, rate=3e-3, batch=64)
+    config = GPT2Config(vocab_size=32, n_embd=32, n_layer=2, n_head=4, n_positions=12, bos_token_id=0, eos_token_id=0)
+    start, data = GPT2LMHeadModel(config).eval(), torch.cat([FORGET, RETAIN])  # without dropout
+    return train(start, "none", {"all": ("nll", 1.0)}, data, steps=250, rate=3e-3, batch=64)
 
 
 def train(old, method, tasks, data=RETAIN, steps=60, rate=5e-4, batch=16):
-    model, pipe = copy.deepcopy(old).requires_grad_(), gradhomog.pipeline(method)
-    old.requires_grad_(False)
+    model, old, pipe = copy.deepcopy(old).requires_grad_(), old.requires_grad_(False), gradhomog.pipeline(method)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     for _ in range(steps):
-        x = data[torch.randperm(len(data))[:batch]]
+        x = data[torch.randperm(len(data))[:batch]]  # to retain
         losses = {name: weight * LOSSES[kind](model, old, x) for name, (kind, weight) in tasks.items()}
         optimizer.zero_grad()
         gradhomog.backward(losses, pipe, parameters=model)  # was: sum(losses.values()).backward()
@@ -55,7 +50,7 @@ def main(method="auto", task="ga", retain="nll", weight="1"):
     old = pretrained(seed=0)
     new = train(old, method, {"retain": (retain, 1.0), "task": (task, float(weight))})
     for name, x in {"forget": FORGET, "retain": RETAIN, "new": NEW}.items():
-        print(f"{name}: {nll(old, x).mean().item():.3f} to {nll(new, x).mean().item():.3f}")
+        print(f"{name}: {nll(old, x).mean():.3f} to {nll(new, x).mean():.3f}")
 
 
 if __name__ == "__main__":
