@@ -55,6 +55,10 @@ SCRIPTS: dict[str, tuple[str, str, list[str]]] = {
     "grpo_two_rewards": (
         "trl", "upgrad --steps 20", [rf"'{name}': '-?\d" for name in ("rewards/short/mean", "cosine/covers-short")],
     ),
+    "forget_retain": (  # the sum at this weight ends with a retain loss of 11
+        "transformers", "auto ga nll 30", [r"(?m)^forget: 0\.\d+ to 1\d\.", r"(?m)^retain: 0\.\d+ to [01]\."],
+    ),
+    "lora_cost": ("peft", "1 32", [rf"(?m)^{name} +time \d+\.\d+  memory \d\.\d+$" for name in ("auto", "upgrad")]),
     "deepxde_burgers": (
         "deepxde", "upgrad --iterations 3 --lbfgs 2 --points 64",
         [r"weights: {'pde': \d.*'DirichletBC': \d.*'IC': \d", r"mean residual: \d"],
@@ -81,6 +85,31 @@ def test_a_script_with_a_framework_prints_its_results(name: str, capsys: pytest.
         framework.optimizers.LBFGS_options["iter_per_step"] = 1000
     for pattern in patterns:
         assert re.search(pattern, text), pattern
+
+
+@pytest.mark.slow
+def test_the_embedding_model_is_trained_on_two_tasks_and_a_table_continues(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs an extra")
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+    folder = str(tmp_path / "model")
+    transformers.BertTokenizer({word: index for index, word in enumerate(words)}).save_pretrained(folder)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    transformers.BertModel(transformers.BertConfig(vocab_size=len(words), **sizes)).save_pretrained(folder)
+    data = ["--packages", "gradhomog", "gradhomog_plugins", "--functions", "20"]
+    options = ["--model", folder, "--layers", "1", *data, "--steps", "2", "--out", str(tmp_path / "rows.jsonl")]
+
+    def run(*methods: str) -> str:
+        arguments = [*options, "--seeds", "0", "1", "--methods", *methods]
+        return printed(EXAMPLES / "embedding_model.py", capsys, *arguments)
+
+    assert "'train': 28, 'validation': 4, 'test': 8" in run("sum 1")
+    text = run("sum 1", "auto")
+    assert text.count("'seconds'") == 2  # `auto` with two seeds
+    assert re.search(r"(?m)^\| sum 1 \(tuned\) \|( \d+\.\d ± \d+\.\d \|){3} 0\.0 ± 0\.0 \|$", text)
+    assert re.search(r"(?m)^\| auto \|( \d+\.\d ± \d+\.\d \|){3} -?\d+\.\d ± \d+\.\d \|$", text)
 
 
 @pytest.fixture

@@ -39,12 +39,13 @@ def blocks(page, language):
     return pages.blocks(page.read_text(encoding="utf-8"), language)
 
 
-REQUIRED = {"transformers.md": "accelerate"}
+REQUIRED = {"transformers.md": "accelerate", "lora.md": "peft"}
 """Packages of frameworks without which the examples of a page cannot run."""
 EXAMPLES = [(page, index) for page in PAGES for index in range(len(blocks(page, "python")))]
 
 
 @pytest.mark.usefixtures("without_figures")
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT reads it
 @pytest.mark.parametrize(("page", "index"), EXAMPLES, ids=[f"{page.name}-{index}" for page, index in EXAMPLES])
 def test_a_python_example_runs_after_those_before_it(page, index, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

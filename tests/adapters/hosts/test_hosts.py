@@ -17,6 +17,7 @@ QUICK = {
     "accelerate": ["test_accelerate_saves_and_loads_the_state_of_a_pipeline"],
     "sentence_transformers": ["test_without_homogenizers_training_is_that_of_sentence_transformers[sgd]"],
     "trl": ["test_a_reward_that_does_not_differ_is_absent"],
+    "peft": ["test_the_rows_of_one_adapter_are_those_by_hand"],
     "lightning": ["test_a_step_follows_the_direction_of_the_losses_gradients"],
     "pina": [f"{STEP}_weighted_losses_gradients", f"{LOSS}_is_an_error"],
     "deepxde": [f"{STEP}_weighted_losses_gradients", f"{LOSS}_is_named_and_deepxdes_data_are_restored"],
@@ -24,7 +25,8 @@ QUICK = {
 }
 """One or two tests of each framework."""
 TOGETHER = [
-    ("transformers", "accelerate", "sentence_transformers", "trl"), ("lightning", "pina"), ("deepxde", "torch_rechub")
+    ("transformers", "accelerate", "sentence_transformers"), ("trl", "peft"), ("lightning", "pina"),
+    ("deepxde", "torch_rechub"),
 ]  # fmt: skip
 """Frameworks that share a process, because they import each other or little."""
 ON_RANKS = [("transformers_on_ranks",), ("lightning_on_ranks",)]
