@@ -229,7 +229,7 @@ BUDGETS = {
     "plugins": 4059,
     "plugins/gradhomog_data": 2732,
     "adapters": 3965,
-    "tests": 30741,
+    "tests": 30881,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 
