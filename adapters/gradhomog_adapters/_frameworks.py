@@ -15,6 +15,9 @@ import gradhomog
 from gradhomog import OptionError, Pipeline, Ranks, StepReport
 from gradhomog_adapters._gradients import graph_nodes
 
+UNIT = 2.0**10
+"""The unit of numbers of examples or tokens. They multiply losses, and large ones overflow half precision."""
+
 
 def check_pipeline(pipe: Pipeline, framework: str) -> None:
     """Raise unless losses and rows are sufficient: the framework passes on no features and no residuals.
@@ -83,7 +86,8 @@ def count_examples(
     if examples.keys() != losses.keys():
         raise OptionError(f"`examples` must have the keys of `losses`, {[*losses]}; got {[*examples]}.")
     present = {name: loss if examples[name] else None for name, loss in losses.items()}
-    return present, replace(ranks or Ranks("batch"), examples=[float(examples[name]) for name in losses])
+    numbers = [float(examples[name]) / UNIT for name in losses]
+    return present, replace(ranks or Ranks("batch"), examples=numbers)
 
 
 def check_loss_options(options: Iterable[str], owner: str, fixed: Collection[str] = ()) -> None:
@@ -142,7 +146,9 @@ class ZeroLosses:
     def fill(
         self, losses: Any, module: nn.Module, parameters: Any, pipe: Pipeline, ranks: Ranks | None
     ) -> tuple[Any, Ranks | None]:
-        """Replace each None by 0 · Σ of the parameters of the task's head, with 0 examples.
+        """Replace each None by 0 · Σ of the parameters of the task's head, with 0 examples; add it to other losses.
+
+        Then the graphs of a task lead to the parameters of its head in the same order on all ranks.
 
         The heads are the parameters that a task's loss depends on and that are not shared. Until each task has had a
         loss on a rank, the ranks exchange their names in each call. Homogenizers that choose among the tasks with
@@ -160,9 +166,13 @@ class ZeroLosses:
         numbers = [given] * len(entries) if isinstance(given, int | float) else given
         missing = [key for key, loss in entries.items() if loss is None and key in self._heads]
         examples = [0.0 if key in missing else number for key, number in zip(entries, numbers, strict=True)]
-        for key in missing:
+        for key in entries.keys() & self._heads.keys():
+            if key not in missing and not self._heads[key]:
+                continue
             names = self._heads[key] or list(named)[:1]
-            entries[key] = torch.stack([0 * named[name].sum() for name in names]).sum()
+            zero = torch.stack([0 * named[name].sum() for name in names]).sum()
+            # The graph is traversed from the last term.
+            entries[key] = zero if key in missing else entries[key] + zero
         return (entries if isinstance(losses, Mapping) else list(entries.values())), replace(ranks, examples=examples)
 
     def _exchange_heads(

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradhomog
 from gradhomog import OptionError, Pipeline, Ranks, StepReport, check_optimizer
 from gradhomog_adapters._frameworks import ReceivesReports, RunningMeans, ZeroLosses, check_pipeline, count_examples
-from gradhomog_adapters._groups import CollatesGroups, group_names, means_by_group, token_losses
+from gradhomog_adapters._groups import CollatesGroups, check_mean, group_names, means_by_group, token_losses
 
 try:
     from accelerate.optimizer import AcceleratedOptimizer
@@ -183,7 +183,9 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
         self._zero_losses = ZeroLosses()
         self._accumulated: Any = None  # with `window`, the batches of the present step
         self._examples: dict[str, float] = {}
+        self._counted: bool | None = None  # the batches of the present step have numbers of examples
         self._groups_of_batch: Tensor | None = None
+        self._checked_losses = False
         super().__init__(*args, **kwargs)
         declared = partial(_declared_scaling, type(self), self.args.gradient_accumulation_steps)
         self.loss_is_scaled_for_ga = declared() if group_column is None else False
@@ -222,8 +224,8 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
         for name, loss in losses.items():
             if loss is not None and not training:
                 self._evaluation_means.add(f"{name}_loss", loss, (examples or {}).get(name, self._evaluated_examples))
-        for name, number in (examples or {}).items() if training else ():
-            self._examples[name] = self._examples.get(name, 0.0) + float(number)
+        if training:
+            self._count(examples)
         if all(loss is None for loss in losses.values()) and not (training and (self.window or self._ranks)):
             self._homogenized = True
             trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -237,6 +239,18 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
         if training:
             total.register_hook(self._note_backward)  # type: ignore[no-untyped-call]
         return total
+
+    def _count(self, examples: Mapping[str, float | Tensor] | None) -> None:
+        """Add up the numbers of examples until they are logged.
+
+        Raises:
+            OptionError: some batches of a window have numbers, others have none.
+        """
+        if self.window and self._counted not in (None, examples is not None):
+            raise OptionError("pass `examples` of self.homogenized_loss for all batches of a window or for none.")
+        self._counted = examples is not None
+        for name, number in (examples or {}).items():
+            self._examples[name] = self._examples.get(name, 0.0) + float(number)
 
     def _loss_in_window(
         self, losses: Any, pipe: Pipeline, *, group: Ranks | None, report: Callable[[StepReport], None], **options: Any
@@ -268,7 +282,7 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """Return the batches of an optimizer step, and begin a window, also after a training that was interrupted."""
-        self._accumulated, self._examples = None, {}
+        self._accumulated, self._examples, self._counted = None, {}, None
         return super().get_batch_samples(*args, **kwargs)
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
@@ -297,12 +311,18 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
         given, outputs = dict(inputs), list[Any]()
         with model.register_forward_hook(lambda module, args, output: outputs.append(output)):
             result = super().compute_loss(model, inputs, return_outputs)
-        losses, mask = self.token_losses(outputs[0], given)
-        means, counts = means_by_group(losses, mask, groups, self.groups)
-        total = self.homogenized_loss(means, model, examples=counts, reduction="mean")
         plain = result[0] if return_outputs else result
-        # The value is the loss of the parent class, so that logs are comparable.
-        total = plain.detach() + (total - total.detach()) if torch.is_grad_enabled() else plain
+        if groups is None and not torch.is_grad_enabled():  # an evaluation of other data
+            return result
+        losses, mask = self.token_losses(outputs[0], given)
+        means, counts = means_by_group(losses, mask, groups, self.groups, self.group_column)
+        if not self._checked_losses and any(counts.values()):
+            check_mean(losses, mask, plain, type(self.model).__name__)
+            self._checked_losses = True
+        gather = None if self._ranks is None else replace(self._ranks, gather=True)
+        total = self.homogenized_loss(means, model, gather, counts, reduction="mean")
+        if any(counts.values()):  # the value of the parent class, so that logs are comparable; NaN without labels
+            total = plain.detach() + (total - total.detach()) if torch.is_grad_enabled() else plain
         return (total, result[1]) if return_outputs else total
 
     def token_losses(self, outputs: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
@@ -310,6 +330,8 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
 
         Here: cross entropies of `outputs.logits` and `labels`, also smoothed ones (`label_smoothing_factor`), shifted
         by one token for causal models; or the `log_probs` of TRL's `SFTTrainer`. Override it for another loss.
+
+        Their mean must be the loss of the parent class, which is checked in the first batch.
 
         Raises:
             OptionError: the model returns neither, or they have not the shape of the labels.
@@ -341,7 +363,7 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
         """Evaluate one batch; the means of the losses weigh batches by their size, as `eval_loss` does."""
         self._evaluated_examples = len(inputs) if isinstance(inputs, list) else find_batch_size(inputs) or 1
         if self.group_column is not None:
-            self._groups_of_batch = inputs.pop(self.group_column)
+            self._groups_of_batch = inputs.pop(self.group_column, None)
         return super().prediction_step(model, inputs, *args, **kwargs)
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:

@@ -100,7 +100,9 @@ class _Window:
         self._means: bool | None = None  # with numbers of examples; None before the first batch
         self._tasks = 0
         self._labels: tuple[str, ...] | None = None  # names of all tasks so far, None without names
+        self._first = frozenset[int]()  # slots of the tasks of the first batch, if homogenizers choose among them
         self._chosen: frozenset[int] | None = None  # slots of the chosen tasks, None before the first batch
+        self._unit: float | None = None  # the largest number of the first batch, by which numbers are divided
         self._use_shared = False
         self._finished = False
         self._sums: dict[int, _Sums] = {}
@@ -142,10 +144,13 @@ class _Window:
                     "examples of all batches, or pass numbers in one place."
                 )
             numbers = _numbers_of_examples(examples, graph.tasks)
+            # They multiply losses before the backward pass, in which large numbers overflow half precision.
+            self._unit = self._unit or max(numbers, default=0.0) or None
+            numbers = [number / (self._unit or 1.0) for number in numbers]
         graph = check_present(options, graph, bool(requirements.choosing) and self._chosen is None)
         slots = self._slots(graph.tasks)
         kept = list(range(len(slots)))
-        if requirements.choosing:
+        if requirements.choosing and slots:
             kept = [index for index in kept if slots[index] in self._chosen_slots(slots)]
         if numbers is not None and not self._over_ranks:
             kept = [index for index in kept if numbers[index]]
@@ -191,15 +196,18 @@ class _Window:
         """Homogenize the sums."""
         self._finished = True
         if not self._sums:
-            raise OptionError("`accumulated` requires at least one batch; got none. Call add(losses) in the block.")
+            raise OptionError(
+                "`accumulated` requires at least one batch with a task; got none. Call add(losses) in the block; "
+                "across ranks, pass losses such as 0 * output.sum(), with 0 `examples`."
+            )
         slots, communicator = tuple(sorted(self._sums)), self.options.communicator
         sums = [self._sums[slot] for slot in slots]
         weights = [one.weight if self._means else self._factor for one in sums]
         losses = [one.loss / weight if weight else one.loss for one, weight in zip(sums, weights, strict=True)]
         tasks = inputs.TaskLosses(losses, slots, self._tasks, self._labels, False)
-        if self._means and not self._over_ranks:
+        if self._means:
             for one, weight in zip(sums, weights, strict=True):
-                one.scale(self._factor / weight)
+                one.scale((self._unit or 1.0) if self._over_ranks else self._factor / weight)
         rows = [[one.gradients.pop(id(leaf), (None, None))[1] for leaf in self._shared.values()] for one in sums]
         heads = [sorted(one.gradients.values(), key=lambda pair: SHAPE(pair[0])) for one in sums]
         graph = LossGraph(
@@ -207,7 +215,8 @@ class _Window:
             sharded=any_dtensor(self._shared.values()),
         )  # fmt: skip
         # The ranks of a batch divide by the sum of these numbers.
-        examples = [weight / self._factor for weight in weights] if self._means else communicator.examples(slots)
+        unit = (self._unit or 1.0) / self._factor
+        examples = [unit * weight for weight in weights] if self._means else communicator.examples(slots)
         derivatives = SummedDerivatives(
             graph, examples, self._factor, self._scaled, sums=rows,
             sums_at_stages=_concatenate_features(sums, 1 / self._factor),
@@ -219,11 +228,23 @@ class _Window:
         return homogenize(LossStep(self.options, graph, tasks, names), derivatives)
 
     def _chosen_slots(self, slots: Sequence[int]) -> frozenset[int]:
-        """Return the slots of the tasks that homogenizers chose among those of the first batch."""
+        """Return the slots of the tasks that homogenizers chose among those of the first batch.
+
+        Raises:
+            OptionError: a task was absent from the first batch.
+        """
         if self._chosen is None:
+            self._first = frozenset(slots)
             names = self._domains or self._labels
             keys = task_keys(tuple(slots), tuple(names[slot] for slot in slots) if names else ())
             self._chosen = frozenset(slots[index] for index in self.options.pipe.choose(keys))
+        if late := set(slots) - self._first:
+            name = self._labels[min(late)] if self._labels else min(late)
+            selector = self.options.pipe.requirements.choosing[0].selector
+            raise OptionError(
+                f"{selector} chooses among the tasks of the first batch of a step; task {name} is in a later one only. "
+                "Add up batches of the same tasks, or use it without adding up batches."
+            )
         return self._chosen
 
     def _slots(self, tasks: inputs.TaskLosses) -> list[int]:
@@ -329,7 +350,7 @@ class Accumulation:
             self._window = None
         compute = partial(self._add_last, window, batch) if last else partial(window.add, batch)
         deferred = DeferredStep(window.options.communicator, batch.graph.nodes, compute, report)
-        given = batch.graph.tasks.losses or [torch.zeros((), device=leaves[0].device)]
+        given = batch.graph.tasks.losses or [leaves[0].new_zeros(())]
         return deferred.as_loss(reduce_losses(given, self._options.reduction), leaves)
 
     def _begin(self, adds_factors: bool) -> _Window:
@@ -341,9 +362,9 @@ class Accumulation:
         return _Window(options, self._shared, self._domains, adds_factors)
 
     def _add_last(self, window: _Window, batch: _Batch, **options: Any) -> ComputedStep | None:
-        """Add the last batch, and homogenize the sums; None if no batch of the window has a task."""
+        """Add the last batch, and homogenize the sums; None if no batch of the window has a task, on one rank."""
         window.add(batch, **options)
-        if window.is_empty:
+        if window.is_empty and window.options.communicator.size == 1:
             return None
         computed = window.compute()
 
@@ -357,8 +378,10 @@ class Accumulation:
     def _in_block(self) -> Iterator[Self]:
         window = self._window = self._begin(adds_factors=False)
         with window.options.communicator.raise_together():
-            yield self
-            self._window = None
+            try:
+                yield self
+            finally:
+                self._window = None
             self._step = window.compute().write()
 
     def __enter__(self) -> Self:

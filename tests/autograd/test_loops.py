@@ -122,6 +122,45 @@ def test_a_batch_without_tasks_adds_nothing_and_can_be_the_last_or_the_only_one(
     torch.testing.assert_close(gradients(model), gradients(reference))
 
 
+@pytest.mark.parametrize("examples", [1, 65536])
+def test_large_numbers_of_examples_do_not_overflow_half_precision(examples):
+    torch.manual_seed(0)
+    net, x = nn.Linear(3, 2).half(), torch.randn(4, 3).half()
+    with gradhomog.accumulated(gradhomog.pipeline("mgda"), parameters=net) as several:
+        for part in x.split(2):
+            several.add(net(part).square().mean(0), examples=examples)
+    found, net.weight.grad = net.weight.grad, None
+    gradhomog.backward(net(x).square().mean(0), gradhomog.pipeline("mgda"), parameters=net)
+    torch.testing.assert_close(found, net.weight.grad, rtol=0.02, atol=1e-3)
+
+
+def test_a_block_that_ended_with_an_error_leaves_nothing_to_the_next_step():
+    model, reference, x = Model(), Model(), inputs()
+    several = gradhomog.accumulated(gradhomog.pipeline("mgda"), parameters=model.encoder)
+
+    def add_three_and_two_losses():
+        with several:
+            for tasks in (3, 2):
+                several.add([1000 * loss for loss in model.losses(model.encoder(x))[:tasks]])
+
+    with pytest.raises(OptionError, match="got 2 losses"):
+        add_three_and_two_losses()
+    several.loss(model.losses(model.encoder(x)), last=True).backward()
+    losses = reference.losses(reference.encoder(x))
+    gradhomog.backward(losses, gradhomog.pipeline("mgda"), parameters=reference.encoder)
+    torch.testing.assert_close(gradients(model), gradients(reference))
+
+
+def test_a_task_that_is_in_a_later_batch_only_is_an_error_for_homogenizers_that_choose():
+    model, x = Model(), inputs(size=9)
+    several = gradhomog.accumulated(gradhomog.pipeline("tracked"), parameters=model.encoder)
+    losses, examples = means_by_group(model, x[:2], GROUPS[:2])
+    several.loss(losses, examples=examples, last=False).backward()
+    losses, examples = means_by_group(model, x, GROUPS)
+    with pytest.raises(OptionError, match=r"tracked chooses among the tasks of the first batch.*task group 1"):
+        several.loss(losses, examples=examples, last=True)
+
+
 def test_wrong_batches_of_a_window_are_errors():
     model, x = Model(), inputs()
     several = gradhomog.accumulated(gradhomog.pipeline("mgda"), parameters=model.encoder)

@@ -15,6 +15,8 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     PreTrainedModel,
 )
 
@@ -43,6 +45,13 @@ def llama() -> PreTrainedModel:
     """A causal model of which Transformers counts the labels rightly; it normalizes in single precision."""
     torch.manual_seed(0)
     return LlamaForCausalLM(LlamaConfig(**SMALL, num_key_value_heads=1, use_cache=False)).double()
+
+
+def routed() -> PreTrainedModel:
+    """A mixture of experts, whose loss contains that of its router."""
+    torch.manual_seed(0)
+    options = {"num_local_experts": 2, "num_experts_per_tok": 1, "output_router_logits": True}
+    return MixtralForCausalLM(MixtralConfig(**SMALL, num_key_value_heads=1, use_cache=False, **options))
 
 
 def masked() -> PreTrainedModel:
@@ -75,7 +84,8 @@ def mixture(count: int = 24, *, classes: bool = False, equal: bool = False) -> D
 
 def trained_on_mixture(folder: Path, text: str, model: nn.Module | None = None, **options: Any) -> Any:
     """Train on the mixture without shuffling, with the sources as groups."""
-    own = {key: options.pop(key) for key in ("window", "groups", "eval_dataset", "resume") if key in options}
+    names = ("window", "groups", "eval_dataset", "resume", "data_collator")
+    own = {key: options.pop(key) for key in names if key in options}
     data = options.pop("train_dataset", None)
     resume = own.pop("resume", None)
     options = {"train_sampling_strategy": "sequential", "max_grad_norm": 0.0, **options}

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Value
+from datasets import Dataset, Value
 from torch import nn
-from transformers import Trainer, TrainerCallback
+from transformers import DataCollatorWithFlattening, Trainer, TrainerCallback
 
 import gradhomog
 from gradhomog import MomentumWarning, OptionError
@@ -20,6 +20,7 @@ from .language_models import (
     losses_by_source,
     masked,
     mixture,
+    routed,
     trained_on_mixture,
 )
 from .measures import parameters, rows
@@ -366,18 +367,52 @@ def test_a_prediction_without_labels_receives_no_column(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"train_dataset": mixture(6).remove_columns("source")}, "must be a column of the dataset.*got 'source'"),
-        ({"train_dataset": mixture(6).select([0])}, "must name at least two groups; got code"),
-        ({"groups": ["code", "law"], "max_steps": 1}, "one of the groups code, law in its column 'source'; got 'wiki'"),
+        ({"train_dataset": mixture(6).select([0])}, "all of its values, at least two; got code"),
+        ({"train_dataset": [{"input_ids": [1, 2], "labels": [1, 2]}]}, "must be a key of each example.*got 'source'"),
+        ({"groups": ["code", "law"]}, "at least two; got code, law, but a dataset has wiki"),
+        (
+            {"groups": ["code", "law"], "train_dataset": [*mixture(6)], "max_steps": 2},
+            "one of the groups code, law in its column 'source'; got 'wiki'",
+        ),
+        ({"data_collator": DataCollatorWithFlattening(), "max_steps": 1}, "one group in 'source' for each example"),
         ({"train_dataset": mixture(6).to_iterable_dataset(), "max_steps": 1}, "must be passed as `groups`"),
         (
             {"model": classifier(1), "train_dataset": mixture(6, classes=True).cast_column("labels", Value("float64"))},
             r"got logits \[4, 1\], labels \[4\]. Override `token_losses`",
         ),
+        ({"model": routed(), "max_steps": 1}, "must be the loss of MixtralForCausalLM; .*such as that of a router"),
+        (
+            {
+                "text": "tracked",
+                "adam_beta1": 0.0,
+                "window": True,
+                "gradient_accumulation_steps": 3,
+                "per_device_train_batch_size": 1,
+            },
+            "tracked chooses among the tasks of the first batch",
+        ),
     ],
 )
 def test_groups_that_are_not_known_are_errors(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=message):
-        trained_on_mixture(tmp_path, "none", **options)
+        trained_on_mixture(tmp_path, **{"text": "none", **options})
+
+
+def test_numbers_of_sources_in_any_form_are_their_names(tmp_path: Path) -> None:
+    rows = [{**row, "source": SOURCES.index(row["source"])} for row in mixture(6)]
+    tensors = [{**row, "source": torch.tensor(row["source"])} for row in rows]
+    for data in (rows, tensors, Dataset.from_list(rows).with_format("torch")):
+        found = trained_on_mixture(tmp_path, "none", train_dataset=data, max_steps=1, per_device_train_batch_size=6)
+        assert found.report.names == ("0", "1", "2")
+
+
+def test_data_without_groups_are_evaluated_and_predicted_as_by_transformers(tmp_path: Path) -> None:
+    found, data = trained_on_mixture(tmp_path, "none", max_steps=1), mixture(8).remove_columns("source")
+    metrics = found.evaluate(data)
+    expected = Trainer(found.model, arguments(tmp_path)).evaluate(data)["eval_loss"]
+    assert metrics["eval_loss"] == pytest.approx(expected, rel=1e-9)
+    assert "eval_wiki_loss" not in metrics
+    assert len(found.predict(data.remove_columns("labels")).predictions) == 8
 
 
 # -- the window of an optimizer step ---------------------------------------------------------------------------------
@@ -412,6 +447,18 @@ def test_a_window_over_losses_of_any_scale_trains_as_one_large_batch(kind: Any, 
     for task in found.report.names:
         logged = [trainer.state.log_history[1][f"loss/{task}"] for trainer in (found, large)]
         assert logged[0] == pytest.approx(logged[1], rel=1e-9)
+
+
+def test_numbers_of_examples_in_some_batches_of_a_window_only_are_an_error(tmp_path: Path) -> None:
+    class Sometimes(HomogenizedTrainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            losses = two_losses(model(**inputs), inputs)
+            examples = None if self._counted else dict.fromkeys(losses, 4)
+            return self.homogenized_loss(losses, model, examples=examples)
+
+    options = {"homogenizers": gradhomog.pipeline("none"), "window": True, "gradient_accumulation_steps": 2}
+    with pytest.raises(OptionError, match="for all batches of a window or for none"):
+        trained(Sometimes, tmp_path, **options)
 
 
 def test_a_run_with_a_window_resumed_from_a_checkpoint_continues_exactly(tmp_path: Path) -> None:

@@ -14,7 +14,17 @@ from gradhomog import OptionError
 from .language_models import mixture, trained_on_mixture
 from .measures import parameters
 from .transformers_models import Groups, TwoTasks, examples, trained
-from .transformers_on_ranks import CASES, DATASETS, RESUMED, TRACKED, WINDOWS, PerItem, accelerated
+from .transformers_on_ranks import (
+    CASES,
+    DATASETS,
+    RESUMED,
+    SOME_LABELS,
+    TRACKED,
+    WINDOWS,
+    PerItem,
+    SomeLabels,
+    accelerated,
+)
 
 from accelerate.state import AcceleratorState, GradientState  # isort: skip
 from accelerate.utils import DistributedType, ParallelismConfig  # isort: skip
@@ -66,6 +76,15 @@ def test_examples_by_task_weigh_rows_logs_and_evaluations(ranks: Any, tmp_path: 
         for found, log in zip(rank["logs of groups"], expected.state.log_history, strict=True):
             names = {name for name in log if "group" in name}
             assert {name: found[name] for name in names} == pytest.approx({n: log[n] for n in names}, rel=1e-6)
+
+
+@pytest.mark.parametrize("unused", [False, True])
+def test_heads_without_labels_on_some_processes_train_in_a_window_as_in_one(
+    unused: bool, ranks: Any, tmp_path: Path
+) -> None:
+    expected = in_one_process(tmp_path, SomeLabels, **SOME_LABELS)
+    for rank in ranks:
+        close(rank["heads", unused], parameters(expected.model))
 
 
 @pytest.mark.parametrize("name", WINDOWS)

@@ -82,6 +82,22 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 }  # fmt: skip
 """Trainer and options, for which training in two processes is compared with that in one."""
 RANKS = {"ddp_backend": "gloo"}
+
+
+class SomeLabels(EncoderOnly):
+    """Examples of one task without labels, also all of a process in a step."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs, labelled = model(**inputs), inputs["labels"] >= 0
+        examples = {"sentiment": int(labelled.sum()), "topic": len(labelled)}
+        losses = {
+            "sentiment": nn.functional.cross_entropy(outputs["sentiment"][labelled], inputs["labels"][labelled]),
+            "topic": 100 * nn.functional.cross_entropy(outputs["topic"], inputs["topics"]),
+        }
+        return self.homogenized_loss(losses, model, examples=examples)
+
+
+SOME_LABELS = {"missing": 6, "max_steps": 2, "train_sampling_strategy": "sequential"}
 WINDOWS: dict[str, dict[str, Any]] = {
     "one batch": {"per_device_train_batch_size": 4},
     "window": {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "window": True},
@@ -106,6 +122,10 @@ def main(out: str) -> None:
     found["per item"] = parameters(train(PerItem, "upgrad", missing=6, gradient_accumulation_steps=2).model)
     trainer = train(Groups, "upgrad", eval_dataset=examples(16), eval_strategy="steps")
     found["groups"], found["logs of groups"] = parameters(trainer.model), trainer.state.log_history
+    for unused in (False, True):
+        options = {"window": True, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}
+        options |= {"ddp_find_unused_parameters": unused, **SOME_LABELS}
+        found["heads", unused] = parameters(train(SomeLabels, "upgrad", **options).model)
     for name, options in WINDOWS.items():
         options = {"eval_dataset": mixture(16), "eval_strategy": "steps", "max_steps": 3, **options, **RANKS}
         trainer = trained_on_mixture(folder, "upgrad", **options)
