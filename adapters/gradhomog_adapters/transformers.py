@@ -101,11 +101,12 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
            DDP: the empty pipeline trains as DDP does, others as one process with the whole batch. All processes have
            the same gradients, states and logs. DDP gives the missing loss of a process (None) the gradient zero; here
            the mean is over the processes that have a loss.
-        7. A batch in which all losses are None has the loss zero, and takes no step of the homogenizers.
-        8. Groups: the direction is the mean of the rows, because the loss of a mixed batch is a mean. If all groups
-           have equally many tokens, the empty pipeline trains as the parent class does. The value of the loss, also of
-           evaluations, is that of the parent class, which is called once and computes its metrics, such as those of
-           TRL's `SFTTrainer`. Numbers of tokens weigh batches, processes, logs and evaluations.
+        7. In one process, a batch in which all losses are None has the loss zero, and takes no step.
+        8. Groups: the direction is the mean of the rows, because the loss of a mixed batch is a mean. If all groups of
+           all batches have equally many tokens, the empty pipeline trains as the parent class does. The value of the
+           loss is that of the parent class for each batch by itself; the parent class is called once and computes its
+           metrics, such as those of TRL's `SFTTrainer`. Numbers of tokens weigh batches, processes, logs and
+           evaluations. Data without the column are evaluated as by the parent class.
 
     Raises:
         OptionError: the pipeline reads features or residuals; `compute_loss` is not overridden without `group_column`,
