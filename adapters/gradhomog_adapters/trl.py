@@ -1,7 +1,8 @@
 """`HomogenizedGRPOTrainer`, `HomogenizedDPOTrainer`: homogenize the gradients of rewards or of losses in TRL."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import compress
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -41,15 +42,21 @@ class HomogenizedGRPOTrainer(HomogenizedTrainer, GRPOTrainer):  # type: ignore[m
     All rows are from one generation and one forward pass. Generation, the loss, its options, metrics (each recorded
     once), tables of completions, evaluation and checkpoints are those of TRL.
 
-    Tasks: the reward functions, by their names in TRL's logs; "kl" with `beta`; "entropy" with `entropy_coef` or
-    `use_adaptive_entropy`; "router" with the auxiliary loss of a mixture of experts. The row of the last three is the
-    gradient of their term of the loss, with its coefficient. A task is absent in a step if its coefficient is zero, or
-    if its reward does not differ between completions of any prompt in the generation batch of all processes. Then the
-    primary task of a homogenizer such as `sago` has a row of zeros instead.
+    Tasks: the reward functions, by their names in TRL's logs. A reward is absent in a step if it does not differ
+    between completions of any prompt: in the generation batch of all processes or, in one process, in the batch. Then
+    the primary task of a homogenizer such as `sago` has a row of zeros instead.
+
+    Regularizers: "kl" with `beta`; "entropy" with `entropy_coef` or `use_adaptive_entropy`; "router" with the auxiliary
+    loss of a mixture of experts. Their terms are added to the loss of the homogenized rewards, with their coefficients.
+    As tasks (`regularizers="tasks"`) each has a row, the gradient of its term; it is absent if its coefficient is zero.
+    At the start the policy is its reference, so that the row of "kl" is nearly zero, and methods that equalize norms
+    replace its small coefficient by a large weight: with `beta=0.04` `auto`, `imtl_g` and `mgda` stopped learning where
+    TRL learned. With tasks choose a method that keeps lengths, such as `upgrad`.
 
     Args:
-        homogenizers: the pipeline. Homogenizers that read the values of losses (`famo`, `dwa`) have little use here:
-            the value of a policy loss is no measure of its reward.
+        regularizers: "plain" or "tasks", see above.
+        homogenizers: the pipeline. Homogenizers that require positive losses (`uw`, `famo`, `dwa`, `gradnorm`) raise
+            an error: the value of a policy loss can be negative, and is no measure of its reward.
         *args, **kwargs: arguments of `GRPOTrainer`, and `window` of `HomogenizedTrainer`.
 
     Conventions:
@@ -66,11 +73,12 @@ class HomogenizedGRPOTrainer(HomogenizedTrainer, GRPOTrainer):  # type: ignore[m
         5. Otherwise see `HomogenizedTrainer`: parameters, logs, checkpoints, several processes.
 
     Raises:
-        OptionError: there is one task only, or two with the same name; `group_column` was given; see also
-            `HomogenizedTrainer`.
+        OptionError: there is one task only, or two with the same name; `group_column` was given; a subclass changes
+            rewards or advantages, or adds terms to the loss, so that the terms of rewards do not add up to TRL's; see
+            also `HomogenizedTrainer`.
 
-    Cost: one backward pass per task and batch; none for a task that is absent. Two rewards, 16 completions of 64 tokens
-    and 4 million parameters on one core: 1.3 times a step of `GRPOTrainer`.
+    Cost: one backward pass per task and batch, and one for plain regularizers; none for a task that is absent. Two
+    rewards, 16 completions of 64 tokens and 4 million parameters on one core: 1.3 times a step of `GRPOTrainer`.
 
     Source: TRL 1.16, `GRPOTrainer._generate_and_score_completions` and `_compute_loss`; "normalize_then_sum" is GDPO,
     arXiv:2601.05242.
@@ -100,14 +108,19 @@ class HomogenizedGRPOTrainer(HomogenizedTrainer, GRPOTrainer):  # type: ignore[m
     ('says_b', 'is_short')
     """
 
-    def __init__(self, *args: Any, homogenizers: Pipeline, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, homogenizers: Pipeline, regularizers: Literal["plain", "tasks"] = "plain", **kwargs: Any
+    ) -> None:
         _check_no_groups(self, kwargs)
+        if regularizers not in ("plain", "tasks"):
+            raise OptionError(f"`regularizers` must be 'plain' or 'tasks'; got {regularizers!r}.")
         super().__init__(*args, homogenizers=homogenizers, **kwargs)
         enabled = {"kl": self.beta != 0, "entropy": self._entropy_bonus_enabled, "router": self.aux_loss_enabled}
         self._regularizers = [name for name in REGULARIZERS if enabled[name]]
-        _check_tasks(
-            [*self.reward_func_names, *self._regularizers], self, "Rename a reward function: set its `__name__`."
-        )
+        self._regularizing_tasks = self._regularizers if regularizers == "tasks" else []
+        advice = "Set `__name__` of reward functions; regularizers='tasks' adds the KL divergence and the entropy."
+        _check_tasks([*self.reward_func_names, *self._regularizing_tasks], self, advice)
+        self._checked_terms = False
         primary = {vars(homogenizer).get("primary") for homogenizer in homogenizers}  # names or slots
         self._primary = [bool(primary & {slot, name}) for slot, name in enumerate(self.reward_func_names)]
 
@@ -145,9 +158,9 @@ class HomogenizedGRPOTrainer(HomogenizedTrainer, GRPOTrainer):  # type: ignore[m
         advantages: Tensor = (scores - scores.nanmean(1, keepdim=True)) * weights / divisor
         advantages = advantages.nan_to_num(0.0).flatten(0, 1)
         present = advantages.any(0)
-        # A primary task must be present; and if all were absent, there might be no task. Then they are rows of zeros.
-        present = present | ~present.any() | torch.tensor(self._primary)
-        return advantages.masked_fill(~present, torch.nan)
+        # Processes take a step together also if no reward differs. Then they have rows of zeros.
+        none = ~present.any() & (self._ranks is not None and not self._regularizing_tasks)
+        return advantages.masked_fill(~(present | none | torch.tensor(self._primary)), torch.nan)
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -163,19 +176,46 @@ class HomogenizedGRPOTrainer(HomogenizedTrainer, GRPOTrainer):  # type: ignore[m
         loss = super().compute_loss(model, {**inputs, "advantages": advantages}, return_outputs, num_items_in_batch)
         factors = {name: value.factor for name, value in coefficients.items() if value.factor is not None}
         slope, *terms = torch.autograd.grad(loss, [advantages, *factors.values()], create_graph=True)
-        columns = zip(self.reward_func_names, inputs["advantages_by_reward"].unbind(1), strict=True)
+        by_reward = inputs["advantages_by_reward"]
+        self._check_terms(loss, slope, advantages, by_reward, terms)
+        absent = by_reward.isnan().any(0)
+        if self._ranks is None:
+            absent |= ~(by_reward.any(0) | torch.tensor(self._primary, device=absent.device))
+        columns = zip(self.reward_func_names, by_reward.unbind(1), absent.tolist(), strict=True)
         losses: dict[str, Tensor | None] = {
-            name: None if column.isnan().any() else (slope * column).sum() for name, column in columns
+            name: None if is_absent else (slope * column).sum() for name, column, is_absent in columns
         }
-        losses |= dict.fromkeys(self._regularizers) | dict(zip(factors, terms, strict=True))
-        return self.homogenized_loss(losses, model)
+        regularizing = dict(zip(factors, terms, strict=True))
+        if self._regularizing_tasks:
+            return self.homogenized_loss(losses | dict.fromkeys(self._regularizers) | regularizing, model)
+        return self.homogenized_loss(losses, model) + sum(terms)
+
+    def _check_terms(
+        self, loss: Tensor, slope: Tensor, advantages: Tensor, by_reward: Tensor, terms: Sequence[Tensor]
+    ) -> None:
+        """Raise OptionError unless the advantages are the sums over rewards, and the loss the sum of its terms."""
+        total, name = by_reward.nan_to_num(0.0).sum(1), type(self).__name__
+        tolerance = 0.05 * advantages.detach().abs().max() + 0.01  # TRL's rounding of nearly equal rewards
+        if total.shape != advantages.shape or (total - advantages.detach()).abs().max() > tolerance:
+            raise OptionError(
+                f"the advantages of {name} must be the sums of those of its rewards, one for each completion. Change "
+                "rewards in the reward functions, not after `_calculate_rewards`."
+            )
+        rest = (loss - (slope * advantages).sum() - sum(terms)).detach().abs()
+        if not self._checked_terms and rest > 1e-4 * (1 + loss.detach().abs()):
+            raise OptionError(
+                f"the loss of {name} must be the sum of the terms of its rewards and of "
+                f"{', '.join(self._regularizers) or 'no regularizers'}; it differs by {rest.item():.3g}. Add other "
+                "terms to the result of `compute_loss`, not in `_compute_loss`."
+            )
+        self._checked_terms = True
 
 
 class HomogenizedDPOTrainer(HomogenizedTrainer, DPOTrainer):  # type: ignore[misc]
     """A `DPOTrainer` in which each of several losses is a task.
 
     value Σ_k w_k L_k,  gradient θ.grad = Σ_k (C J)_k  with J_k = w_k ∂L_k/∂θ, loss k of `loss_type`, and its weight w_k
-    of `loss_weights`
+    of `loss_weights`. A loss of weight 0 is no task.
 
     All rows are from one forward pass of the model and of the reference model. Metrics (each recorded once), evaluation
     and checkpoints are those of TRL. Tasks: the entries of `loss_type`; "router" with the auxiliary loss of a mixture
@@ -236,7 +276,8 @@ class HomogenizedDPOTrainer(HomogenizedTrainer, DPOTrainer):  # type: ignore[mis
             )
         auxiliary = {"router": self.router_aux_loss_coef} if self.aux_loss_enabled else {}
         self._tasks, weights = [*self.loss_types, *auxiliary], [*self.loss_weights, *auxiliary.values()]
-        _check_tasks(self._tasks, self, "List each loss once, with the sum of its weights.")
+        self._present = [weight != 0 for weight in weights]
+        _check_tasks([*compress(self._tasks, self._present)], self, "List each loss once, with the sum of its weights.")
         # With orthogonal vectors as weights, TRL's sum of losses is the vector of its terms.
         dtype = torch.promote_types(self.model.dtype, torch.float32)
         vectors = torch.diag(torch.tensor(weights, dtype=dtype, device=self.accelerator.device))
@@ -249,7 +290,7 @@ class HomogenizedDPOTrainer(HomogenizedTrainer, DPOTrainer):  # type: ignore[mis
         """Return the sum of the losses, during training with homogenized gradients."""
         result = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         terms, *outputs = result if return_outputs else [result]
-        loss = self.homogenized_loss(dict(zip(self._tasks, terms, strict=True)), model)
+        loss = self.homogenized_loss(dict(compress(zip(self._tasks, terms, strict=True), self._present)), model)
         return (loss, *outputs) if return_outputs else loss
 
 
@@ -278,7 +319,7 @@ def _check_tasks(names: Sequence[str], trainer: HomogenizedTrainer, advice: str)
     if len(names) < 2:
         raise OptionError(
             f"a {kind} must have at least two tasks; got {[*names]}. For one, use the trainer of TRL, whose gradient "
-            "is the same."
+            f"is the same. {advice}"
         )
     if len({*names}) < len(names):
         raise OptionError(f"the tasks of a {kind} must have different names; got {[*names]}. {advice}")

@@ -1,6 +1,7 @@
 """A small Llama trained by TRL's GRPO with the gradients of two rewards homogenized: short texts, and listed words.
 
 python docs/examples/grpo_two_rewards.py upgrad --steps 60
+python docs/examples/grpo_two_rewards.py auto --beta 0.04 --regularizers tasks
 """
 
 import argparse
@@ -46,12 +47,18 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("homogenizers", nargs="?", default="upgrad")
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--beta", type=float, default=0.0, help="coefficient of the KL divergence from the start")
+    parser.add_argument("--regularizers", default="plain", help="plain or tasks")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        args = GRPOConfig(folder, max_steps=options.steps, learning_rate=3e-3, logging_steps=20, **LENGTHS, **QUIET)
+        model().save_pretrained(folder)  # TRL loads the reference of the KL divergence from there
+        args = GRPOConfig(
+            folder, max_steps=options.steps, beta=options.beta, learning_rate=3e-3, logging_steps=20, **LENGTHS, **QUIET
+        )
         HomogenizedGRPOTrainer(
-            model(), [short, covers], args, train_dataset=PROMPTS, processing_class=tokenizer(),
-            homogenizers=gradhomog.pipeline(options.homogenizers),
+            LlamaForCausalLM.from_pretrained(folder), [short, covers], args, train_dataset=PROMPTS,
+            processing_class=tokenizer(), homogenizers=gradhomog.pipeline(options.homogenizers),
+            regularizers=options.regularizers,
         ).train()  # fmt: skip
 
 

@@ -384,16 +384,19 @@ class Accumulation:
                 self._window = None
             self._step = window.compute().write()
 
+    @uncompiled
     def __enter__(self) -> Self:
         self._block = self._in_block()
         return self._block.__enter__()
 
+    @uncompiled
     def __exit__(self, *error: Any) -> bool | None:
         block, self._block = self._block, None
         assert block is not None  # by `__enter__`
         return block.__exit__(*error)
 
 
+@uncompiled
 def accumulated(
     pipe: Pipeline,
     *,

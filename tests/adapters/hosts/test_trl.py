@@ -75,6 +75,7 @@ def recorded(kind: type) -> type:
     class Recorded(kind):  # type: ignore[misc, valid-type]
         def homogenized_loss(self, losses: Any, model: Any, **options: Any) -> Tensor:
             self.rows = {name: None if loss is None else gradient(loss, model) for name, loss in losses.items()}
+            self.all_rows = [*getattr(self, "all_rows", []), self.rows]
             return super().homogenized_loss(losses, model, **options)
 
         def training_step(self, model: Any, *args: Any) -> Tensor:
@@ -99,8 +100,10 @@ def assert_logs_are_equal(found: Any, expected: Any) -> None:
             assert log[name] == (None if own[name] is None else pytest.approx(own[name], rel=1e-5, abs=1e-6)), name
 
 
+TASKS = {"regularizers": "tasks"}
 GRPO: dict[str, dict[str, Any]] = {
-    "kl, one reward": {"beta": 0.1, "rewards": [low]},
+    "kl, one reward": {"beta": 0.1, "rewards": [low], "tasks": True},
+    "kl and entropy as tasks": {"beta": 0.1, "entropy_coef": 0.01, "tasks": True},
     "entropy, accumulated": {"entropy_coef": 0.01, "beta": 0.1, "loss_type": "bnpo", "gradient_accumulation_steps": 2},
     "adaptive entropy, iterations": {
         "use_adaptive_entropy": True, "entropy_target": 3.35, "entropy_coef": 0.05, "num_iterations": 2, "max_steps": 4,
@@ -124,6 +127,8 @@ def test_without_homogenizers_training_is_that_of_grpo(name: str, tmp_path: Path
     trainers = []
     for kind, pipe in ((HomogenizedGRPOTrainer, "none"), (GRPOTrainer, None)):
         options = dict(GRPO[name])
+        if options.pop("tasks", False) and pipe is not None:
+            options["given"] = TASKS
         if options.pop("peft_config", False):
             options["peft_config"] = LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
         trainers.append(grpo(kind, tmp_path, homogenizers=pipe, **options))
@@ -145,7 +150,7 @@ def test_a_row_is_the_gradient_with_the_weight_of_its_reward_alone(tmp_path: Pat
     options = {"scale_rewards": "none", "rewards": [even, low, sometimes], "max_steps": 1}
     regularized = {"beta": 0.5, "entropy_coef": 0.1}
     kind = recorded(HomogenizedGRPOTrainer)
-    found = grpo(kind, tmp_path, homogenizers="upgrad", **options, **regularized)
+    found = grpo(kind, tmp_path, homogenizers="upgrad", **options, **regularized, given=TASKS)
     assert list(found.rows) == ["even", "low", "sometimes", "kl", "entropy"]
     parent = recorded(GRPOTrainer)
     for index, row in enumerate([found.rows[name] for name in ("even", "low", "sometimes")]):
@@ -159,6 +164,11 @@ def test_a_row_is_the_gradient_with_the_weight_of_its_reward_alone(tmp_path: Pat
     torch.testing.assert_close(found.gradient, direction, rtol=1e-5, atol=1e-7)
     assert found.report.names == tuple(found.rows)
     assert {"loss/kl", "weight/low", "cosine/even-low"} <= found.state.log_history[0].keys()
+    plain = grpo(kind, tmp_path, homogenizers="upgrad", **options, **regularized)
+    assert list(plain.rows) == ["even", "low", "sometimes"]
+    direction = 3 * gradhomog.pipeline("upgrad").combine(torch.stack([*plain.rows.values()]))
+    expected = direction + found.rows["kl"] + found.rows["entropy"]
+    torch.testing.assert_close(plain.gradient, expected, rtol=1e-5, atol=1e-7)
 
 
 OFF_POLICY: dict[str, dict[str, Any]] = {
@@ -220,6 +230,52 @@ def test_a_reward_that_does_not_differ_is_absent(tmp_path: Path) -> None:
     assert torch.equal(parameters(protected.model), parameters(llama()))  # a primary gradient of zero: no step
 
 
+def test_a_reward_that_does_not_differ_in_a_batch_is_absent_there(tmp_path: Path) -> None:
+    def first(completions: list[str], **_: Any) -> list[float]:  # two of eight differ from the mean of their prompt
+        return [0.0, 1.0, *[0.5] * (len(completions) - 2)]
+
+    options = {"rewards": [low, first], "gradient_accumulation_steps": 4, "per_device_train_batch_size": 2}
+    found = grpo(recorded(HomogenizedGRPOTrainer), tmp_path, homogenizers="none", max_steps=1, **options)
+    assert [row for row in found.all_rows if row["first"] is None]
+    assert [row for row in found.all_rows if row["first"] is not None]
+    assert all(row["first"] is None or row["first"].any() for row in found.all_rows)
+
+
+class Clamped(HomogenizedGRPOTrainer):
+    """A subclass that changes rewards after the homogenizers have read them."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        output = super()._generate_and_score_completions(inputs)
+        return {**output, "advantages": output["advantages"].clamp(min=0)}
+
+
+class Penalized(HomogenizedGRPOTrainer):
+    """A subclass that adds a term to the loss of TRL."""
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
+        return super()._compute_loss(model, inputs) + next(model.parameters()).square().sum()
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"), [(Clamped, "must be the sums of those of its rewards"), (Penalized, "it differs by")]
+)
+def test_a_subclass_whose_terms_would_be_lost_is_an_error(kind: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=message):
+        grpo(kind, tmp_path, homogenizers="none")
+
+
+def test_with_a_reference_that_is_the_start_plain_regularizers_do_not_stop_equal_norms(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path / "reference")
+    moved = {
+        name: float(
+            (parameters(grpo(HomogenizedGRPOTrainer, tmp_path, homogenizers="mgda", beta=0.04, given=given).model)
+             - parameters(llama())).norm()
+        )
+        for name, given in (("plain", {}), ("tasks", TASKS))
+    }  # fmt: skip
+    assert moved["tasks"] < 1e-6 < moved["plain"]
+
+
 def test_training_continues_from_a_checkpoint(tmp_path: Path) -> None:
     options = {"homogenizers": "tracked(method='upgrad')", "save_strategy": "steps", "save_steps": 1, "max_steps": 3}
     whole = grpo(HomogenizedGRPOTrainer, tmp_path, **options)
@@ -238,8 +294,8 @@ def test_the_loss_of_a_router_is_a_task(tmp_path: Path) -> None:
     torch.set_default_dtype(torch.float32)  # torch has no experts in float64
     start, router = parameters(mixtral()), {"router_aux_loss_coef": 0.2, "gradient_accumulation_steps": 2}
     rewarded = [
-        grpo(kind, tmp_path, model=mixtral(), homogenizers=pipe, **router)
-        for kind, pipe in ((HomogenizedGRPOTrainer, "none"), (GRPOTrainer, None))
+        grpo(kind, tmp_path, model=mixtral(), homogenizers=pipe, given=given, **router)
+        for kind, pipe, given in ((HomogenizedGRPOTrainer, "none", TASKS), (GRPOTrainer, None, {}))
     ]
     preferring = [
         dpo(kind, tmp_path, {"sigmoid": 1.0, "sft": 0.5}, mixtral, pipe, **router)
@@ -344,10 +400,12 @@ def test_a_mixture_that_is_packed_is_an_error(tmp_path: Path) -> None:
 def test_tasks_that_cannot_be_homogenized_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OptionError, match=r"at least two tasks; got \['low'\]"):
         grpo(HomogenizedGRPOTrainer, tmp_path, homogenizers="none", rewards=[low])
-    with pytest.raises(OptionError, match=r"different names; got \['low', 'low'\]. Rename a reward function"):
+    with pytest.raises(OptionError, match=r"different names; got \['low', 'low'\]. Set `__name__`"):
         grpo(HomogenizedGRPOTrainer, tmp_path, homogenizers="none", rewards=[low, low])
-    with pytest.raises(OptionError, match=r"at least two tasks; got \['sft'\]"):
-        dpo(HomogenizedDPOTrainer, tmp_path, {"sft": 1.0}, homogenizers="none")
+    with pytest.raises(OptionError, match=r"at least two tasks; got \['sft'\]"):  # of weight 0 is no task
+        dpo(HomogenizedDPOTrainer, tmp_path, {"sft": 1.0, "sigmoid": 0.0}, homogenizers="none")
+    with pytest.raises(OptionError, match="`regularizers` must be 'plain' or 'tasks'; got 'task'"):
+        grpo(HomogenizedGRPOTrainer, tmp_path, homogenizers="none", given={"regularizers": "task"})
     with pytest.raises(OptionError, match="`group_column` must be None for a HomogenizedGRPOTrainer"):
         grpo(HomogenizedGRPOTrainer, tmp_path, homogenizers="none", given={"group_column": "source"})
     # TRL constructs the context on accelerators only.
