@@ -214,7 +214,7 @@ def test_a_step_calls_few_functions(text: str, calls: int, files: int) -> None:
 
 BUDGETS = {
     "gradhomog": 586,
-    "gradhomog/autograd": 2714,
+    "gradhomog/autograd": 2735,
     "gradhomog/cli": 1027,
     "gradhomog/diagnosis": 941,
     "gradhomog/experiments": 5844,
@@ -228,8 +228,8 @@ BUDGETS = {
     "gradhomog/testing": 2436,
     "plugins": 4059,
     "plugins/gradhomog_data": 2732,
-    "adapters": 3965,
-    "tests": 30881,
+    "adapters": 4044,
+    "tests": 31033,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 
