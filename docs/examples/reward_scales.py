@@ -1,11 +1,13 @@
 """Two rewards of different scale or in conflict: sums, tuned weights, normalized rewards and homogenizers in GRPO.
 
-python docs/examples/reward_scales.py
+python docs/examples/reward_scales.py                                          # three tables
+python docs/examples/reward_scales.py length --seeds 2 --methods upgrad auto   # without the tuned weight
 """
 
 import argparse
 import contextlib
 import io
+import sys
 import tempfile
 import warnings
 
@@ -62,15 +64,21 @@ def train(case, seed, steps, pipe=None, **options):
     return [np.mean(reward(completions)) / best for reward, best in zip(rewards, largest, strict=True)]
 
 
-def settings(case, steps):
+def settings(case, steps, methods):
     """Yield a label, a pipeline or None, and the options of each row of the table."""
     second = CASES[case][0][1].__name__
     yield "TRL: sum", None, RAW
+    if methods is not None:
+        for pipe in methods:
+            yield f"`{pipe}`", pipe, RAW
+        return
     yield "TRL: sum, `scale_rewards` group", None, {}
     scores = {
         weight: np.mean([min(train(case, s, steps, **RAW, reward_weights=[1.0, weight])) for s in TUNING_SEEDS])
         for weight in WEIGHTS
     }
+    for weight, score in scores.items():
+        print(f"weight {weight:.3g}: the worse reward is {score:.3f} on the tuning seeds", file=sys.stderr)
     weight = max(scores, key=scores.get)
     yield f"TRL: sum, tuned weight {weight:.3g}", None, {**RAW, "reward_weights": [1.0, weight]}
     yield "TRL: normalized", None, NORMALIZED
@@ -90,6 +98,7 @@ def interval(values):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", default=[*CASES])
+    parser.add_argument("--methods", nargs="+", metavar="PIPELINE", help="rows after TRL's sum, instead of all")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seeds", type=int, default=5, choices=(2, 5))
     options = parser.parse_args()
@@ -98,7 +107,7 @@ def main():
         names = [reward.__name__ for reward in CASES[case][0]]
         print(f"\n| {case} | {' | '.join(names)} | the worse | the worse − sum |\n|---|---|---|---|---|", flush=True)
         baseline = None
-        for label, pipe, arguments in settings(case, options.steps):
+        for label, pipe, arguments in settings(case, options.steps, options.methods):
             seeds = SEEDS[: options.seeds]
             found = np.array([train(case, seed, options.steps, pipe, **arguments) for seed in seeds])
             columns = [*found.T, found.min(1)]

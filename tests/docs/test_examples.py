@@ -101,8 +101,8 @@ def test_the_embedding_model_is_trained_on_two_tasks_and_a_table_continues(
     data = ["--packages", "gradhomog", "gradhomog_plugins", "--functions", "20"]
     options = ["--model", folder, "--layers", "1", *data, "--steps", "2", "--out", str(tmp_path / "rows.jsonl")]
 
-    def run(*methods: str) -> str:
-        arguments = [*options, "--seeds", "0", "1", "--methods", *methods]
+    def run(*methods: str, seeds: str = "0 1", rate: str = "1e-4") -> str:
+        arguments = [*options, "--rate", rate, "--seeds", *seeds.split(), "--methods", *methods]
         return printed(EXAMPLES / "embedding_model.py", capsys, *arguments)
 
     assert "'train': 28, 'validation': 4, 'test': 8" in run("sum 1")
@@ -110,6 +110,10 @@ def test_the_embedding_model_is_trained_on_two_tasks_and_a_table_continues(
     assert text.count("'seconds'") == 2  # `auto` with two seeds
     assert re.search(r"(?m)^\| sum 1 \(tuned\) \|( \d+\.\d ± \d+\.\d \|){3} 0\.0 ± 0\.0 \|$", text)
     assert re.search(r"(?m)^\| auto \|( \d+\.\d ± \d+\.\d \|){3} -?\d+\.\d ± \d+\.\d \|$", text)
+    text = run("auto", seeds="0", rate="1e-2")  # another run, without a sum to compare with
+    assert text.count("'seconds'") == 1
+    assert "| sum 1" not in text
+    assert re.search(r"(?m)^\| auto \|( \d+\.\d \|){3} – \|$", text)
 
 
 @pytest.fixture
