@@ -229,7 +229,7 @@ BUDGETS = {
     "plugins": 4059,
     "plugins/gradhomog_data": 2732,
     "adapters": 4044,
-    "tests": 31033,
+    "tests": 31037,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 
