@@ -56,7 +56,7 @@ class HomogenizedGRPOTrainer(HomogenizedTrainer, GRPOTrainer):  # type: ignore[m
     Args:
         regularizers: "plain" or "tasks", see above.
         homogenizers: the pipeline. Homogenizers that require positive losses (`uw`, `famo`, `dwa`, `gradnorm`) raise
-            an error: the value of a policy loss can be negative, and is no measure of its reward.
+            an error at a negative loss: the value of a policy loss is no measure of its reward.
         *args, **kwargs: arguments of `GRPOTrainer`, and `window` of `HomogenizedTrainer`.
 
     Conventions:
