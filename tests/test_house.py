@@ -229,7 +229,7 @@ BUDGETS = {
     "plugins": 4059,
     "plugins/gradhomog_data": 2732,
     "adapters": 4044,
-    "tests": 31037,
+    "tests": 31040,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

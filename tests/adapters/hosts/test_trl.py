@@ -1,6 +1,5 @@
 """The trainers of TRL: "none" is TRL's training, and each row is the gradient of one reward or loss."""
 
-import gc
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,15 +49,6 @@ from .trl_models import (  # noqa: E402
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # deprecations within TRL and Transformers
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _few_objects() -> Iterator[None]:
-    """Accelerate collects garbage after each training: 0.3 s for the objects of the imported packages."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

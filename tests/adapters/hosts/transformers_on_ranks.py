@@ -1,5 +1,6 @@
 """Trainings with Transformers and Accelerate in two processes, for `test_transformers_on_ranks.py`; for torchrun."""
 
+import gc
 import importlib.util
 import os
 import sys
@@ -108,6 +109,7 @@ RESUMED = {"optim": "adamw_torch", "adam_beta1": 0.0, "save_strategy": "steps", 
 
 def main(out: str) -> None:
     warnings.simplefilter("ignore")
+    gc.freeze()  # Accelerate collects garbage after each training
     folder, found = Path(out), dict[Any, Any]()
 
     def train(kind: Any, text: str | None, **options: Any) -> Any:
