@@ -228,8 +228,8 @@ BUDGETS = {
     "gradhomog/testing": 2436,
     "plugins": 4059,
     "plugins/gradhomog_data": 2732,
-    "adapters": 4044,
-    "tests": 31040,
+    "adapters": 4047,
+    "tests": 31043,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

@@ -85,10 +85,13 @@ def _values(dataset: Any, column: str, given: bool) -> Iterable[Any]:
         return ()
     if not hasattr(dataset, "__len__"):
         raise OptionError("for a dataset that is a stream the names of all groups must be passed as `groups`.")
-    examples = [dataset[index] for index in range(len(dataset))]
-    if any(column not in example for example in examples):
-        raise OptionError(f"`group_column` must be a key of each example, such as {list(examples[0])}; got {column!r}.")
-    return [example[column] for example in examples]
+    return [_value(dataset[index], column) for index in range(len(dataset))]
+
+
+def _value(example: Mapping[str, Any], column: str) -> Any:
+    if column not in example:
+        raise OptionError(f"`group_column` must be a key of each example, such as {list(example)}; got {column!r}.")
+    return example[column]
 
 
 def means_by_group(

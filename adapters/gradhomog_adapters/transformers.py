@@ -365,7 +365,9 @@ class HomogenizedTrainer(ReceivesReports, Trainer):  # type: ignore[misc]
         self._evaluated_examples = len(inputs) if isinstance(inputs, list) else find_batch_size(inputs) or 1
         if self.group_column is not None:
             self._groups_of_batch = inputs.pop(self.group_column, None)
-        return super().prediction_step(model, inputs, *args, **kwargs)
+        output = super().prediction_step(model, inputs, *args, **kwargs)
+        self._groups_of_batch = None  # not those of a later batch without the column
+        return output
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
         """Evaluate, and add the mean loss of each task to the metrics."""

@@ -314,7 +314,7 @@ def _check_no_groups(trainer: HomogenizedTrainer, options: Mapping[str, Any]) ->
 
 
 def _check_tasks(names: Sequence[str], trainer: HomogenizedTrainer, advice: str) -> None:
-    """Raise OptionError unless there are several tasks, each with a name of its own."""
+    """Raise OptionError unless there are several tasks with different names."""
     kind = type(trainer).__name__
     if len(names) < 2:
         raise OptionError(

@@ -354,7 +354,7 @@ class Accumulation:
         return deferred.as_loss(reduce_losses(given, self._options.reduction), leaves)
 
     def _begin(self, adds_factors: bool) -> _Window:
-        """Return the window of the next step, with a communicator of its own."""
+        """Return the window of the next step, with a new communicator."""
         communicator = communicate(self._group, "batch")
         if communicator.size == 1 and any_dtensor(self._shared.values()):
             communicator = GroupCommunicator(communicator.ranks)  # gradients are DTensors also on one rank

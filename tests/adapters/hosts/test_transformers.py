@@ -412,6 +412,9 @@ def test_data_without_groups_are_evaluated_and_predicted_as_by_transformers(tmp_
     expected = Trainer(found.model, arguments(tmp_path)).evaluate(data)["eval_loss"]
     assert metrics["eval_loss"] == pytest.approx(expected, rel=1e-9)
     assert "eval_wiki_loss" not in metrics
+    found.evaluate(mixture(8))
+    with pytest.raises(OptionError, match="a batch must have one group in 'source' for each example; got none"):
+        found.compute_loss(found.model, found.data_collator([*data]))  # not the groups of the evaluation
     assert len(found.predict(data.remove_columns("labels")).predictions) == 8
 
 
