@@ -15,7 +15,17 @@ from gradhomog.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-PACKAGES = ("torch", "torchopt", "pluggy", "numpy", "matplotlib", "pillow", "scikit-learn", "mlxtend")
+PACKAGES = (
+    "torch",
+    "torchopt",
+    "pluggy",
+    "numpy",
+    "matplotlib",
+    "pillow",
+    "scikit-learn",
+    "mlxtend",
+    "pytorch-optimizer",
+)
 
 
 def versions() -> dict[str, str]:

@@ -7,7 +7,14 @@ from gradhomog.errors import ConfigError
 from gradhomog.experiments.runs import PLAIN
 from gradhomog.experiments.suite.problems import STATIC, SuiteProblem, chosen_problems
 from gradhomog.experiments.suite.protocol import SuiteRun, built_in_methods, compute_rows, method_names, processor
-from gradhomog.experiments.suite.row_files import Results, append_row, current, read_results, stored_results
+from gradhomog.experiments.suite.row_files import (
+    Results,
+    append_row,
+    current,
+    read_results,
+    stored_results,
+    write_environment,
+)
 from gradhomog.experiments.suite.scores import Scores
 from gradhomog.experiments.suite.tables import agreement
 from gradhomog.table import Table
@@ -56,6 +63,8 @@ def run_suite(
         progress(f"{runs[0].problem}: {runs[0].method}", len(missing))
 
     progress("", len(missing))
+    if missing:
+        write_environment(folder)
     compute_rows(missing, jobs, finished)
     computed = current(read_results(folder))
     return Scores(stored | computed, problems), agreement(stored, computed) if rerun else None

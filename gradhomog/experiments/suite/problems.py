@@ -42,7 +42,10 @@ CHECKPOINTS = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
 """Shares of the steps after which a run is validated."""
 
 SEEDS = (0, 1, 2, 3, 4)
-"""Seeds of all rows; the first selects the learning rate, by validation."""
+"""Seeds of all rows."""
+
+SELECTING = 3
+"""The number of seeds, the first ones, whose mean validation error selects the learning rate."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +95,17 @@ class SuiteProblem:
     def digest(self) -> str:
         """A hash of all settings that determine the runs of a row."""
         config = dataclasses.replace(self.config, homogenizers=["none"], seeds=len(self.seeds))
-        settings = [config.digest, self.scaled_task, *self.rates, self.best, self.tolerance, FACTORS, GRID, CHECKPOINTS]
+        settings = [
+            config.digest,
+            self.scaled_task,
+            *self.rates,
+            self.best,
+            self.tolerance,
+            FACTORS,
+            GRID,
+            CHECKPOINTS,
+            SELECTING,
+        ]
         return hashlib.sha256(repr(settings).encode()).hexdigest()[:12]
 
     def pipeline(self, method: str, factor: float) -> str:

@@ -20,7 +20,7 @@ from gradhomog.experiments.environment import machine, threads
 from gradhomog.experiments.profiling.harness import peak_bytes
 from gradhomog.experiments.runs import PLAIN, SINGLE, Run
 from gradhomog.experiments.score_metrics import metric
-from gradhomog.experiments.suite.problems import CHECKPOINTS, GIVEN, STATIC, SuiteProblem
+from gradhomog.experiments.suite.problems import CHECKPOINTS, GIVEN, SELECTING, STATIC, SuiteProblem
 from gradhomog.experiments.training.trainer import Trainable, make_optimizer, make_trainable
 from gradhomog.learners.results import Evaluation
 from gradhomog.registry import installed
@@ -69,8 +69,8 @@ class SuiteRun:
     def to_json(self) -> dict[str, Any]:
         content = dataclasses.asdict(self)
         for name in ("validation", "errors"):
-            content[name] = [_stored(value) for value in content[name]]
-        return content | {"seconds": _stored(self.seconds)}
+            content[name] = [value if math.isfinite(value) else None for value in content[name]]
+        return content
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> SuiteRun:
@@ -109,8 +109,8 @@ def train(problem: SuiteProblem, method: str, seed: int, rate: float, factor: fl
         failure = str(error)
     missing = [math.inf] * (len(CHECKPOINTS) + 1 - len(errors))
     return SuiteRun(
-        problem.name, method, factor, seed, rate, (*validation[1:], *missing), (*errors[1:], *missing), seconds,
-        memory, problem.digest, problem.code(method), processor(), failure,
+        problem.name, method, factor, seed, rate, _rounded(*validation[1:], *missing), _rounded(*errors[1:], *missing),
+        *_rounded(seconds), memory, problem.digest, problem.code(method), processor(), failure,
     )  # fmt: skip
 
 
@@ -137,9 +137,9 @@ def _error(trainable: Trainable, evaluation: Evaluation, problem: SuiteProblem) 
     return max(error, problem.tolerance) if math.isfinite(error) else math.inf
 
 
-def _stored(value: float) -> float | None:
-    """A number with the digits that are stored; None for infinity, which JSON does not have."""
-    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+def _rounded(*values: float) -> tuple[float, ...]:
+    """Numbers with the digits that are stored, from which a rate is selected when a run ends and when it is read."""
+    return tuple(float(f"{value:.{DIGITS}g}") for value in values)
 
 
 BASELINES = (PLAIN, STATIC, SINGLE)
@@ -179,21 +179,32 @@ def _acts_on_rows(name: str) -> bool:
 
 
 def compute_row(problem: SuiteProblem, method: str) -> list[SuiteRun]:
-    """Train a method with every factor and seed, with the learning rate of the lowest validation error.
+    """Train a method with every factor and seed, at the learning rate with the lowest mean validation error.
 
-    The rate is selected with the first seed at the given losses; for static weights, with each weight of the grid.
+    The rate is selected at the given losses, for static weights with each weight of the grid, by the first `SELECTING`
+    seeds. Their runs at the other rates are part of the row.
     """
     runs: list[SuiteRun] = []
     rate = math.nan
     for factor in problem.factors(method):
-        done: dict[int, SuiteRun] = {}
+        trials: list[SuiteRun] = []
         if method == STATIC or factor == GIVEN:
-            first = problem.seeds[0]
-            trials = [train(problem, method, first, rate, factor) for rate in problem.rates]
-            best = min(trials, key=lambda trial: trial.validation[-1])
-            rate, done = best.rate, {first: best}
-        runs += [done.get(seed) or train(problem, method, seed, rate, factor) for seed in problem.seeds]
+            selecting = problem.seeds[:SELECTING]
+            trials = [train(problem, method, seed, rate, factor) for rate in problem.rates for seed in selecting]
+            rate = selected_rate(trials)
+        done = {trial.seed for trial in trials}
+        runs += trials
+        runs += [train(problem, method, seed, rate, factor) for seed in problem.seeds if seed not in done]
     return runs
+
+
+def selected_rate(runs: Sequence[SuiteRun]) -> float:
+    """The learning rate with the lowest mean validation error over the seeds that all rates have."""
+    by_rate: dict[float, dict[int, SuiteRun]] = {}
+    for run in runs:
+        by_rate.setdefault(run.rate, {})[run.seed] = run
+    common = set.intersection(*(set(trials) for trials in by_rate.values()))
+    return min(by_rate, key=lambda rate: math.fsum(by_rate[rate][seed].validation[-1] for seed in common))
 
 
 def compute_rows(

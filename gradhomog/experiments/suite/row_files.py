@@ -10,14 +10,18 @@ from pathlib import Path
 from filelock import FileLock
 
 from gradhomog.errors import ConfigError, PluginError
+from gradhomog.experiments.environment import machine, versions
 from gradhomog.experiments.results import checksums, events
-from gradhomog.experiments.results.atomic_files import name_errors
+from gradhomog.experiments.results.atomic_files import name_errors, write_bytes
 from gradhomog.experiments.suite.problems import SuiteProblem, find_problem
-from gradhomog.experiments.suite.protocol import SuiteRun
+from gradhomog.experiments.suite.protocol import SuiteRun, selected_rate
 from gradhomog.files import read_text
 
 FILE = "results.jsonl"
 """The file of a folder; packed by gzip, it is the file in the package."""
+
+ENVIRONMENT = "environment.json"
+"""The versions and the machine of the rows of a folder that were computed last."""
 
 Row = tuple[str, str]
 """Problem and method."""
@@ -45,11 +49,11 @@ def is_current(problem: SuiteProblem | None, runs: Sequence[SuiteRun]) -> bool:
 
 
 def by_factor(runs: Sequence[SuiteRun]) -> dict[float, list[SuiteRun]]:
-    """The runs of a row by the factor of the loss, in the order of their seeds."""
+    """The runs of a row by the factor of the loss, at the selected learning rate, in the order of their seeds."""
     cells: dict[float, list[SuiteRun]] = {}
     for run in sorted(runs, key=lambda run: run.seed):
         cells.setdefault(run.factor, []).append(run)
-    return cells
+    return {factor: [run for run in cell if run.rate == selected_rate(cell)] for factor, cell in cells.items()}
 
 
 def stored_results() -> Results:
@@ -72,9 +76,15 @@ def read_results(folder: Path) -> Results:
     return _parse(text[: text.rfind("\n") + 1].splitlines(), str(path))
 
 
+def write_environment(folder: Path) -> None:
+    """Write the versions and the machine beside the rows of a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {"versions": versions(), "machine": machine()}
+    write_bytes(folder / ENVIRONMENT, f"{json.dumps(content, indent=2)}\n".encode())
+
+
 def append_row(folder: Path, runs: Sequence[SuiteRun]) -> None:
     """Add the runs of a row to the file of a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
     line, path = json.dumps(checksums.signed({"runs": [run.to_json() for run in runs]})) + "\n", folder / FILE
     with FileLock(folder / f"{FILE}.lock"), name_errors(path), path.open("r+b" if path.exists() else "w+b") as file:
         content = file.read()
