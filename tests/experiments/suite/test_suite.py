@@ -8,12 +8,13 @@ import os
 import sys
 
 import pytest
+import torch
 from scipy.stats import ttest_rel
 
 from gradhomog import ConfigError
 from gradhomog.cli import main
 from gradhomog.experiments.runs import Run
-from gradhomog.experiments.suite import execute, row_files
+from gradhomog.experiments.suite import execute, protocol, row_files
 from gradhomog.experiments.suite import problems as suite_problems
 from gradhomog.experiments.suite.problems import CHECKPOINTS, FACTORS, GRID, STATIC, SuiteProblem, problems
 from gradhomog.experiments.suite.protocol import SuiteRun, compute_row, train
@@ -31,10 +32,10 @@ SMALL = SuiteProblem(
 NOTHING = plugin("def mix(self, step): return torch.ones(step.tasks, dtype=torch.float64)")
 
 
-def run(method, seed, error, *, factor=1.0, validation=None, seconds=8.0, failure=""):
+def run(method, seed, error, *, factor=1.0, rate=0.1, validation=None, seconds=8.0, failure=""):
     errors = (*(error * (2 - share) for share in CHECKPOINTS[:-1]), error)
     known = (error if validation is None else validation,) * len(CHECKPOINTS)
-    return SuiteRun("synthetic", method, factor, seed, 0.1, known, errors, seconds, 100, "", "", "", failure)
+    return SuiteRun("synthetic", method, factor, seed, rate, known, errors, seconds, 100, "", "", "", failure)
 
 
 @pytest.fixture
@@ -85,17 +86,30 @@ def test_a_plugin_that_does_nothing_has_the_row_of_the_plain_mean_and_a_renamed_
         method: [(one.factor, one.rate, one.validation, one.errors) for one in runs] for method, runs in rows.items()
     }
     assert results["nothing"] == results["plain"] != results["mgda"] == results["renamed"]
-    assert [one.factor for one in rows["plain"]] == [*FACTORS]  # one seed: nothing is random
+    assert [(one.factor, one.seed) for one in rows["plain"]] == [(1, 0), (1, 0), (0.01, 0), (100, 0)]  # two rates
 
 
 def test_the_plain_mean_of_misscaled_losses_is_that_of_static_weights():
     assert train(SMALL, "plain", 0, 0.03, 100.0).errors == train(SMALL, STATIC, 0, 0.03, 100.0).errors
 
 
-def test_the_rate_has_the_lowest_validation_error():
-    (chosen,) = (one for one in compute_row(SMALL, "pcgrad") if one.factor == FACTORS[0])
-    trials = [train(SMALL, "pcgrad", 0, rate, 1.0) for rate in SMALL.rates]
-    assert chosen.validation[-1] == min(one.validation[-1] for one in trials)
+@pytest.mark.parametrize("method", ["mgda", STATIC])
+def test_three_seeds_select_the_rate(method, monkeypatch):
+    """The first seed alone would select 0.1, the sum over five seeds 0.3; a rate with a failed run is not selected."""
+    validation = {0.1: (1, 4, 4, 0, 0), 0.2: (2, 2, 2, 9, 9), 0.3: (3, 3, 3, 0, 0), 0.4: (0, 0, math.inf, 0, 0)}
+
+    def trained(problem, method, seed, rate, factor):
+        return run(method, seed, rate, factor=factor, rate=rate, validation=validation[rate][seed])
+
+    monkeypatch.setattr(protocol, "train", trained)
+    problem = SuiteProblem("synthetic", "?", "task 0", 8, [*validation], {"problem": {"name": "shared_unit"}})
+    runs = compute_row(problem, method)
+    trials = [one for one in runs if one.factor == 1]
+    assert len(trials) == 4 * 3 + 2  # the other rates stay in the row
+    cells = row_files.by_factor(runs)
+    assert {factor: [(one.seed, one.error) for one in cell] for factor, cell in cells.items()} == {
+        factor: [(seed, 0.2) for seed in range(5)] for factor in problem.factors(method)
+    }
 
 
 def test_a_run_that_raises_is_a_record_with_infinite_errors(gradhomog_install):
@@ -238,8 +252,9 @@ def test_stored_rows_of_a_disabled_method_are_printed(monkeypatch):
 def test_stored_rows_have_every_seed_and_factor():
     known = problems()
     for (name, method), runs in row_files.stored_results().items():
-        cells = {(factor, seed) for factor in known[name].factors(method) for seed in known[name].seeds}
-        assert sorted((one.factor, one.seed) for one in runs) == sorted(cells), (name, method)
+        cells = row_files.by_factor(runs)
+        assert sorted(cells) == sorted(known[name].factors(method)), (name, method)
+        assert {tuple(one.seed for one in cell) for cell in cells.values()} == {known[name].seeds}, (name, method)
 
 
 @pytest.fixture
@@ -256,6 +271,7 @@ def test_the_command_prints_a_row_among_the_baselines_and_keeps_it(small_suite, 
     first = capsys.readouterr().out
     assert {line.split()[0] for line in first.splitlines()[2:5]} == {"plain", "static", "nothing"}
     written = (tmp_path / FILE).read_bytes()
+    assert json.loads((tmp_path / row_files.ENVIRONMENT).read_text())["versions"]["torch"] == torch.__version__
     assert main([*command, "--json"]) == 0
     assert {row["method"] for row in json.loads(capsys.readouterr().out)["problems"]["small"]} == {
         "plain", "static", "nothing",
@@ -293,7 +309,7 @@ def test_a_problem_of_a_plugin_has_rows_by_the_same_protocol(gradhomog_install, 
     assert main(["suite", "mgda", "--problem", "halves", "--jobs", "1", "--out", str(tmp_path)]) == 0
     assert {line.split()[0] for line in capsys.readouterr().out.splitlines()[2:5]} == {"plain", "static", "mgda"}
     rows = read_results(tmp_path)
-    assert [len(rows["halves", method]) for method in ("plain", "mgda", STATIC)] == [15, 15, 65]
+    assert [len(rows["halves", method]) for method in ("plain", "mgda", STATIC)] == [18, 18, 104]
     gradhomog_install("halves", HALVES.replace('"steps"', '"stepz"'), kind="problems")
     suite_problems._problem_of_plugin.cache_clear()  # as in a new process
     assert main(["suite", "mgda", "--problem", "halves"]) == 2
