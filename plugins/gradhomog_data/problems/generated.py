@@ -129,7 +129,7 @@ class Recommender(HeldOutProblem):
 
     def __init__(self, run: ProblemRun, *, seed: Annotated[int, Ge(0)] = 0) -> None:
         super().__init__(
-            run, EVENTS, events(seed), lambda: Embeddings(run.width),
+            run, EVENTS, events(seed), lambda: Embeddings(USERS, ITEMS, len(EVENTS), run.width),
             f"Only {CONVERSION} is scored; the other tasks are auxiliary.",
         )  # fmt: skip
         rate = self.splits["train"][1][:, 0].mean()
@@ -153,14 +153,14 @@ class Recommender(HeldOutProblem):
 
 
 class Embeddings(nn.Module):
-    """A multilayer perceptron on the embeddings of a user and an item and their product, with four outputs."""
+    """A multilayer perceptron on the embeddings of a user and an item and their product, with several outputs."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, users: int, items: int, outputs: int, width: int) -> None:
         super().__init__()
-        self.users, self.items = nn.Embedding(USERS, EMBEDDED), nn.Embedding(ITEMS, EMBEDDED)
+        self.users, self.items = nn.Embedding(users, EMBEDDED), nn.Embedding(items, EMBEDDED)
         for table in (self.users, self.items):
             nn.init.normal_(table.weight, std=0.3)
-        self.layers = nn.Sequential(*mlp((3 * EMBEDDED,), len(EVENTS), width))
+        self.layers = nn.Sequential(*mlp((3 * EMBEDDED,), outputs, width))
 
     def forward(self, pairs: Tensor) -> Tensor:
         user, item = self.users(pairs[:, 0]), self.items(pairs[:, 1])

@@ -1,5 +1,7 @@
 """Fixtures: a small multi-task problem, and one cache folder of all tests, as pictures take seconds to render."""
 
+import importlib.util
+
 import pytest
 import torch
 
@@ -14,6 +16,10 @@ GLYPHS = [
     "network.size=16", "network.width=4", "train.steps=6", "train.validate_every=2", "train.checkpoint_every=3",
     "train.log_every=2", "seeds=2",
 ]  # fmt: skip
+
+needs_recbole = pytest.mark.skipif(
+    importlib.util.find_spec("recbole") is None, reason="needs its files: pip install --no-deps recbole; .ci/run does"
+)
 
 
 def problem_run(size: int = 28) -> ProblemRun:

@@ -13,14 +13,17 @@ from gradhomog.experiments.score_metrics import metric
 from gradhomog.experiments.training.multi_task import MultiTask
 from gradhomog.experiments.training.trainer import make_optimizer, make_trainable
 from gradhomog_data.problems import generated, small_digits
+from tests.data.problems.conftest import needs_recbole
 
 PLAIN_SCORES = {
     "diffusion": 1.2, "forgetting": 0.15, "policy": 0.65, "recommender": 0.85, "replay": 0.95, "shared_unit": 0.99,
-    "small_digit_pairs": 0.8, "unequal_regressions": 0.65,
+    "small_digit_pairs": 0.8, "unequal_regressions": 0.65, "yeast": 0.33, "movielens": 0.62,
 }  # fmt: skip
 """Scores that plain training exceeds; those of the initial networks are far worse."""
 
-every_problem = pytest.mark.parametrize("name", PLAIN_SCORES)
+every_problem = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=needs_recbole) if name == "movielens" else name for name in PLAIN_SCORES]
+)
 
 
 def made(name, text="none", seed=0, *overrides):

@@ -227,6 +227,8 @@ def test_rows_of_a_problem_with_other_settings_are_left_out(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("problem", problems().values(), ids=lambda problem: problem.name)
 def test_the_scaled_task_of_a_problem_exists(problem):
+    if problem.name == "movielens":
+        pytest.importorskip("recbole")  # `.ci/run` installs it
     config = problem.config
     run = Run(config.learners[0], "none", 0)
     trainable = make_trainable(config.for_run(run), run)
