@@ -29,6 +29,13 @@ GRID = {  # the forces have weight 1
 METHODS = [*GRID, "auto", "reweight(beta=0, solver='fixed_point')"]
 
 
+def moments(f: Tensor, unit: Tensor) -> list[Tensor]:
+    """Σ f, |Σ f u|² and |Σ f u uᵀ|² over neighbors with radial functions f and unit vectors u, `[..., functions]`."""
+    vector = torch.einsum("...kf,...ki->...fi", f, unit)
+    tensor = torch.einsum("...kf,...ki,...kj->...fij", f, unit, unit)
+    return [f.sum(-2), vector.square().sum(-1), tensor.square().sum((-2, -1))]
+
+
 def stillinger_weber(d: Tensor) -> Tensor:
     """The energies of atoms from the vectors to their neighbors, `[..., neighbors, 3]` (Phys. Rev. B 31, 5262)."""
     epsilon, sigma, a, b, three, decay = 2.1683, 2.0951, 7.049556277, 0.6022245584, 21.0, 1.2
@@ -37,9 +44,8 @@ def stillinger_weber(d: Tensor) -> Tensor:
     pairs = 0.5 * epsilon * a * (b * (sigma / r) ** 4 - 1) * tail.exp()
     g, unit = (decay * tail).exp(), d / d.norm(dim=-1, keepdim=True)
     # Σ_jk g_j g_k (cos + 1/3)² from moments, without the terms j = k; each angle occurs twice
-    tensor = torch.einsum("...k,...ki,...kj->...ij", g, unit, unit).square().sum((-2, -1))
-    vector = torch.einsum("...k,...ki->...i", g, unit).square().sum(-1)
-    angles = tensor + 2 / 3 * vector + g.sum(-1).square() / 9 - 16 / 9 * g.square().sum(-1)
+    count, vector, tensor = (moment[..., 0] for moment in moments(g[..., None], unit))
+    angles = tensor + 2 / 3 * vector + count.square() / 9 - 16 / 9 * g.square().sum(-1)
     return pairs.sum(-1) + 0.5 * epsilon * three * angles
 
 
@@ -57,9 +63,7 @@ class Potential(nn.Module):
         r = d.norm(dim=-1, keepdim=True)
         inside = 0.5 + 0.5 * (torch.pi * (r / CUTOFF).clamp(max=1)).cos()
         f, unit = inside * (-8 * (r - self.centers).square()).exp(), d / r
-        tensor = torch.einsum("...kf,...ki,...kj->...fij", f, unit, unit).square().sum((-2, -1))
-        vector = torch.einsum("...kf,...ki->...fi", f, unit).square().sum(-1)
-        return self.layers(torch.cat([f.sum(-2), vector, tensor], -1))[..., 0]
+        return self.layers(torch.cat(moments(f, unit), -1))[..., 0]
 
 
 def neighbors(x: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
