@@ -1,7 +1,7 @@
 """Train a small interatomic potential on energies, forces and stresses, whose losses have three units.
 
 The reference is the Stillinger-Weber potential of silicon; each structure is a strained cell of eight displaced atoms.
-Compares the sum of the losses, 12 pairs of weights, and methods without weights; validation chooses the pair, and the
+Compares the sum of the losses, 16 pairs of weights, and methods without weights; validation chooses the pair, and the
 learning rate of each.
 
     python docs/examples/interatomic_potential.py                              # the tables
@@ -24,7 +24,7 @@ TASKS = ["energy", "forces", "stress"]  # eV/atom, eV/Å, eV/Å³
 ATOMS, NEIGHBORS, LATTICE, CUTOFF = 8, 24, 5.431, 3.77118  # Å; 24 images are more than have ever been inside the cutoff
 GRID = {  # the forces have weight 1
     f'static(weights={{"energy": {energy:g}, "stress": {stress:g}, "forces": 1}})': f"weights {energy:g}, 1, {stress:g}"
-    for energy, stress in product([1, 10, 100], [1, 100, 1000, 10000])
+    for energy, stress in product([1, 0.1, 10, 100], [1, 100, 1000, 10000])
 }
 METHODS = [*GRID, "auto", "reweight(beta=0, solver='fixed_point')"]
 
