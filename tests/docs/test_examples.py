@@ -65,6 +65,10 @@ SCRIPTS: dict[str, tuple[str, str, list[str]]] = {
     ),
     "deepxde_helmholtz": ("deepxde", "uw --iterations 2 --width 5", [r"relative L2 error: \d"]),
     "deepxde_helmholtz, rows replaced": ("deepxde", "trimmed_mean --iterations 2 --width 5", ["weights: {}"]),
+    "interatomic_potential": (
+        "torch", "--steps 2 --seeds 0 1 --rates 0.03 --methods none auto",
+        [r"chosen: \w+; lowest test errors of the grid: \[\d", r"(?m)^\| auto \|( -?\d\S+ ± \d\S+ \|){5}.* \| \S+ ms"],
+    ),
     "pina_poisson": (
         "pina", "upgrad --epochs 2", [r"weights: {'boundary': \d.*'D': \d", r"relative L2 error: \d"],
     ),
