@@ -37,6 +37,7 @@ class StepOptions:
 
     Attributes:
         communicator: the ranks of the step; one process is a group of one rank.
+        measure: tensors whose gradients give norms and inner products, as in `gradhomog.backward`.
         reduction: `"sum"` multiplies the direction by the number of rows, as in `gradhomog.loss`.
 
     Raises:
@@ -53,6 +54,7 @@ class StepOptions:
     create_graph: bool = False
     reduction: inputs.Reduction = "mean"
     metric: Optimizer | None = None
+    measure: inputs.Measure | None = None
 
     def __post_init__(self) -> None:
         pipe, per = self.pipe, self.per
@@ -77,6 +79,13 @@ class StepOptions:
             )
         if self.metric is not None and self.level == "features":
             raise OptionError("`metric` is one of parameters, so it must be None if level='features'.")
+        reading = pipe.requirements.readers["jacobian"] or pipe.requirements.readers["features"]
+        others = (self.level, per, pipe.nonfinite, self.metric) != ("parameters", "model", "raise", None)
+        if self.measure is not None and (reading or others):
+            raise OptionError(
+                "`measure` requires a pipeline that reads norms or inner products only, level='parameters', "
+                f"per='model', nonfinite='raise' and metric=None; got {pipe} with another. Remove `measure`."
+            )
         if self.heads == "weighted" and self.create_graph:
             raise OptionError("heads='weighted' cannot keep a graph; use heads='own' with create_graph=True.")
         replacing = pipe.requirements.replacing_rows

@@ -69,18 +69,17 @@ class AutoScale(Homogenizer):
         self.norms: dict[str, list[float]] = {}
 
     def mix(self, step: Step) -> Tensor | StageResult:
-        earlier = {name: tuple(self.norms.get(name, ())) for name in step.names}
-        absent = tuple(tuple(self.norms.get(name, ())) for name in step.absent_names)
-        if all(len(norms) >= self.warmup for norms in earlier.values()):
-            return fixed_weights(tuple(earlier[name] for name in step.names), absent)
+        earlier = {name: tuple(self.norms.get(name, ())) for name in (*step.names, *step.absent_names)}
+        if all(len(earlier[name]) >= self.warmup for name in step.names):
+            return fixed_weights(tuple(earlier[name] for name in (*step.names, *step.absent_names)))[: step.tasks]
         measured = {
             name: norm
             for name, norm in keyed.mean(step.names, step.norms()).items()
             if len(earlier[name]) < self.warmup and (earlier[name] or norm > 0)
         }
-        roots = {name: bounded_root_mean_square(earlier[name], measured.get(name)) for name in earlier}
-        weights = inverse_weights(torch.stack([roots[name] for name in step.names]), roots_of(absent))
-        return StageResult(weights, aux=measured)
+        roots = {name: bounded_root_mean_square(norms, measured.get(name)) for name, norms in earlier.items()}
+        whole = torch.stack([roots[name] for name in (*step.names, *step.absent_names)])
+        return StageResult(exponential_weights(inverse_logarithms(whole))[: step.tasks], aux=measured)
 
     def update(self, step: Step) -> Mapping[str, Any]:
         new = {name: [*self.norms.get(name, []), float(norm)] for name, norm in (step.aux or {}).items()}
@@ -99,28 +98,18 @@ def bounded_root_mean_square(norms: Sequence[float], last: Tensor | None = None)
     return median * (values / median).clamp_max(OUTLIER).square().mean().sqrt()
 
 
-def roots_of(norms: Sequence[Sequence[float]]) -> Tensor:
-    """Return √v of several tasks, `[tasks]`."""
-    return torch.tensor([float(bounded_root_mean_square(each)) for each in norms], dtype=torch.float64)
-
-
 @functools.lru_cache(maxsize=256)
-def fixed_weights(norms: tuple[tuple[float, ...], ...], absent: tuple[tuple[float, ...], ...]) -> Tensor:
+def fixed_weights(norms: tuple[tuple[float, ...], ...]) -> Tensor:
     """Return the weights after the warm-up, which are computed once for the norms of a set of tasks."""
-    return inverse_weights(roots_of(norms), roots_of(absent))
+    return exponential_weights(inverse_logarithms(torch.stack([bounded_root_mean_square(each) for each in norms])))
 
 
-def inverse_weights(roots: Tensor, absent: Tensor) -> Tensor:
-    """Return weights ∝ 1/√v of the tasks in a step, whose mean with those of absent tasks is one.
-
-    The weight of a task with v = 0, whose gradient was not measured, is the geometric mean of the others.
-    """
-    whole = torch.cat([roots, absent])
-    known = whole > 0
-    logarithms = -torch.where(known, whole, 1.0).log()
+def inverse_logarithms(roots: Tensor) -> Tensor:
+    """Return log 1/√v; for a task with v = 0 the mean of the others, or zero without others."""
+    known = roots > 0
+    logarithms = -torch.where(known, roots, 1.0).log()
     typical = logarithms[known].mean() if bool(known.any()) else torch.zeros((), dtype=torch.float64)
-    logarithms = torch.where(known, logarithms, typical)
-    return exponential_weights(logarithms[: len(roots)], logarithms[len(roots) :])
+    return torch.where(known, logarithms, typical)
 
 
 @hookimpl
