@@ -19,7 +19,7 @@ class AutoScale(Homogenizer):
     """Static weights, inverse to the root-mean-square norms of the first rows of each task.
 
         v_i = 1/T Σ_{t ≤ T} min(‖g_i(t)‖, 3 m_i)²,  T the warm-up; before its end, over the steps until now
-        m_i = the (lower) median of the ‖g_i(t)‖ > 0
+        m_i = the (upper) median of the ‖g_i(t)‖ > 0
         d = 1/N Σ_i ω_i g_i,  ω_i ∝ 1/√v_i with mean 1
 
     Args:
@@ -33,7 +33,7 @@ class AutoScale(Homogenizer):
 
     A factor of one loss divides its weight, so that it has no effect, from the first step on. Weights of equal norms
     are 1. The warm-up of a task begins with its first row that is not zero; until then its ω is the geometric mean of
-    the others. A single long gradient, at any step of the warm-up, changes v_i by at most 1 + 8/T.
+    the others. A single long gradient, at any of three or more steps of the warm-up, multiplies v_i by at most 1 + 8/T.
 
     Differentiable in the rows of the warm-up, with earlier norms as constants.
 
@@ -94,7 +94,7 @@ def bounded_root_mean_square(norms: Sequence[float], last: Tensor | None = None)
     nonzero = values[values > 0]
     if not len(nonzero):
         return torch.zeros((), dtype=torch.float64)
-    median = nonzero.median()
+    median = nonzero.sort().values[len(nonzero) // 2]
     return median * (values / median).clamp_max(OUTLIER).square().mean().sqrt()
 
 
