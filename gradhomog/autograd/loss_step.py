@@ -77,15 +77,9 @@ class StepOptions:
                 f"{pipe.requirements.choosing[0].selector} keeps rows from step to step, but gradients w.r.t. features "
                 "belong to the examples of one batch. Use level='parameters'."
             )
+        self._check_measure()
         if self.metric is not None and self.level == "features":
             raise OptionError("`metric` is one of parameters, so it must be None if level='features'.")
-        reading = pipe.requirements.readers["jacobian"] or pipe.requirements.readers["features"]
-        others = (self.level, per, pipe.nonfinite, self.metric) != ("parameters", "model", "raise", None)
-        if self.measure is not None and (reading or others):
-            raise OptionError(
-                "`measure` requires a pipeline that reads norms or inner products only, level='parameters', "
-                f"per='model', nonfinite='raise' and metric=None; got {pipe} with another. Remove `measure`."
-            )
         if self.heads == "weighted" and self.create_graph:
             raise OptionError("heads='weighted' cannot keep a graph; use heads='own' with create_graph=True.")
         replacing = pipe.requirements.replacing_rows
@@ -94,6 +88,15 @@ class StepOptions:
             raise OptionError(
                 "heads='weighted' requires a direction that is a weighted mean of the tasks' gradients, but "
                 f"{reason}. Use heads='own'."
+            )
+
+    def _check_measure(self) -> None:
+        reading = self.pipe.requirements.readers["jacobian"] or self.pipe.requirements.readers["features"]
+        others = (self.level, self.per, self.pipe.nonfinite, self.metric) != ("parameters", "model", "raise", None)
+        if self.measure is not None and (reading or others):
+            raise OptionError(
+                "`measure` requires a pipeline that reads norms or inner products only, level='parameters', "
+                f"per='model', nonfinite='raise' and metric=None; got {self.pipe} with another. Remove `measure`."
             )
 
     def check_features(self, features: inputs.Features | None) -> None:
