@@ -71,7 +71,8 @@ class AutoScale(Homogenizer):
     def mix(self, step: Step) -> Tensor | StageResult:
         earlier = {name: tuple(self.norms.get(name, ())) for name in (*step.names, *step.absent_names)}
         if all(len(earlier[name]) >= self.warmup for name in step.names):
-            return fixed_weights(tuple(earlier[name] for name in (*step.names, *step.absent_names)))[: step.tasks]
+            whole = fixed_weights(tuple(earlier[name] for name in (*step.names, *step.absent_names)))
+            return whole[: step.tasks].clone()  # the caller may modify those of the report
         measured = {
             name: norm
             for name, norm in keyed.mean(step.names, step.norms()).items()
