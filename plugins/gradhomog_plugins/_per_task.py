@@ -72,9 +72,14 @@ def relative_weights(weights: Preferences, step: Step) -> Tensor:
 
     So the ratio of two tasks' weights does not depend on the tasks in the step. Ones for None.
     """
+    found = known_weights(weights, step)
+    return divide_by_mean(found, weights, [*step.names, *step.absent_names])[: step.tasks]
+
+
+def known_weights(weights: Preferences, step: Step) -> Tensor:
+    """Return the weights of the tasks of a step and then of the absent ones, float64 `[tasks + absent]`."""
     whole = replace(step, keys=(*step.keys, *step.absent))
-    found = numbers("weights", 1.0 if weights is None else weights, whole)
-    return divide_by_mean(found, weights, whole.names)[: step.tasks]
+    return numbers("weights", 1.0 if weights is None else weights, whole)
 
 
 def divide_by_mean(found: Tensor, weights: Preferences | str, names: Sequence[str]) -> Tensor:
