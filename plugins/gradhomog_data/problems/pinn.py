@@ -13,12 +13,12 @@ from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 import numpy as np
 import torch
-from annotated_types import Ge
+from annotated_types import Ge, Gt
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import gradhomog
-from gradhomog import Evaluation, Problem, ProblemRun, StepReport
+from gradhomog import Evaluation, Problem, ProblemRun, StepReport, TaskKey
 from gradhomog_data._seeding import generator
 from gradhomog_data.problems._tanh_network import TanhNetwork
 
@@ -116,6 +116,10 @@ class PinnOptions(TypedDict, total=False):
     conditions: Literal["merged", "separate"]
     state: Literal["lowest_loss", "last", "lowest_error"]
     error: Literal["relative_l2", "mse"]
+    weight: Annotated[float, Gt(0)]
+    rows: Literal["tasks", "residuals"]
+    attempts: Annotated[int, Ge(1)]
+    dtype: Literal["float32", "float64"]
 
 
 class Pinn(Problem):
@@ -141,6 +145,12 @@ class Pinn(Problem):
         state: the tested state: `"lowest_loss"`: that with the lowest sum of the losses of a batch, as in the code of
             DCGD, which needs no solution; `"last"`; `"lowest_error"`: that with the lowest validation error.
         error: the score: `"relative_l2"`, ‖û − u‖ / ‖u‖, or `"mse"`, the mean squared error.
+        weight: factor of the losses of the conditions.
+        rows: `"tasks"`: one gradient per task; `"residuals"`: one per residual, for `gauss_newton`.
+        attempts: with `rows="residuals"`: a step that does not decrease the sum of the losses on its points is undone
+            and repeated with the same rows, as `gauss_newton(adaptive=true)` requires, until this number of attempts.
+            The last is not undone.
+        dtype: that of network and points.
     """
 
     lower: Sequence[float]
@@ -160,14 +170,19 @@ class Pinn(Problem):
         conditions: str = "merged",
         state: str = "lowest_loss",
         error: str = "relative_l2",
+        weight: float = 1.0,
+        rows: str = "tasks",
+        attempts: int = 12,
+        dtype: str = "float32",
     ) -> None:
+        self.weight, self.row_kind, self.attempts, self.dtype = weight, rows, attempts, getattr(torch, dtype)
         self.state, self.metric, self.seed, self.device, self.counts = state, error, run.seed, run.device, counts
         self.state_selection = "best" if state == "lowest_error" else "last"
         self.homogenizers = run.pipeline()
         self.network: TanhNetwork = TanhNetwork(
             self.lower, self.upper, run.width, depth, standardize=self.standardize,
             generator=torch.Generator().manual_seed(run.seed),
-        ).to(run.device)  # fmt: skip
+        ).to(run.device, self.dtype)  # fmt: skip
         self.tasks = (PDE, *self.parts) if conditions == "separate" else (PDE, CONDITIONS)
         self.lowest = LowestLoss(self.network, self.tasks)
         drawn = ", ".join(f"{len(values)} {name}" for name, values in self.points(0).items())
@@ -206,22 +221,60 @@ class Pinn(Problem):
             return self.pde(points[PDE])
         names = self.parts if task == CONDITIONS else (task,)
         vectors = [vector for name in names for vector in self.condition(name, points)]
-        if len(vectors) == 1:
-            return vectors[0]
         total = sum(map(len, vectors))
-        return torch.cat([vector * (total / len(vector)) ** 0.5 for vector in vectors])
+        return torch.cat([vector * (self.weight * total / len(vector)) ** 0.5 for vector in vectors])
+
+    def terms(self, points: Mapping[str, Tensor]) -> list[tuple[Callable[[Tensor], Tensor], Tensor]]:
+        """Return the residuals at one point of the equation and of each condition, for `gradhomog.residual_rows`.
+
+        The losses of all residuals have the sum 1/2 Σ_tasks mean r².
+        """
+
+        def at(name: str, factor: float, point: Tensor) -> Tensor:
+            return factor * torch.cat(self.condition(name, {name: point[None]}))
+
+        found: list[tuple[Callable[[Tensor], Tensor], Tensor]] = [(lambda point: self.pde(point[None]), points[PDE])]
+        for name in self.parts:
+            count = len(self.condition(name, points)[0])  # of equal length
+            factor = (self.weight * len(points[name]) / count) ** 0.5
+            found.append((functools.partial(at, name, factor), points[name]))
+        return found
 
     def points(self, index: int) -> dict[str, Tensor]:
         """Return the points of step `index` by name, `[points, inputs]`."""
         random = generator(self.seed, index, 1)  # 1, because trailing zeros do not change a seed
         drawn = self.draw(random)
-        return {name: torch.from_numpy(values.astype(np.float32)).to(self.device) for name, values in drawn.items()}
+        return {name: torch.from_numpy(values).to(self.device, self.dtype) for name, values in drawn.items()}
 
     def losses(self, index: int) -> dict[str, Tensor]:
-        points = self.points(index)
+        return self._losses(self.points(index))
+
+    def _losses(self, points: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {task: self.residual(task, points).square().mean() for task in self.tasks}
 
+    def _step_of_residuals(self, index: int, optimizer: torch.optim.Optimizer) -> StepReport:
+        points, parameters = self.points(index), dict(self.network.named_parameters())
+        with torch.no_grad():
+            before, start = self._losses(points), {name: value.clone() for name, value in parameters.items()}
+            self.lowest.update({task: float(loss) for task, loss in before.items()}, index)
+            losses, rows = gradhomog.residual_rows(self.terms(points), self.network)
+            for attempt in range(1, self.attempts + 1):
+                report = self.homogenizers.homogenize(rows, losses)
+                for name, parameter in parameters.items():
+                    parameter.grad = report.direction[name]
+                optimizer.step()
+                if attempt == self.attempts or sum(self._losses(points).values()) < sum(before.values()):
+                    break
+                for name, parameter in parameters.items():
+                    parameter.copy_(start[name])
+        # By task: the numbers of thousands of rows are not recorded.
+        keys = tuple(map(TaskKey, range(len(self.tasks)), self.tasks))
+        unknown, values = torch.full((len(keys),) * 2, torch.nan), torch.stack([*before.values()]).double().cpu()
+        return StepReport({}, keys, values, gramian=unknown, measured=report.measured)
+
     def step(self, index: int, optimizer: torch.optim.Optimizer, inspect: bool) -> StepReport:
+        if self.row_kind == "residuals":
+            return self._step_of_residuals(index, optimizer)
         points, tasks = self.points(index), self.homogenizers.choose(self.tasks)
         residuals = {task: self.residual(task, points) for task in tasks}
         losses = {task: residual.square().mean() for task, residual in residuals.items()}
@@ -250,7 +303,7 @@ class Pinn(Problem):
     @torch.no_grad()
     def _evaluate(self, points: Points) -> Evaluation:
         network = self.lowest.network if self.state == "lowest_loss" else self.network
-        inputs = torch.from_numpy(points.astype(np.float32)).to(self.device)
+        inputs = torch.from_numpy(points).to(self.device, self.dtype)
         # In chunks: memory must not grow with the grid.
         values = torch.cat([network(chunk)[0] for chunk in torch.split(inputs, 4096)]).double().cpu().numpy()
         expected = self.solution(points)
