@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy.integrate import quad
 
+import gradhomog
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.execution.comparison import dry_run
 from gradhomog.experiments.execution.methods import make_methods
@@ -24,6 +25,7 @@ from gradhomog_data.problems.pinn import (
     Helmholtz,
     KleinGordon,
     LowestLoss,
+    Poisson,
     burgers_solution,
     latin_hypercube,
     uniform,
@@ -31,7 +33,7 @@ from gradhomog_data.problems.pinn import (
 from tests.data.problems.conftest import problem_run
 from tests.experiments.run_helpers import trainer
 
-EQUATIONS = {"burgers": Burgers, "helmholtz": Helmholtz, "klein_gordon": KleinGordon}
+EQUATIONS = {"burgers": Burgers, "helmholtz": Helmholtz, "klein_gordon": KleinGordon, "poisson": Poisson}
 
 
 def equation_with(name, network=None, **options):
@@ -66,7 +68,9 @@ def drawn(equation, seed=0):
     return {key: torch.from_numpy(value) for key, value in points.items()}
 
 
-@pytest.mark.parametrize(("name", "bound"), [("helmholtz", 1e-7), ("klein_gordon", 1e-7), ("burgers", 1e-9)])
+@pytest.mark.parametrize(
+    ("name", "bound"), [("helmholtz", 1e-7), ("klein_gordon", 1e-7), ("burgers", 1e-9), ("poisson", 1e-9)]
+)
 def test_the_solution_has_no_residual_in_any_task(name, bound):
     equation = equation_with(name, conditions="separate")
     points = drawn(equation)
@@ -416,3 +420,34 @@ def test_the_largest_slope_is_that_of_the_literature():
     values = burgers_solution(np.array([-2, -1, 1, 2]) * step, np.full(4, time), VISCOSITY)
     slope = values @ np.array([1, -8, 8, -1]) / (12 * step)
     assert abs(slope) == pytest.approx(152.00516, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", EQUATIONS)
+@pytest.mark.parametrize("conditions", ["merged", "separate"])
+def test_rows_of_residuals_add_up_to_half_the_gradient_of_the_losses_of_the_tasks(name, conditions):
+    points = {"interior": 9, "boundary": 4} | ({} if name in ("helmholtz", "poisson") else {"initial": 5})
+    equation = EQUATIONS[name](problem_run(), **points, conditions=conditions, weight=3.0, dtype="float64")
+    drawn_points = equation.points(0)
+    losses, rows = gradhomog.residual_rows(equation.terms(drawn_points), equation.network)
+    half = sum(equation.losses(0).values()) / 2
+    torch.testing.assert_close(losses.sum(), half.detach())
+    expected = torch.autograd.grad(half, list(equation.network.parameters()))
+    for found, gradient in zip(rows.materialize().values(), expected, strict=True):
+        torch.testing.assert_close(found.sum(0), gradient)
+
+
+def test_training_on_residuals_undoes_each_step_that_does_not_decrease_the_losses():
+    text = 'gauss_newton(damping=1e-9, adaptive=true, scale="paper")'  # too small at first
+    equation = KleinGordon(
+        problem_run(homogenizers=text), interior=16, initial=8, boundary=4, rows="residuals", dtype="float64"
+    )
+    optimizer = torch.optim.SGD(equation.parameters(), lr=1.0)
+    for index in range(4):
+        losses = torch.stack([*equation.losses(index).values()])
+        rows = [torch.autograd.grad(loss, equation.parameters(), retain_graph=True) for loss in losses]
+        jacobian = torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
+        report = equation.step(index, optimizer, inspect=True)
+        assert sum(equation.losses(index).values()) < losses.sum()
+        torch.testing.assert_close(report.losses, losses.detach())
+        torch.testing.assert_close(report.gramian, jacobian @ jacobian.T)
+    assert equation.homogenizers.steps > 4  # attempts
