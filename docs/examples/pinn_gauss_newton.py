@@ -21,8 +21,7 @@ def main():
     parser.add_argument("--attempts", type=int, default=10, help="1: take every step")
     options = parser.parse_args()
     torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)  # in float32 the error is limited by rounding
-    network = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 1))
+    network = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 1)).double()  # float32 limits the error
 
     def solution(x):
         return torch.sin(math.pi * x[..., 0]) * torch.sin(math.pi * x[..., 1])
@@ -34,9 +33,9 @@ def main():
     def boundary(x):
         return math.sqrt(options.weight) * network(x)
 
-    side = torch.linspace(0, 1, 30)
+    side = torch.linspace(0, 1, 30).double()
     inside = torch.cartesian_prod(side[1:-1], side[1:-1])
-    sides = torch.cat([torch.stack([a * torch.ones(30), side], 1) for a in (0, 1)])
+    sides = torch.cat([torch.stack([torch.full_like(side, a), side], 1) for a in (0, 1)])
     terms = [(equation, inside), (boundary, torch.cat([sides, sides.flip(1)]))]
 
     pipe = gradhomog.pipeline(options.homogenizers)
@@ -54,7 +53,7 @@ def main():
                 for name, parameter in parameters.items():  # the next call has the same losses: more damping
                     parameter += direction[name]
 
-        points = torch.rand(10_000, 2)
+        points = torch.rand(10_000, 2).double()
         error = (network(points)[:, 0] - solution(points)).norm() / solution(points).norm()
     print(f"loss: {total:.2e}")
     print(f"relative L2 error: {error:.2e}")

@@ -65,6 +65,7 @@ SCRIPTS: dict[str, tuple[str, str, list[str]]] = {
     ),
     "deepxde_helmholtz": ("deepxde", "uw --iterations 2 --width 5", [r"relative L2 error: \d"]),
     "deepxde_helmholtz, rows replaced": ("deepxde", "trimmed_mean --iterations 2 --width 5", ["weights: {}"]),
+    "pinn_gauss_newton": ("torch", "--steps 3", [r"loss: \d", r"relative L2 error: \d"]),
     "pina_poisson": (
         "pina", "upgrad --epochs 2", [r"weights: {'boundary': \d.*'D': \d", r"relative L2 error: \d"],
     ),

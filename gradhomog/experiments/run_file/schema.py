@@ -121,8 +121,9 @@ class Train:
     The settings of the inner loop are passed to learners that have these options; options in the expression of the
     learner override them. The `ensemble` states with the best validation scores are tested, and their outputs averaged.
     `augmentation = "standard"` crops, jitters and flips training images; see `data.augmentation`. The outer optimizer
-    is Adam, SOAP (extra `soap`) or, without momentum, SGD; `beta1` is that of the first two. Its rate is `outer_lr`
-    times `lr_decay` to the number of completed periods of `lr_decay_every` steps. With `metric = "optimizer"`, rows are homogenized in the metric of its step.
+    is Adam, SOAP (extra `soap`), both with `beta1`, or SGD without momentum; its rate is `outer_lr` times `lr_decay` to
+    the number of completed periods of `lr_decay_every` steps. With `metric = "optimizer"`, rows are homogenized in the
+    metric of its step.
     """
 
     steps: Annotated[int, Ge(1)] = 250
