@@ -39,7 +39,7 @@ def test_rows_are_those_of_a_backward_pass_per_residual(chunk_size):
         return torch.cat([model(x) - x[:1], jacrev(model)(x)[0, :1]])
 
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    terms = [(equation, POINTS), (condition, POINTS[:3])]
+    terms = [(equation, POINTS), (condition, POINTS[:3]), (model, POINTS[3:5])]
     losses, rows = gradhomog.residual_rows(terms, model, chunk_size=chunk_size)
     each = [by_loop(residual, points, model) for residual, points in terms]
     torch.testing.assert_close(losses, torch.cat([found for found, _ in each]))
@@ -55,3 +55,14 @@ def test_frozen_parameters_have_no_rows():
     model[0].requires_grad_(False)
     _, rows = gradhomog.residual_rows([(model, POINTS)], model)
     assert rows.names == ("2.weight", "2.bias")
+
+
+def test_a_layer_or_a_weight_that_is_used_twice_has_one_row():
+    layer, other = nn.Linear(2, 2).double(), nn.Linear(2, 2).double()
+    other.weight = layer.weight
+    model = nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh(), other)
+    _, rows = gradhomog.residual_rows([(model, POINTS)], model)
+    half = model(POINTS).square().mean(0).sum() / 2
+    expected = dict(zip(rows.names, torch.autograd.grad(half, [*model.parameters()]), strict=True))
+    for name, block in rows.materialize().items():
+        torch.testing.assert_close(block.sum(0), expected[name])

@@ -270,7 +270,8 @@ class Pinn(Problem):
                 for name, parameter in parameters.items():
                     parameter.copy_(start[name])
         # By task, whose gradient is twice the sum of its rows: the numbers of thousands of rows are not recorded.
-        members = 2 * torch.block_diag(*(torch.ones(1, len(each), dtype=torch.float64) for each in residuals))
+        task = torch.repeat_interleave(torch.tensor([*map(len, residuals)]))
+        members = 2 * torch.nn.functional.one_hot(task).double().T
         gramian = members @ rows.gramian() @ members.T
         keys = tuple(map(TaskKey, range(len(self.tasks)), self.tasks))
         return StepReport({}, keys, before, gramian=gramian, measured=report.measured)
