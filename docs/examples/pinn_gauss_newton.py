@@ -21,7 +21,7 @@ def main():
     parser.add_argument("--attempts", type=int, default=10, help="1: take every step")
     options = parser.parse_args()
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 1)).double()  # float32 limits the error
+    network = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 1)).double()
 
     def solution(x):
         return torch.sin(math.pi * x[..., 0]) * torch.sin(math.pi * x[..., 1])

@@ -116,10 +116,10 @@ class PinnOptions(TypedDict, total=False):
     conditions: Literal["merged", "separate"]
     state: Literal["lowest_loss", "last", "lowest_error"]
     error: Literal["relative_l2", "mse"]
-    weight: Annotated[float, Gt(0)]
-    rows: Literal["tasks", "residuals"]
-    attempts: Annotated[int, Ge(1)]
-    dtype: Literal["float32", "float64"]
+    weight: Annotated[float, Gt(0)] | None
+    rows: Literal["residuals"] | None
+    attempts: Annotated[int, Ge(1)] | None
+    dtype: Literal["float64"] | None
 
 
 class Pinn(Problem):
@@ -145,12 +145,12 @@ class Pinn(Problem):
         state: the tested state: `"lowest_loss"`: that with the lowest sum of the losses of a batch, as in the code of
             DCGD, which needs no solution; `"last"`; `"lowest_error"`: that with the lowest validation error.
         error: the score: `"relative_l2"`, ‖û − u‖ / ‖u‖, or `"mse"`, the mean squared error.
-        weight: factor of the losses of the conditions.
-        rows: `"tasks"`: one gradient per task; `"residuals"`: one per residual, for `gauss_newton`.
+        weight: factor of the losses of the conditions, 1 by default.
+        rows: `"residuals"`: one gradient per residual, for `gauss_newton`, instead of one per task.
         attempts: with `rows="residuals"`: a step that does not decrease the sum of the losses on its points is undone
-            and repeated with the same rows, as `gauss_newton(adaptive=true)` requires, until this number of attempts.
-            The last is not undone.
-        dtype: that of network and points.
+            and repeated with the same rows, as `gauss_newton(adaptive=true)` requires, until this number of attempts,
+            12 by default. The last is not undone.
+        dtype: that of network and points, float32 by default.
     """
 
     lower: Sequence[float]
@@ -170,12 +170,13 @@ class Pinn(Problem):
         conditions: str = "merged",
         state: str = "lowest_loss",
         error: str = "relative_l2",
-        weight: float = 1.0,
-        rows: str = "tasks",
-        attempts: int = 12,
-        dtype: str = "float32",
+        weight: float | None = None,
+        rows: str | None = None,
+        attempts: int | None = None,
+        dtype: str | None = None,
     ) -> None:
-        self.weight, self.row_kind, self.attempts, self.dtype = weight, rows, attempts, getattr(torch, dtype)
+        self.weight, self.row_kind, self.attempts = weight or 1.0, rows, attempts or 12
+        self.dtype = torch.float64 if dtype else torch.float32
         self.state, self.metric, self.seed, self.device, self.counts = state, error, run.seed, run.device, counts
         self.state_selection = "best" if state == "lowest_error" else "last"
         self.homogenizers = run.pipeline()
