@@ -17,7 +17,8 @@ STATEFUL = [
 ]  # fmt: skip
 # They act in the network, or their formulas contain pairs of tasks, sums over tasks, or exactly one primary task.
 OTHERS = {
-    "fwt", "isi", "rotate", "rotogbml", "rotograd", "gradvac", "ldc_mtl", "sdmgrad", "famo", "moco", "pcd",
+    "fwt", "gauss_newton", "isi", "rotate", "rotogbml", "rotograd", "gradvac", "ldc_mtl", "sdmgrad", "famo", "moco",
+    "pcd",
 }  # fmt: skip
 
 
