@@ -114,6 +114,7 @@ def test_a_gradient_that_overflows_behind_the_measured_tensor_raises_or_has_the_
     assert before.state_dict() == state
 
 
+@pytest.mark.slow
 def test_the_time_of_measuring_on_the_last_layer_is_printed(capsys):
     layers = [layer for _ in range(8) for layer in (nn.Linear(256, 256), nn.Tanh())]
     net, x = nn.Sequential(*layers, nn.Linear(256, 64)), torch.randn(64, 256)
