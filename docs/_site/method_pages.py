@@ -34,6 +34,7 @@ TRAITS = {
 PASSES = {
     "auto": "N, one per task, in the first 20 steps; then 1",
     "autoscale": "N, one per task, in the first steps; then 1",
+    "balancer": 'N, one per task; with `measure`, or `on="features"`, 1 and one from each loss to these tensors',
     "fwt": "1",
     "isi": "1",
     "mgda": 'N, one per task; 1 and one through each head with `on="features"`',

@@ -50,6 +50,7 @@ def backward(
     retain_graph: bool = False,
     memory: inputs.Memory = "auto",
     metric: Optimizer | None = None,
+    measure: inputs.Measure | None = None,
     inspect: bool = False,
     group: Ranks | ProcessGroup | None = None,
 ) -> StepReport:
@@ -97,6 +98,10 @@ def backward(
         metric: the optimizer of the shared parameters, such as Adam: norms, inner products and rows are those in the
             metric of its next step, see `OptimizerMetric`. No effect on pipelines that read losses only. Not with
             `level="features"`, nor with homogenizers that keep rows, such as `tracked`.
+        measure: norms and inner products are those of the gradients w.r.t. these tensors, and not all parameters: one
+            tensor or several, such as the output of a decoder, or a glob pattern over the names of shared parameters,
+            such as `"decoder.conv_out.weight"`. Then one pass differentiates the weighted sum of the losses. For
+            pipelines that read neither rows nor features.
         inspect: compute the Gramian for the result even if no homogenizer reads it.
         group: in a process group of several ranks how the rows are distributed; a plain group means
             `Ranks("batch", group)`. `parameters` is then required. Without a process group it has no effect.
@@ -119,9 +124,9 @@ def backward(
 
     Cost: N backward passes; the graph is freed with the last. One pass in total if no homogenizer reads norms, inner
     products or rows (the plain mean, fixed weights, weights from losses or, with `features`, from the gradients w.r.t.
-    them) and losses share no other leaf; errors about NaN then cannot name the task. Memory: N gradients of the shared
-    parameters, without a copy; with `memory="low"` one, and N of the largest part of the graph (see
-    docs/decisions/0043-gramian-without-rows.md).
+    them) and losses share no other leaf; with `measure` that pass, and N from the losses to these tensors; errors
+    about NaN then cannot name the task. Memory: N gradients of the shared parameters, without a copy; with
+    `memory="low"` one, and N of the largest part of the graph (see docs/decisions/0043-gramian-without-rows.md).
 
     >>> import torch, gradhomog
     >>> _ = torch.manual_seed(0)
@@ -134,7 +139,9 @@ def backward(
     """
     communicator = communicate(group, "batch")
     with communicator.raise_together():
-        options = StepOptions(pipe, communicator, level, per, heads, inspect, memory, create_graph, metric=metric)
+        options = StepOptions(
+            pipe, communicator, level, per, heads, inspect, memory, create_graph, metric=metric, measure=measure
+        )
         step = begin_step(options, losses, parameters, features, domains, targets, residuals)
         factor = None if scaler is None else scaler_factor(scaler, step.graph)
         computed = compute_step(step, factor=factor or 1.0, scaled=factor is not None, retain_graph=retain_graph)
@@ -156,6 +163,7 @@ def loss(
     residuals: inputs.Residuals | None = None,
     reduction: inputs.Reduction = "mean",
     metric: Optimizer | None = None,
+    measure: inputs.Measure | None = None,
     inspect: bool = False,
     report: Callable[[StepReport], None] | None = None,
     group: Ranks | ProcessGroup | None = None,
@@ -171,8 +179,8 @@ def loss(
     gradient and on the direction.
 
     Args:
-        losses, pipe, parameters, features, level, per, heads, domains, targets, residuals, metric, inspect: as in
-            `gradhomog.backward`; the state of the optimizer is read in `backward()`.
+        losses, pipe, parameters, features, level, per, heads, domains, targets, residuals, metric, measure, inspect: as
+            in `gradhomog.backward`; the state of the optimizer is read in `backward()`.
         reduction: `"mean"` or `"sum"`. The empty pipeline with `"sum"` computes the gradients of `sum(losses)`, which
             most multi-task code differentiates: learning rate and weight decay can stay. N is the number of tasks in
             the step or, if a homogenizer such as `tracked` keeps rows of earlier steps, of all present losses.
@@ -215,7 +223,9 @@ def loss(
         return reduce_losses(inputs.task_losses(losses, graph=False).losses, reduction)
     communicator = communicate(group, "batch")
     with communicator.raise_together():
-        options = StepOptions(pipe, communicator, level, per, heads, inspect, reduction=reduction, metric=metric)
+        options = StepOptions(
+            pipe, communicator, level, per, heads, inspect, reduction=reduction, metric=metric, measure=measure
+        )
         step = begin_step(options, losses, parameters, features, domains, targets, residuals)
     deferred = DeferredStep(communicator, step.graph.nodes, partial(compute_step, step), report)
     leaves = [leaf for some in (step.graph.shared.values(), *step.graph.unshared_leaves) for leaf in some]
@@ -375,6 +385,12 @@ def _source_over_ranks(step: LossStep) -> type[RowSource]:
     """
     options, tasks = step.options, step.graph.tasks.tasks
     ranks = options.communicator.ranks
+    across = step.graph.sharded or (ranks.over == "tasks" and not ranks.local)
+    if options.measure is not None and (across or not isinstance(options.measure, str)):
+        raise OptionError(
+            "across ranks `measure` must be a glob pattern over names of parameters, with Ranks('batch') and without "
+            "fully_shard. For the output of a shared part pass features=z, level='features' instead."
+        )
     ranks.check_pipeline(options.pipe)
     if options.create_graph:
         raise OptionError("`create_graph` must be False across ranks: their exchange of rows is not differentiable.")

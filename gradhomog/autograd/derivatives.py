@@ -3,7 +3,7 @@
 import functools
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,6 +126,20 @@ class Derivatives(ABC):
         """Return one gradient per task and shared parameter."""
         rows = list(self.iterate_scaled())
         return {name: [row[index] for row in rows] for index, name in enumerate(self.graph.shared)}
+
+    def rows_of(self, tensors: Mapping[str, Tensor]) -> TaskGradients:
+        """Return one gradient per task and tensor; the graph is kept.
+
+        Raises:
+            OptionError: no loss depends on them.
+        """
+        inputs, rows = list(tensors.values()), list[Gradients]()
+        for task, loss in enumerate(self.graph.tasks.losses):
+            found = self.gradients([loss], inputs, [self.output_grad(task)], last=False)
+            rows.append(found if self.counts[task] else [None for _ in inputs])
+        if all(part is None for row in rows for part in row):
+            raise OptionError("the losses must depend on the tensors of `measure`; they depend on none of them.")
+        return {name: [row[index] for row in rows] for index, name in enumerate(tensors)}
 
     def head_gradients(self) -> list[tuple[int, Tensor, Tensor | None]]:
         """Return (slot of the task, leaf, gradient) for each leaf that is not shared; see `unshared_gradients`."""

@@ -87,6 +87,9 @@ Features = Tensor | Sequence[Tensor] | TaskFeatures
 Residuals = Sequence[Tensor | None] | Mapping[str, Tensor | None]
 """One tensor of any shape per task, whose mean square is the loss: a sequence, or a dict by the tasks' names."""
 
+Measure = str | Tensor | Sequence[Tensor]
+"""Tensors w.r.t. which gradients are measured, or a glob pattern over names of shared parameters."""
+
 Level = Literal["parameters", "features"]
 Heads = Literal["own", "weighted"]
 Reduction = Literal["mean", "sum"]
@@ -309,3 +312,21 @@ def _by_pattern(names: Sequence[str], patterns: Mapping[str, str]) -> dict[str, 
             f"{', …' if len(names) > 6 else ''}."
         )
     return groups
+
+
+def measured_tensors(measure: Measure, shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of `measure`, by name for a pattern, otherwise by position.
+
+    Raises:
+        OptionError: no parameter matches; a tensor has no graph.
+    """
+    if isinstance(measure, str):
+        found = {name: value for name, value in shared.items() if fnmatch.fnmatchcase(name, measure)}
+    else:
+        found = {str(index): one for index, one in enumerate([measure] if isinstance(measure, Tensor) else measure)}
+    if not found or not all(tensor.requires_grad for tensor in found.values()):
+        raise OptionError(
+            "`measure` must be tensors that the losses depend on, or a glob pattern over names of shared parameters: "
+            f"{', '.join(list(shared)[-6:])}; got {measure if isinstance(measure, str) else 'one without a graph'!r}."
+        )
+    return found

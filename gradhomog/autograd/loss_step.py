@@ -37,6 +37,7 @@ class StepOptions:
 
     Attributes:
         communicator: the ranks of the step; one process is a group of one rank.
+        measure: tensors whose gradients give norms and inner products, as in `gradhomog.backward`.
         reduction: `"sum"` multiplies the direction by the number of rows, as in `gradhomog.loss`.
 
     Raises:
@@ -53,6 +54,7 @@ class StepOptions:
     create_graph: bool = False
     reduction: inputs.Reduction = "mean"
     metric: Optimizer | None = None
+    measure: inputs.Measure | None = None
 
     def __post_init__(self) -> None:
         pipe, per = self.pipe, self.per
@@ -75,6 +77,7 @@ class StepOptions:
                 f"{pipe.requirements.choosing[0].selector} keeps rows from step to step, but gradients w.r.t. features "
                 "belong to the examples of one batch. Use level='parameters'."
             )
+        self._check_measure()
         if self.metric is not None and self.level == "features":
             raise OptionError("`metric` is one of parameters, so it must be None if level='features'.")
         if self.heads == "weighted" and self.create_graph:
@@ -85,6 +88,15 @@ class StepOptions:
             raise OptionError(
                 "heads='weighted' requires a direction that is a weighted mean of the tasks' gradients, but "
                 f"{reason}. Use heads='own'."
+            )
+
+    def _check_measure(self) -> None:
+        reading = self.pipe.requirements.readers["jacobian"] or self.pipe.requirements.readers["features"]
+        others = (self.level, self.per, self.pipe.nonfinite, self.metric) != ("parameters", "model", "raise", None)
+        if self.measure is not None and (reading or others):
+            raise OptionError(
+                "`measure` requires a pipeline that reads norms or inner products only, level='parameters', "
+                f"per='model', nonfinite='raise' and metric=None; got {self.pipe} with another. Remove `measure`."
             )
 
     def check_features(self, features: inputs.Features | None) -> None:

@@ -8,21 +8,21 @@ import logging
 import operator
 import os
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Literal, final
 
 import torch
 from torch import Tensor
 
 from gradhomog.autograd.derivatives import Derivatives, FeatureDerivatives, Gradients
-from gradhomog.autograd.inputs import Memory
+from gradhomog.autograd.inputs import Memory, measured_tensors
 from gradhomog.autograd.lockstep import Lockstep, check_direction
 from gradhomog.autograd.loss_graph import Reachability
 from gradhomog.autograd.loss_step import LossStep
 from gradhomog.errors import NonfiniteError, OptionError
 from gradhomog.rows import DenseRows, Direction, Jacobian, LazyRows, PerTaskRows, all_finite
 from gradhomog.rows.arithmetic import Product, squared_norms
-from gradhomog.rows.storage import Rows
+from gradhomog.rows.storage import Rows, StoredRows
 from gradhomog.step.step import Step
 
 _logger = logging.getLogger("gradhomog")
@@ -74,13 +74,25 @@ class RowSource:
             # The losses need not depend on the shared parameters if others do, now or in earlier steps.
             may_be_unused = bool(pipe.requirements.choosing) and (self._graph.use_shared or pipe.steps > 0)
             memory = "rows" if on_ranks else self._options.memory
-            rows = self._rows = LossRows(self._derivatives, memory, may_be_unused or on_ranks)
+            self._rows = LossRows(self._derivatives, memory, may_be_unused or on_ranks)
+            rows = self.measured(self._rows)
             if self.reads_rows:
                 rows.stored()
         return Step(
             step.keys(self._graph.tasks.slots), Jacobian(rows), losses, features, feature_grads, step.targets,
             step.kernel_traces, pipe.steps,
         )  # fmt: skip
+
+    def measured(self, rows: Rows) -> Rows:
+        """Return the rows with the norms and inner products of the gradients w.r.t. `measure`."""
+        if self._options.measure is None:
+            return rows
+        tensors = measured_tensors(self._options.measure, self._graph.shared)
+        return MeasuredRows(rows, tensors, functools.partial(self.measured_rows, tensors))
+
+    def measured_rows(self, tensors: Mapping[str, Tensor]) -> StoredRows:
+        """Return the gradients w.r.t. some tensors, computed by passes from the losses to them."""
+        return PerTaskRows(self._derivatives.rows_of(tensors), tensors, 1 / self._derivatives.factor)
 
     def to_parameters(self, direction: Direction) -> tuple[Direction, Collection[str]]:
         """Return the direction of the shared parameters, and the names of those that no loss depends on."""
@@ -128,12 +140,50 @@ def finite_direction(gradients: Mapping[str, Tensor], factor: float) -> Directio
     Raises:
         NonfiniteError.
     """
+    require_finite(gradients)
+    return {name: gradient / factor for name, gradient in gradients.items()}
+
+
+def require_finite(gradients: Mapping[str, Tensor]) -> None:
+    """Raise unless the gradients of the shared parameters are finite, where those of other tensors are.
+
+    Raises:
+        NonfiniteError.
+    """
     if not all_finite(gradients.values()):
         raise NonfiniteError(
             "the gradient of the shared parameters is not finite, although every task's gradient w.r.t. the features "
-            "is. Lower the learning rate. Nothing was changed."
+            "or the tensors of `measure` is. Lower the learning rate. Nothing was changed."
         )
-    return {name: gradient / factor for name, gradient in gradients.items()}
+
+
+@final
+class MeasuredRows(Rows):
+    """Rows with the norms and inner products of gradients w.r.t. other tensors.
+
+    Args:
+        rows: those of the shared parameters, of which only a weighted sum is computed, by one pass.
+        measured: the other tensors.
+        compute: returns the gradients w.r.t. them.
+    """
+
+    def __init__(self, rows: Rows, measured: Mapping[str, Tensor], compute: Callable[[], StoredRows]) -> None:
+        self._rows, self.like, self._compute = rows, measured, functools.cache(compute)
+        self.tasks, self.requires_grad = rows.tasks, rows.requires_grad
+
+    def stored(self) -> StoredRows:
+        return self._compute()
+
+    def products(self, product: Product, by_block: bool) -> Tensor:
+        return self.stored().products(product, by_block)
+
+    def finite_tasks(self) -> list[bool]:
+        return self._rows.finite_tasks()
+
+    def weighted_sum(self, weights: Tensor, divisor: float = 1) -> Direction:
+        direction = self._rows.weighted_sum(weights, divisor)
+        require_finite(direction)
+        return direction
 
 
 @final

@@ -22,7 +22,7 @@ from gradhomog.ranks import exchange
 from gradhomog.ranks.communicator import GroupCommunicator, pipeline_values
 from gradhomog.ranks.dtensors import count_replicas, local_part, split_whole_tensors
 from gradhomog.ranks.replicas import compares_in_full, gather_numbers, tensors_to_compare
-from gradhomog.rows import DenseRows, Direction, Jacobian, LazyRows, PerTaskRows
+from gradhomog.rows import DenseRows, Direction, Jacobian, LazyRows, PerTaskRows, StoredRows
 from gradhomog.step.step import KernelTraces, Step, task_keys
 
 
@@ -43,7 +43,7 @@ class RanksSource(row_source.RowSource):
                 "examples": "none" if ranks.examples is None else "numbers", "level": options.level,
                 "per": options.per, "compare_every": ranks.compare_every,
                 "heads": options.heads, "inspect": options.inspect, "scaler": self._derivatives.scaled,
-                "metric": options.metric is not None,
+                "metric": options.metric is not None, "measure": options.measure is not None,
                 "residuals": self._step.kernel_traces is not None, "targets": self._step.targets is not None,
             },
             "parameters": [(name, tuple(value.shape), value.dtype) for name, value in graph.shared.items()],
@@ -97,10 +97,24 @@ class BatchSource(RanksSource):
         else:
             groups = group_names(list(self._graph.shared), self._options.per).values()
             self._exchanged = ExchangedLossRows(self._derivatives, self._totals, one_pass, groups, communicator)
+            rows = self.measured(self._exchanged)
             if self.reads_rows:
-                self._exchanged.stored()
-            jacobian = Jacobian(self._exchanged)
+                rows.stored()
+            jacobian = Jacobian(rows)
         return Step(step.keys(tuple(self._totals)), jacobian, losses, features, feature_grads, targets, traces)
+
+    def measured_rows(self, tensors: Mapping[str, Tensor]) -> StoredRows:
+        """Return Σ_r e_ri ∂L_ri/∂m / Σ_r e_ri for parameters m, on every rank."""
+        names = {(slot, name): f"{slot}.{name}" for slot in self._totals for name in tensors}
+
+        def compute() -> dict[str, Tensor | None]:
+            rows, slots = self._derivatives.rows_of(tensors), self._graph.tasks.slots
+            return {names[slot, name]: rows[name][slots.index(slot)] for slot, name in names if slot in slots}
+
+        like = {text: tensors[name] for (_, name), text in names.items()}
+        sums, _ = sum_gradients(compute, like, self._communicator)
+        rows = {name: [sums[names[slot, name]] / total for slot, total in self._totals.items()] for name in tensors}
+        return PerTaskRows(rows, tensors, 1 / self._derivatives.factor)
 
     def head_scales(self, factors: Mapping[int, float]) -> Mapping[int, float]:
         return {slot: factor / self._totals[slot] for slot, factor in factors.items()}

@@ -1,6 +1,7 @@
 """Options with one value per task: one for all, a list by position, or a dict by name; preferences over tasks."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, TypeVar
 
 import torch
@@ -64,6 +65,40 @@ def preferences(option: str, given: Preferences, step: Step) -> Tensor:
     if not found.sum() > 0:
         raise OptionError(f"`{option}` must not all be zero in a batch; got {found.tolist()}.")
     return found / found.sum()
+
+
+def relative_weights(weights: Preferences, step: Step) -> Tensor:
+    """Return w_i / mean_j w_j, float64 `[tasks]`, over the tasks of a step, absent ones and other names in the dict.
+
+    So the ratio of two tasks' weights does not depend on the tasks in the step. Ones for None.
+    """
+    found = known_weights(weights, step)
+    return divide_by_mean(found, weights, [*step.names, *step.absent_names])[: step.tasks]
+
+
+def known_weights(weights: Preferences, step: Step) -> Tensor:
+    """Return the weights of the tasks of a step and then of the absent ones, float64 `[tasks + absent]`."""
+    whole = replace(step, keys=(*step.keys, *step.absent))
+    return numbers("weights", 1.0 if weights is None else weights, whole)
+
+
+def divide_by_mean(found: Tensor, weights: Preferences | str, names: Sequence[str]) -> Tensor:
+    """Return the weights of these tasks divided by the mean of them and of other names in a dict, `[tasks]`.
+
+    Raises:
+        OptionError: all are zero.
+    """
+    others = other_weights(weights, names)
+    total = found.sum() + sum(others)
+    if not total > 0:
+        raise OptionError(f"`weights` must not all be zero; got {found.tolist()}.")
+    return (len(found) + len(others)) * found / total
+
+
+def other_weights(weights: Preferences | str, names: Sequence[str]) -> list[float]:
+    """Return the weights that a dict has for other names."""
+    given = weights if isinstance(weights, Mapping) else {}
+    return [weight for name, weight in given.items() if name not in (*names, "*")]
 
 
 def nonnegative(derivatives: Tensor, otherwise: Tensor) -> Tensor:

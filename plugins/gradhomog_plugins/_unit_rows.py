@@ -60,24 +60,23 @@ def unit_gramian(xp: Any, gramian: Any) -> tuple[Any, Any]:
     return norms, gramian / (norms[:, None] * norms)
 
 
-def equal_cosines(xp: Any, gramian: Any, rounding: float) -> tuple[Any, Any, Any, Any, Any]:
-    """Return the shortest d = Σ_i y_i u_i with ⟨d, u_i⟩ = 1 for all i, u_i the rows divided by their norms.
+def equal_cosines(xp: Any, gramian: Any, rounding: float, targets: Any = 1.0) -> tuple[Any, Any, Any, Any, Any]:
+    """Return the shortest d = Σ_i y_i u_i with ⟨d, u_i⟩ = w_i for all i, u_i the rows divided by their norms.
 
-    y = U⁺ 1, U the cosines of the rows. If rows are too dependent for such a d, it is the least-squares solution. Zero
-    rows are ignored: y_i = 0. Eigenvalues of U up to N · `rounding` count as zero.
+    w: `targets`, `[tasks]`, or one. y = U⁺ w, U the cosines of the rows. If rows are too dependent for such a d, it is
+    the least-squares solution. Zero rows are ignored: y_i = 0. Eigenvalues of U up to N · `rounding` count as zero.
 
     Differentiable in the Gramian where the rank of U does not change.
 
     Returns:
         The norms of the rows, the largest instead of zero, `[tasks]`; zero for a zero row, otherwise one, `[tasks]`; y
-        `[tasks]`, with ‖d‖² = Σ_i y_i; ⟨d, u_i⟩ `[tasks]`; Σ_i ⟨d, u_i⟩, which is Σ_i ⟨d, u_i⟩², infinite where d
-        consists of rounding errors only, for example for opposite rows.
+        `[tasks]`, with ‖d‖² = Σ_i w_i y_i; ⟨d, u_i⟩ `[tasks]`; Σ_i w_i ⟨d, u_i⟩, which is Σ_i ⟨d, u_i⟩², infinite where
+        d consists of rounding errors only, for example for opposite rows.
     """
     norms, unit = unit_gramian(xp, gramian)
     present = xp.sign(gramian.diagonal())
-    weights = (
-        pseudo_inverse(xp, unit, rounding * len(unit)) @ present
-    ) * present  # zero rows: exactly zero, in any unit
+    goals = targets * present
+    weights = (pseudo_inverse(xp, unit, rounding * len(unit)) @ goals) * present  # zero rows: exactly zero, in any unit
     inner_products = unit @ weights
-    total = inner_products @ present
+    total = inner_products @ goals
     return norms, present, weights, inner_products, total if total > rounding**2 * len(unit) else xp.inf

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Step, gramian_rounding, hookimpl
+from gradhomog_plugins._per_task import Preferences, relative_weights
 from gradhomog_plugins._unit_rows import gramian_of_close_rows, pseudo_inverse, unit_gramian
 
 ScaleMode = Literal["min", "median", "rmse"]
@@ -17,15 +18,19 @@ class AlignedMTL(Homogenizer):
 
         G = V Λ Vᵀ over the eigenvalues that are not zero,  B = √s V Λ^(−1/2) Vᵀ
         ĝ_i = (B J)_i, J the matrix of the rows
-        d = 1/N Σ_i ĝ_i;  paper's scale: d = Σ_i ĝ_i
+        d = 1/N Σ_i ω_i ĝ_i,  ω_i = w_i / mean_j w_j;  paper's scale: d = Σ_i ω_i ĝ_i
 
     Args:
         scale_mode: s, the squared length of the new rows: `"min"`, the smallest eigenvalue of G; `"median"`, the lower
             median; or `"rmse"`, the mean.
+        weights: w_i ≥ 0, a list by position or a dict by name of a task, with the entry `"*"` for other names, as in
+            `static`; by default all equal.
 
     Use it when a few long or nearly parallel rows dominate the step: the Gramian has a large condition number, although
     no cosine needs to be negative. It is harmful where a direction of small singular value is noise, because all
     directions get the same length. It does not exclude conflicts: for independent rows ⟨d, g_i⟩ may still be negative.
+
+    As in `static`, the mean of w is also over absent tasks: names in `weights`, and those of earlier steps.
 
     Independent rows become orthogonal rows of length √s. For dependent rows some eigenvalues are zero: N identical rows
     are unchanged, zero rows stay zero, and opposite rows of one length give zero. Which rows count as parallel: as
@@ -49,19 +54,21 @@ class AlignedMTL(Homogenizer):
     differ by rounding count as independent (measured: for float32 rows a, 0.3 a, b of 10⁵ parameters, passed in
     float64, TorchJD's d is 10⁷ times too short). (3) Singular values of a factor of G instead of eigenvalues of G, so
     that lengths of rows may differ by a factor of 1e14 instead of 1e7. (4) First and second derivatives at equal
-    eigenvalues; TorchJD 0.18 has no finite first derivative there.
+    eigenvalues; TorchJD 0.18 has no finite first derivative there. (5) w is divided by its mean; TorchJD multiplies by
+    its `pref_vector`, the same for a sum of one.
 
     >>> import torch, gradhomog
     >>> gradhomog.pipeline("aligned_mtl").combine(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
     tensor([0.5000, 0.5000])
     """
 
-    def __init__(self, scale_mode: ScaleMode = "min") -> None:
-        self.scale_mode = scale_mode
+    def __init__(self, scale_mode: ScaleMode = "min", weights: Preferences = None) -> None:
+        self.scale_mode, self.weights = scale_mode, weights
+        self.weights_absent = weights is not None
 
     def mix(self, step: Step) -> Tensor:
         gramian, rounding = gramian_of_close_rows(step)
-        return balancing_matrix(gramian, self.scale_mode, rounding)
+        return relative_weights(self.weights, step)[:, None] * balancing_matrix(gramian, self.scale_mode, rounding)
 
     def paper_scale(self, step: Step) -> float:
         return step.tasks

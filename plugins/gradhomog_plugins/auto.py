@@ -11,8 +11,9 @@ def auto() -> list[tuple[str, dict[str, Any]]]:
         d = 1/N Σ_i ω_i g_i,  ω_i ∝ (Σ_{t ≤ 20} ‖g_i(t)‖²)^(−1/2) with mean 1
 
     Use it when losses are weighted by guess, or not at all. In its first 20 steps each task's gradient is measured;
-    then weights are fixed, and a step is that of the mean with these weights. A factor of a loss has no effect. For
-    one task, and for equal norms, it is the plain mean. Measurements, and where it fails: docs/results/auto.md.
+    then weights are fixed, and a step is that of the mean with these weights. A norm counts as at most three times the
+    median of its task. A factor of a loss has no effect. For one task, and for equal norms, it is the plain mean.
+    Measurements, and where it fails: docs/results/auto.md.
 
     It is a preset: the pipeline contains `autoscale`. A later version may contain another method that is better on the
     suite; write `autoscale` where results must not change.

@@ -1,17 +1,15 @@
 """Static weights: fixed weights; when tuned, the baseline for adaptive methods."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from gradhomog import Homogenizer, HomogenizerSpec, OptionError, Step, hookimpl
+from gradhomog import Homogenizer, HomogenizerSpec, Step, hookimpl
 from gradhomog_plugins import _per_task
-
-Weight = Annotated[float, Ge(0)]
+from gradhomog_plugins._per_task import Preferences
 
 
 class Static(Homogenizer):
@@ -63,21 +61,17 @@ class Static(Homogenizer):
 
     def __init__(
         self,
-        weights: Sequence[Weight] | Mapping[str, Weight] | Literal["random"] | None = None,
+        weights: Preferences | Literal["random"] = None,
         spread: Annotated[float, Ge(1)] = 4.0,
         seed: int = 0,
     ) -> None:
         self.weights, self.spread, self.seed = weights, spread, seed
 
     def mix(self, step: Step) -> Tensor:
-        weights, absent = self._weights(step), self._absent_weights(step)
-        total = weights.sum() + sum(absent)
-        if not total > 0:
-            raise OptionError(f"`weights` must not all be zero; got {weights.tolist()}.")
-        return (step.tasks + len(absent)) * weights / total
+        return _per_task.divide_by_mean(self._weights(step), self.weights, step.names)
 
     def paper_scale(self, step: Step) -> Tensor:
-        absent = self._absent_weights(step)
+        absent = _per_task.other_weights(self.weights, step.names)
         return (self._weights(step).sum() + sum(absent)) * step.tasks / (step.tasks + len(absent))
 
     def _weights(self, step: Step) -> Tensor:
@@ -86,11 +80,6 @@ class Static(Homogenizer):
             weights = [random_weight(self.spread, self.seed, name) for name in step.names]
             return torch.tensor(weights, dtype=torch.float64)
         return _per_task.numbers("weights", 1.0 if self.weights is None else self.weights, step)
-
-    def _absent_weights(self, step: Step) -> list[float]:
-        """Return the weights that are given by name of other tasks."""
-        given = self.weights if isinstance(self.weights, Mapping) else {}
-        return [weight for name, weight in given.items() if name not in (*step.names, "*")]
 
 
 def random_weight(spread: float, seed: int, name: str) -> float:

@@ -12,6 +12,7 @@ from tests.plugins.from_losses import gradient_of, quadratics, rows_and_losses
 from tests.plugins.rows import normal
 
 EXACT, ITERATED = 1e-9, 1e-3
+WEIGHTS, FIVE = "[1, 5, 0, 2, 2]", torch.tensor([0.1, 0.5, 0.0, 0.2, 0.2], dtype=torch.float64)
 AGGREGATORS = {
     **{f"aligned_mtl(scale_mode='{m}')": (lambda m=m: theirs.AlignedMTL(scale_mode=m), EXACT)
        for m in ("min", "median", "rmse")},
@@ -28,6 +29,12 @@ AGGREGATORS = {
     "trimmed_mean(trim=1)": (lambda: theirs.TrimmedMean(1), EXACT),
     "upgrad": (lambda: theirs.UPGrad(projector=QuadprogProjector(norm_eps=0.0, reg_eps=1e-12)), 1e-6),
     "dualproj": (lambda: theirs.DualProj(projector=QuadprogProjector(norm_eps=0.0, reg_eps=1e-12)), 1e-6),
+    f"aligned_mtl(weights={WEIGHTS})": (lambda: theirs.AlignedMTL(FIVE), EXACT),
+    f"config(weights={WEIGHTS}, scale='paper')": (lambda: theirs.ConFIG(FIVE), EXACT),
+    f"upgrad(weights={WEIGHTS})": (lambda: theirs.UPGrad(FIVE, QuadprogProjector(norm_eps=0.0, reg_eps=1e-12)), 1e-6),
+    f"dualproj(weights={WEIGHTS})": (
+        lambda: theirs.DualProj(FIVE, QuadprogProjector(norm_eps=0.0, reg_eps=1e-12)), 1e-6
+    ),
 }  # fmt: skip
 # Those for two tasks draw no order, or need no more than one step of their solver.
 OF_TWO_ROWS = {

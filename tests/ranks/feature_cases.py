@@ -13,7 +13,7 @@ from tests.ranks.recording import recorded
 
 
 def take_step(pipe: Pipeline, kind: str, model: Model, x: Tensor, y: Tensor, group: Ranks | None) -> None:
-    """Write the gradients of a step; `kind`: `"level"`, `"level by loss"`, `"features"`, `"views"` or `"residuals"`."""
+    """Write the gradients of a step of some kind, by `loss` for `"level by loss"`, otherwise by `backward`."""
     z = model.encoder(x)
     views = gradhomog.task_features(z, pipe, tasks=3) if kind == "views" else None
     inputs = views or [z] * 3
@@ -28,6 +28,8 @@ def take_step(pipe: Pipeline, kind: str, model: Model, x: Tensor, y: Tensor, gro
         gradhomog.backward(losses, pipe, features=views, **options)
     elif kind == "features":
         gradhomog.backward(losses, pipe, features=z, **options)
+    elif kind == "measure":
+        gradhomog.backward(losses, pipe, measure="2.*", **options)
     elif kind == "level":
         gradhomog.backward(losses, pipe, features=z, level="features", **options)
     else:
@@ -74,6 +76,8 @@ def message(case: str) -> str:
         options |= {"group": Ranks("batch", gather=True), "level": "features", "features": z}
     elif case == "local":
         options |= {"group": Ranks(local=True), "level": "features"}
+    elif case == "measured tensor":
+        options = {"parameters": model.encoder, "group": Ranks("batch"), "measure": z}
     elif case == "backward fails on rank 1":
         options["level"] = "features"
         if dist.get_rank() == 1:

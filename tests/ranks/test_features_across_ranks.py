@@ -21,6 +21,8 @@ LEVEL = ["mgda", "none", "pcgrad", "upgrad", "gradnorm", "static(weights=[1, 2, 
         *((text, "views", [4, 1, 7], False) for text in ("rotograd", "rotate", "rotograd + upgrad")),
         ("mgda(on='features')", "features", [4, 1, 7], False),
         ("ntk", "residuals", [9, 3], False),
+        ("balancer(on='features', average=0.5, scale='paper')", "features", [4, 1, 7], False),
+        *((text, "measure", [4, 1, 7], False) for text in ("balancer", "autoscale(warmup=2)", "mgda")),
     ],
 )
 def test_three_steps_with_features_or_residuals_are_those_of_one_process(processes, text, kind, sizes, gather):
@@ -40,6 +42,7 @@ def test_at_the_level_of_features_only_gramians_and_one_gradient_are_sent(proces
     [
         ("absent", "OptionError: a homogenizer reads features, so every rank.*rank 0 does not", "OptionError: a homog"),
         ("other shapes", "OptionError: 'features'.*may differ in the batch only; .*are .12, 1, 3.", "are .12, 2, 3."),
+        ("measured tensor", "OptionError: across ranks `measure` must be a glob pattern", "OptionError: across ranks"),
         ("local", "OptionError: level='features' requires Ranks.'batch'", "OptionError: level='features'"),
         (
             "backward fails on rank 1",

@@ -90,3 +90,45 @@ def fit(
     trainer = L.Trainer(max_epochs=epochs, **options)
     trainer.fit(module, batches() if data is None else data, validation, ckpt_path=path, weights_only=weights_only)
     return trainer
+
+
+class Adversarial(L.LightningModule):
+    """A generator and a discriminator with manual optimization: VQGAN's two steps.
+
+    The weight of the adversarial loss is that of `balancer`, or, without `homogenized`, written by hand.
+    """
+
+    def __init__(self, homogenized: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoder, self.last, self.discriminator = nn.Linear(3, 4), nn.Linear(4, 3), nn.Linear(3, 1)
+        self.double()
+        self.automatic_optimization, self.homogenized_loss = False, None
+        if homogenized:
+            text = "balancer(average=0, primary='reconstruction', weights={'adversarial': 0.8}, scale='paper')"
+            generator = nn.ModuleDict({"encoder": self.encoder, "last": self.last})
+            options: dict[str, Any] = {"measure": "last.weight", "reduction": "mean"}
+            self.homogenized_loss = HomogenizedLoss(gradhomog.pipeline(text), generator, **options)
+
+    def configure_optimizers(self) -> Any:
+        generator = [*self.encoder.parameters(), *self.last.parameters()]
+        return torch.optim.Adam(generator, lr=1e-2), torch.optim.Adam(self.discriminator.parameters(), lr=1e-2)
+
+    def training_step(self, x: Tensor, batch_idx: int) -> None:
+        generator, discriminator = self.optimizers()
+        z = self.encoder(x).tanh()
+        y, codebook = self.last(z), 0.1 * z.square().mean()
+        losses = {"reconstruction": (x - y).abs().mean(), "adversarial": -self.discriminator(y).mean()}
+        if self.homogenized_loss is None:
+            grads = [torch.autograd.grad(loss, self.last.weight, retain_graph=True)[0] for loss in losses.values()]
+            weight = 0.8 * (grads[0].norm() / grads[1].norm()).clamp(0, 1e4).detach()
+            total = losses["reconstruction"] + weight * losses["adversarial"]
+        else:
+            total = self.homogenized_loss(losses)
+        generator.zero_grad()
+        self.manual_backward(total + codebook)
+        generator.step()
+        discriminator.zero_grad()
+        real, fake = self.discriminator(x), self.discriminator(y.detach())
+        self.manual_backward((1 - real).relu().mean() + (1 + fake).relu().mean())
+        discriminator.step()

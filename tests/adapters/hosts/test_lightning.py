@@ -10,7 +10,7 @@ from torch import Tensor
 import gradhomog
 from gradhomog import MomentumWarning, OptionError
 
-from .lightning_modules import HomogenizedLoss, L, Manual, TwoTasks, batches, fit
+from .lightning_modules import Adversarial, HomogenizedLoss, L, Manual, TwoTasks, batches, fit
 from .lightning_on_ranks import fabric_loop
 from .measures import parameters, rows
 
@@ -41,6 +41,13 @@ def test_without_homogenizers_training_is_lightnings(
         fit(module, **training)
     assert not torch.allclose(parameters(plain), start)
     torch.testing.assert_close(parameters(homogenized), parameters(plain), rtol=1e-10, atol=1e-12)
+
+
+def test_a_generator_and_a_discriminator_train_as_with_vqgans_adaptive_weight() -> None:
+    original, homogenized = Adversarial(False), Adversarial(True)
+    for module in (original, homogenized):
+        fit(module)
+    torch.testing.assert_close(parameters(homogenized), parameters(original), rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("batches", [1, 3])
