@@ -33,7 +33,8 @@ class AutoScale(Homogenizer):
 
     A factor of one loss divides its weight, so that it has no effect, from the first step on. Weights of equal norms
     are 1. The warm-up of a task begins with its first row that is not zero; until then its ω is the geometric mean of
-    the others. A single long gradient, at any of three or more steps of the warm-up, multiplies v_i by at most 1 + 8/T.
+    the others. A single long gradient among otherwise equal norms, at any of three or more steps of the warm-up,
+    multiplies v_i by at most 1 + 8/T.
 
     Differentiable in the rows of the warm-up, with earlier norms as constants.
 
