@@ -47,7 +47,7 @@ def main():
                 direction = pipe.combine(rows, losses)
                 for name, parameter in parameters.items():
                     parameter -= direction[name]
-                total = sum(vmap(residual)(points).square().mean() for residual, points in terms) / 2
+                total = sum(vmap(residual)(points).square().sum() / len(points) for residual, points in terms) / 2
                 if total < losses.sum() or attempt + 1 == options.attempts:
                     break
                 for name, parameter in parameters.items():  # the next call has the same losses: more damping

@@ -180,16 +180,17 @@ class MeasuredRows(Rows):
     """
 
     def __init__(self, rows: LazyRows, measured: Mapping[str, Tensor], compute: Callable[[], StoredRows]) -> None:
-        self._rows, self.like, self._compute = rows, measured, functools.cache(compute)
+        self._rows, self.like, self._compute, self.computed = rows, measured, compute, False
         self.tasks, self.requires_grad = rows.tasks, rows.requires_grad
 
-    @property
-    def computed(self) -> bool:
-        return bool(self._compute.cache_info().currsize)
-
     def stored(self) -> StoredRows:
-        # After the pass, those that are not measured cannot be: the error is that of the rows.
-        return self._compute() if self.computed or not self._rows.freed else self._rows.stored()
+        # What is not measured before the pass cannot be afterwards: the error is that of the rows.
+        return self._measured if self.computed or not self._rows.freed else self._rows.stored()
+
+    @functools.cached_property
+    def _measured(self) -> StoredRows:
+        rows, self.computed = self._compute(), True
+        return rows
 
     def products(self, product: Product, by_block: bool) -> Tensor:
         return self.stored().products(product, by_block)

@@ -10,8 +10,12 @@ from torch import Tensor
 from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, hookimpl, safe_sqrt
 from gradhomog_plugins import EQUIVARIANT, _losses
 
-RAISED, LOWERED, SMALLEST = 4.0, 1 / 3, 1e-14
-"""Factors of the damping after a rejected and after an accepted step, and its lower bound, the rounding of float64."""
+RAISED, LOWERED = 4.0, 1 / 3
+"""Factors of the damping after a rejected and after an accepted step."""
+
+SMALLEST, LARGEST = 1e-14, 1e8
+"""Bounds of the adapted damping: the rounding of float64, and a damping with which a step no longer matters, as in a
+minimum, where no step decreases the losses."""
 
 
 class GaussNewton(Homogenizer):
@@ -25,7 +29,8 @@ class GaussNewton(Homogenizer):
         damping: λ relative to the trace of K, > 0. As it grows, the direction approaches Σ_i g_i.
         adaptive: adapt `damping` as Levenberg and Marquardt: call the pipeline again with the same losses after a step
             that did not decrease them and was undone. The damping is then multiplied by 4; with other losses it is
-            divided by 3, but is at least 1e-14.
+            divided by 3. It stays between 1e-14 and 1e8. In a loop that never undoes a step it only decreases, until
+            training diverges: use a fixed damping there.
 
     Use it when all losses are squared residuals, as in physics-informed networks and regression, with one row for each
     residual (`gradhomog.residual_rows`): no weight between equation and conditions is needed, because as `damping`
@@ -38,8 +43,9 @@ class GaussNewton(Homogenizer):
     The method is also called natural gradient (ENGD-W), minSR in quantum Monte Carlo, and kernel Gauss-Newton. A task
     with one loss for many residuals counts as the residual √(2 L). Weights may be negative. The sign of r_i has no
     effect. A residual of exactly 0 has a zero row, from which ∇r_i cannot be recovered: it takes no part in the step,
-    with weight 0. Losses must not be negative. With more residuals than parameters, rounding limits the direction to a
-    relative precision of about 1e-16 / damping, in float32 1e-7 / damping.
+    with weight 0; the same where r_i² underflows in the dtype of the losses, and nearly so just above (|r_i| < 1e-22
+    in float32, 1e-3 in float16). Losses must not be negative. With more residuals than parameters, rounding limits the
+    direction to a relative precision of about 1e-16 / damping, in float32 1e-7 / damping.
 
     Differentiable in rows and losses, where no loss is 0.
 
@@ -84,7 +90,7 @@ class GaussNewton(Homogenizer):
         if not self.adaptive or self.last < 0:
             return self.damping
         rejected = self.last == float(step.losses.sum())
-        return self.current * RAISED if rejected else max(self.current * LOWERED, SMALLEST)
+        return min(self.current * RAISED, LARGEST) if rejected else max(self.current * LOWERED, SMALLEST)
 
     def paper_scale(self, step: Step) -> Tensor:
         scale: Tensor = step.tasks / step.aux[0]

@@ -6,6 +6,7 @@ from torch import nn
 from torch.func import hessian, jacrev
 
 import gradhomog
+from gradhomog import OptionError
 
 POINTS = torch.linspace(-1, 1, 14, dtype=torch.float64).view(7, 2)
 
@@ -66,3 +67,18 @@ def test_a_layer_or_a_weight_that_is_used_twice_has_one_row():
     expected = dict(zip(rows.names, torch.autograd.grad(half, [*model.parameters()]), strict=True))
     for name, block in rows.materialize().items():
         torch.testing.assert_close(block.sum(0), expected[name])
+
+
+def test_the_losses_are_means_over_points_of_sums_over_the_residuals_of_a_point():
+    net, points = nn.Linear(2, 3).double(), torch.randn(5, 2, dtype=torch.float64)
+    losses, _ = gradhomog.residual_rows([(net, points)], net)
+    torch.testing.assert_close(losses.sum(), net(points).square().sum(1).mean().detach() / 2)
+
+
+@pytest.mark.parametrize(("count", "terms"), [(0, 1), (5, 0)])
+def test_without_a_point_or_a_term_the_error_says_so(count, terms):
+    net = nn.Linear(2, 1)
+    with pytest.raises(OptionError, match=r"requires .* at least one point; got 2 parameters"):
+        gradhomog.residual_rows([(net, torch.ones(count, 2))] * terms, net)
+    with pytest.raises(OptionError, match="got 0 parameters"):
+        gradhomog.residual_rows([(net.requires_grad_(False), torch.ones(3, 2))], net)

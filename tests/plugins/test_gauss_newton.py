@@ -70,6 +70,16 @@ def test_the_damping_grows_for_the_same_losses_and_falls_for_others_also_after_l
         pipe = loaded
 
 
+def test_in_a_minimum_where_every_step_is_undone_the_damping_stays_finite():
+    """Seen: NaN from the method after 500 steps that did not decrease the losses, as in a solved problem."""
+    jacobian, r = problem(4, 6)
+    pipe = gradhomog.pipeline('gauss_newton(adaptive=true, scale="paper")')
+    for _ in range(600):
+        found = step(jacobian, r, pipe=pipe)
+    assert 0 < float(found.norm()) < 1e-6 * float(r.norm())
+    assert float(step(jacobian, 0.5 * r, pipe=pipe).norm()) > 2 * float(0.5 * found.norm())  # goes on from there
+
+
 def test_a_negative_loss_raises_with_the_name_of_the_task():
     message = r"gauss_newton.*: losses must not be negative, because r = √\(2 L\); task 1 has -1.0"
     with pytest.raises(OptionError, match=message):

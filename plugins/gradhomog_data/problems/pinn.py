@@ -603,6 +603,8 @@ class Poisson(Pinn):
 
 def default_methods(problem: type[Pinn], options: Mapping[str, Any]) -> list[str]:
     """Return the default homogenizers of a problem, with static weights for as many tasks as it has."""
+    if options.get("rows") == "residuals":
+        return ['gauss_newton(adaptive=true, scale="paper")']
     count = len(problem.parts) if options["conditions"] == "separate" else 1
     # They reach 1000 in the papers.
     static = " | ".join(["static", *(f"static(weights={[1] + [w] * count})" for w in (10, 100, 1000))])

@@ -338,6 +338,8 @@ def test_default_methods_have_static_weights_for_all_tasks(name):
     for conditions in ("merged", "separate"):
         settings = config(name, f"problem.conditions={conditions}")
         dry_run(settings, make_methods(settings))
+    settings = config(name, "problem.rows=residuals", "train.outer=sgd", "train.outer_lr=1.0")
+    dry_run(settings, make_methods(settings))  # Gauss-Newton: weights of two tasks do not fit residuals
 
 
 def test_the_state_with_the_lowest_loss_is_that_before_the_step_of_its_loss():
