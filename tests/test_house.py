@@ -214,7 +214,7 @@ def test_a_step_calls_few_functions(text: str, calls: int, files: int) -> None:
 
 BUDGETS = {
     "gradhomog": 586,
-    "gradhomog/autograd": 2883,
+    "gradhomog/autograd": 2884,
     "gradhomog/cli": 1027,
     "gradhomog/diagnosis": 941,
     "gradhomog/experiments": 5846,
@@ -229,7 +229,7 @@ BUDGETS = {
     "plugins": 4197,
     "plugins/gradhomog_data": 2918,
     "adapters": 4047,
-    "tests": 31752,
+    "tests": 31754,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 
