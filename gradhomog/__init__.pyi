@@ -10,6 +10,7 @@ from .autograd.donated_buffers import disable_donated_buffers as disable_donated
 from .autograd.inputs import TaskFeatures as TaskFeatures
 from .autograd.inputs import task_features as task_features
 from .autograd.optimizer_metric import OptimizerMetric as OptimizerMetric
+from .autograd.residual_rows import residual_rows as residual_rows
 from .conflict import conflict_rate as conflict_rate
 from .conflict import cosines as cosines
 from .conflict import distances as distances

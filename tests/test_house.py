@@ -214,22 +214,22 @@ def test_a_step_calls_few_functions(text: str, calls: int, files: int) -> None:
 
 BUDGETS = {
     "gradhomog": 586,
-    "gradhomog/autograd": 2735,
+    "gradhomog/autograd": 2884,
     "gradhomog/cli": 1027,
     "gradhomog/diagnosis": 941,
-    "gradhomog/experiments": 5844,
+    "gradhomog/experiments": 5846,
     "gradhomog/learners": 798,
     "gradhomog/ranks": 488,
     "gradhomog/registry": 776,
-    "gradhomog/rows": 546,
+    "gradhomog/rows": 548,
     "gradhomog/scaffold": 152,
     "gradhomog/solvers": 408,
-    "gradhomog/step": 1264,
+    "gradhomog/step": 1265,
     "gradhomog/testing": 2436,
-    "plugins": 4059,
-    "plugins/gradhomog_data": 2732,
+    "plugins": 4197,
+    "plugins/gradhomog_data": 2918,
     "adapters": 4047,
-    "tests": 31043,
+    "tests": 31754,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

@@ -128,17 +128,11 @@ class Derivatives(ABC):
         return {name: [row[index] for row in rows] for index, name in enumerate(self.graph.shared)}
 
     def rows_of(self, tensors: Mapping[str, Tensor]) -> TaskGradients:
-        """Return one gradient per task and tensor; the graph is kept.
-
-        Raises:
-            OptionError: no loss depends on them.
-        """
+        """Return one gradient per task and tensor; the graph is kept."""
         inputs, rows = list(tensors.values()), list[Gradients]()
         for task, loss in enumerate(self.graph.tasks.losses):
             found = self.gradients([loss], inputs, [self.output_grad(task)], last=False)
             rows.append(found if self.counts[task] else [None for _ in inputs])
-        if all(part is None for row in rows for part in row):
-            raise OptionError("the losses must depend on the tensors of `measure`; they depend on none of them.")
         return {name: [row[index] for row in rows] for index, name in enumerate(tensors)}
 
     def head_gradients(self) -> list[tuple[int, Tensor, Tensor | None]]:

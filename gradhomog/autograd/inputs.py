@@ -318,15 +318,21 @@ def measured_tensors(measure: Measure, shared: Mapping[str, Tensor]) -> dict[str
     """Return the tensors of `measure`, by name for a pattern, otherwise by position.
 
     Raises:
-        OptionError: no parameter matches; a tensor has no graph.
+        OptionError: no parameter matches; a tensor has no graph; something else than tensors.
     """
+    found: dict[str, Any] = {}
     if isinstance(measure, str):
         found = {name: value for name, value in shared.items() if fnmatch.fnmatchcase(name, measure)}
     else:
-        found = {str(index): one for index, one in enumerate([measure] if isinstance(measure, Tensor) else measure)}
-    if not found or not all(tensor.requires_grad for tensor in found.values()):
+        several = isinstance(measure, Iterable) and not isinstance(measure, Tensor)
+        found = {str(index): one for index, one in enumerate(measure if several else [measure])}
+    wrong = [one for one in found.values() if not (isinstance(one, Tensor) and one.requires_grad)]
+    if not found or wrong:
+        got = repr(measure) if isinstance(measure, str) else "none"
+        if wrong:
+            got = "a tensor without a graph" if isinstance(wrong[0], Tensor) else f"{type(wrong[0]).__name__}"
         raise OptionError(
             "`measure` must be tensors that the losses depend on, or a glob pattern over names of shared parameters: "
-            f"{', '.join(list(shared)[-6:])}; got {measure if isinstance(measure, str) else 'one without a graph'!r}."
+            f"{', '.join(list(shared)[-6:])}; got {got}."
         )
     return found

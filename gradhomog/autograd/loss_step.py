@@ -91,12 +91,22 @@ class StepOptions:
             )
 
     def _check_measure(self) -> None:
-        reading = self.pipe.requirements.readers["jacobian"] or self.pipe.requirements.readers["features"]
-        others = (self.level, self.per, self.pipe.nonfinite, self.metric) != ("parameters", "model", "raise", None)
-        if self.measure is not None and (reading or others):
+        readers, metric = self.pipe.requirements.readers, self.metric and type(self.metric).__name__
+        found = {
+            **{
+                member: f"{member}, which reads {kind}" for kind in ("jacobian", "features") for member in readers[kind]
+            },
+            "level": f"level={self.level!r}",
+            "per": f"per={self.per!r}",
+            "nonfinite": f"nonfinite={self.pipe.nonfinite!r}",
+            "metric": f"metric={metric}",
+        }
+        allowed = ("level='parameters'", "per='model'", "nonfinite='raise'", "metric=None")
+        refused = [text for text in found.values() if text not in allowed]
+        if self.measure is not None and refused:
             raise OptionError(
-                "`measure` requires a pipeline that reads norms or inner products only, level='parameters', "
-                f"per='model', nonfinite='raise' and metric=None; got {self.pipe} with another. Remove `measure`."
+                "`measure` requires a pipeline that reads norms or inner products only, "
+                f"{', '.join(allowed)}; got {', '.join(refused)}. Remove it or `measure`."
             )
 
     def check_features(self, features: inputs.Features | None) -> None:

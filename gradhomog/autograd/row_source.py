@@ -83,7 +83,7 @@ class RowSource:
             step.kernel_traces, pipe.steps,
         )  # fmt: skip
 
-    def measured(self, rows: Rows) -> Rows:
+    def measured(self, rows: LazyRows) -> "LazyRows | MeasuredRows":
         """Return the rows with the norms and inner products of the gradients w.r.t. `measure`."""
         if self._options.measure is None:
             return rows
@@ -92,7 +92,9 @@ class RowSource:
 
     def measured_rows(self, tensors: Mapping[str, Tensor]) -> StoredRows:
         """Return the gradients w.r.t. some tensors, computed by passes from the losses to them."""
-        return PerTaskRows(self._derivatives.rows_of(tensors), tensors, 1 / self._derivatives.factor)
+        rows = self._derivatives.rows_of(tensors)
+        require_measured(part is not None for parts in rows.values() for part in parts)
+        return PerTaskRows(rows, tensors, 1 / self._derivatives.factor)
 
     def to_parameters(self, direction: Direction) -> tuple[Direction, Collection[str]]:
         """Return the direction of the shared parameters, and the names of those that no loss depends on."""
@@ -157,6 +159,16 @@ def require_finite(gradients: Mapping[str, Tensor]) -> None:
         )
 
 
+def require_measured(found: Iterable[bool]) -> None:
+    """Raise if no loss has a gradient w.r.t. a tensor of `measure`.
+
+    Raises:
+        OptionError.
+    """
+    if not any(found):
+        raise OptionError("the losses must depend on the tensors of `measure`; they depend on none of them.")
+
+
 @final
 class MeasuredRows(Rows):
     """Rows with the norms and inner products of gradients w.r.t. other tensors.
@@ -167,22 +179,29 @@ class MeasuredRows(Rows):
         compute: returns the gradients w.r.t. them.
     """
 
-    def __init__(self, rows: Rows, measured: Mapping[str, Tensor], compute: Callable[[], StoredRows]) -> None:
-        self._rows, self.like, self._compute = rows, measured, functools.cache(compute)
+    def __init__(self, rows: LazyRows, measured: Mapping[str, Tensor], compute: Callable[[], StoredRows]) -> None:
+        self._rows, self.like, self._compute, self.computed = rows, measured, compute, False
         self.tasks, self.requires_grad = rows.tasks, rows.requires_grad
 
     def stored(self) -> StoredRows:
-        return self._compute()
+        # What is not measured before the pass cannot be afterwards: the error is that of the rows.
+        return self._measured if self.computed or not self._rows.freed else self._rows.stored()
+
+    @functools.cached_property
+    def _measured(self) -> StoredRows:
+        rows, self.computed = self._compute(), True
+        return rows
 
     def products(self, product: Product, by_block: bool) -> Tensor:
         return self.stored().products(product, by_block)
 
     def finite_tasks(self) -> list[bool]:
-        return self._rows.finite_tasks()
+        return self.stored().finite_tasks()
 
     def weighted_sum(self, weights: Tensor, divisor: float = 1) -> Direction:
         direction = self._rows.weighted_sum(weights, divisor)
-        require_finite(direction)
+        if self.computed and all(self.finite_tasks()):  # otherwise the error names the task
+            require_finite(direction)
         return direction
 
 

@@ -43,7 +43,7 @@ class RanksSource(row_source.RowSource):
                 "examples": "none" if ranks.examples is None else "numbers", "level": options.level,
                 "per": options.per, "compare_every": ranks.compare_every,
                 "heads": options.heads, "inspect": options.inspect, "scaler": self._derivatives.scaled,
-                "metric": options.metric is not None, "measure": options.measure is not None,
+                "metric": options.metric is not None, "measure": options.measure,
                 "residuals": self._step.kernel_traces is not None, "targets": self._step.targets is not None,
             },
             "parameters": [(name, tuple(value.shape), value.dtype) for name, value in graph.shared.items()],
@@ -112,7 +112,8 @@ class BatchSource(RanksSource):
             return {names[slot, name]: rows[name][slots.index(slot)] for slot, name in names if slot in slots}
 
         like = {text: tensors[name] for (_, name), text in names.items()}
-        sums, _ = sum_gradients(compute, like, self._communicator)
+        sums, used = sum_gradients(compute, like, self._communicator)
+        row_source.require_measured(used.flatten().tolist())
         rows = {name: [sums[names[slot, name]] / total for slot, total in self._totals.items()] for name in tensors}
         return PerTaskRows(rows, tensors, 1 / self._derivatives.factor)
 

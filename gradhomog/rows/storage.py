@@ -25,11 +25,13 @@ class Rows(ABC):
         like: a tensor for each name, with the dtype and device of the rows.
         tasks: N.
         requires_grad: True if the rows have a graph.
+        computed: True if the rows are in memory.
     """
 
     like: Mapping[str, Tensor]
     tasks: int
     requires_grad: bool
+    computed: bool = True
 
     @abstractmethod
     def stored(self) -> StoredRows:
@@ -98,7 +100,6 @@ class LazyRows(Rows):
     weighted mean at its end, by one backward pass instead of N.
 
     Attributes:
-        computed: True if the rows are in memory.
         freed: True if the pass of a weighted sum has freed the graph, so that the rows cannot be computed.
     """
 

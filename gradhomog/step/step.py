@@ -148,7 +148,8 @@ class Step:
 
     def exact_gramian(self) -> Tensor:
         """`gramian` with products in float64, where rows are in memory; takes 2 to 4 times as long."""
-        return self.gramian() if self.gramian().requires_grad else self._jacobian.exact_gramian
+        exact = self.dtype == torch.float64 or self.gramian().requires_grad
+        return self.gramian() if exact else self._jacobian.exact_gramian
 
     def norms(self, parameters: str = "*") -> Tensor:
         """Euclidean norms of the rows, float64 `[tasks]` on the CPU; with a glob pattern as in `gramian`."""

@@ -26,6 +26,8 @@ def packaged_file(use: str, path: str, extra: str = "") -> Path:
     package = path.partition("/")[0]
     require_package(use, package, package, extra)
     spec = importlib.util.find_spec(package)
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parents[1] / path
+    for folder in (spec and spec.submodule_search_locations) or ():
+        file = Path(folder).parent / path
+        if file.is_file():
+            return file
+    raise DataError(f"{use} {path}, which the installed {package} does not contain. Install its newest version.")

@@ -12,8 +12,8 @@ def auto() -> list[tuple[str, dict[str, Any]]]:
 
     Use it when losses are weighted by guess, or not at all. In its first 20 steps each task's gradient is measured;
     then weights are fixed, and a step is that of the mean with these weights. A norm counts as at most three times the
-    median of its task. A factor of a loss has no effect. For one task, and for equal norms, it is the plain mean.
-    Measurements, and where it fails: docs/results/auto.md.
+    median of its task. A factor of a loss has no effect on the direction. For one task, and for equal norms, it is the
+    plain mean. Measurements, and where it fails: docs/results/auto.md.
 
     It is a preset: the pipeline contains `autoscale`. A later version may contain another method that is better on the
     suite; write `autoscale` where results must not change.

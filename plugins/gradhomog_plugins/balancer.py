@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, hookimpl, keyed
 from gradhomog_plugins._losses import exponential_weights
-from gradhomog_plugins._per_task import Preferences, known_weights
+from gradhomog_plugins._per_task import Preferences, known_weights, preferences
 from gradhomog_plugins._primary import Primary, primary_tasks
 from gradhomog_plugins.autoscale import inverse_logarithms
 
@@ -42,7 +42,8 @@ class Balancer(Homogenizer):
     EnCodec's balancer is `balancer(on="features", weights={...}, scale="paper")`; VQGAN's adaptive weight is
     `balancer(average=0, primary="reconstruction", weights={"adversarial": 0.8}, scale="paper")` with `measure=` the
     weight of the decoder's last layer. A task whose norms were all zero has the geometric mean of the others as m_i.
-    The mean of ω is over absent tasks of earlier steps too.
+    The mean of ω is over absent tasks of earlier steps too. While the norm of a primary task is zero, tasks whose norm
+    is not have no part in the step.
 
     Differentiable in the rows (or the gradients w.r.t. features), with means before the step as constants.
 
@@ -88,9 +89,12 @@ class Balancer(Homogenizer):
         means = torch.lerp(keyed.read(self.means, step.names, 0.0), norms, share)
         whole = torch.cat([means, keyed.read(self.means, step.absent_names, 0.0)])
         weights = known_weights(self.weights, step)
+        preferences("weights", self.weights, step)  # raises if all are zero
         target = 1 / weights.sum()
         if self.primary is not None:
             target = means[primary_tasks(self.primary, step, "a task in every batch")].mean()
+            if not target > 0:  # ratios 0 and, where both norms are zero, 1
+                target, whole = torch.ones_like(target), torch.where(whole > 0, torch.inf, 1.0)
             whole = torch.maximum(whole, target / LARGEST)
         logarithms = inverse_logarithms(whole) + weights.log()
         scale = target * step.tasks / len(whole) * logarithms.logsumexp(0).exp()

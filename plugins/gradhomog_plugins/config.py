@@ -67,7 +67,10 @@ class ConFIG(Homogenizer):
 
     def mix(self, step: Step) -> Tensor:
         gramian, rounding = gramian_of_close_rows(step)
-        return conflict_free_weights(gramian, self.length, rounding, relative_weights(self.weights, step))
+        weights = relative_weights(self.weights, step)
+        # Only their ratio counts: those of other names may be much larger.
+        weights = weights / weights.max().clamp_min(torch.finfo(weights.dtype).tiny)
+        return conflict_free_weights(gramian, self.length, rounding, weights)
 
     def paper_scale(self, step: Step) -> float:
         return step.tasks

@@ -79,13 +79,16 @@ def test_the_weights_have_a_graph_with_create_graph():
     ("text", "options", "message"),
     [
         (EQUAL_NORMS, {"measure": "absent.*"}, "glob pattern over names of shared parameters: 0.weight, .*'absent"),
-        (EQUAL_NORMS, {"measure": torch.ones(2)}, "got 'one without a graph'"),
+        (EQUAL_NORMS, {"measure": torch.ones(2)}, "got a tensor without a graph"),
+        (EQUAL_NORMS, {"measure": []}, "got none"),
+        (EQUAL_NORMS, {"measure": ["2.weight"]}, "got str"),
+        (EQUAL_NORMS, {"measure": nn.Linear(1, 1)}, "got Linear"),
         (EQUAL_NORMS, {"measure": torch.ones(2, requires_grad=True)}, "losses must depend on the tensors of `measure`"),
-        (EQUAL_NORMS, {"measure": "2.*", "per": "layer"}, "`measure` requires a pipeline .* per='model'"),
+        (EQUAL_NORMS, {"measure": "2.*", "per": "layer"}, "`measure` requires a pipeline .* got per='layer'"),
         (
             "graddrop",
             {"measure": "2.*"},
-            "`measure` requires a pipeline that reads norms .*graddrop",
+            "`measure` requires a pipeline that reads norms .* got graddrop, which reads jacobian",
         ),
     ],
 )
@@ -112,6 +115,31 @@ def test_a_gradient_that_overflows_behind_the_measured_tensor_raises_or_has_the_
             gradhomog.backward(losses, before, **options)
         assert weight.grad is None
     assert before.state_dict() == state
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [EQUAL_NORMS, "static(weights=[1, 2])"])
+def test_a_loss_that_is_not_finite_is_named(text):
+    net = nn.Linear(2, 2)
+    y = net(torch.ones(1, 2))
+    losses = {"a": y.square().mean(), "b": float("nan") * y.abs().mean()}
+    with pytest.raises(NonfiniteError, match="task 1 of domain b is not finite: its loss is nan"):
+        gradhomog.backward(losses, gradhomog.pipeline(text), parameters=net, measure="weight")
+    assert net.weight.grad is None
+
+
+@pytest.mark.parametrize("measure", [None, "2.weight"])
+def test_after_the_warmup_rows_are_not_computed_with_create_graph(measure):
+    """Seen: an error about NaN in the first step without norms, whose one pass had freed the graph."""
+    model, pipe = Model(), gradhomog.pipeline("autoscale(warmup=1)")
+    for _ in range(3):
+        passes = []
+        hook = model.encoder[2].weight.register_hook(passes.append)
+        gradhomog.backward(
+            model.losses(model.encoder(inputs())), pipe, parameters=model.encoder, measure=measure, create_graph=True
+        )
+        hook.remove()
+    assert len(passes) == 1
 
 
 def test_the_time_of_measuring_on_the_last_layer_is_printed(capsys):

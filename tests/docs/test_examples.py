@@ -69,6 +69,7 @@ SCRIPTS: dict[str, tuple[str, str, list[str]]] = {
         "torch", "--steps 2 --seeds 0 1 --rates 0.03 --methods none auto",
         [r"chosen: \w+; lowest test errors of the grid: \[\d", r"(?m)^\| auto \|( -?\d\S+ ± \d\S+ \|){5}.* \| \S+ ms"],
     ),
+    "pinn_gauss_newton": ("torch", "--steps 3", [r"loss: \d", r"relative L2 error: \d"]),
     "pina_poisson": (
         "pina", "upgrad --epochs 2", [r"weights: {'boundary': \d.*'D': \d", r"relative L2 error: \d"],
     ),

@@ -90,6 +90,22 @@ def test_the_gradient_is_that_of_vqgans_adaptive_weight(factor):
     assert abs(float(original / weight) - 1) <= 1e-4 / float(norms[1])
 
 
+def test_while_the_primary_gradient_is_zero_only_losses_without_a_norm_have_an_effect():
+    """Seen: the whole step was zero, where a layer before the last one is initialized with zeros."""
+    rows = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 0.0]], dtype=torch.float64)
+    pipe = gradhomog.pipeline(VQGAN)
+    result = pipe.homogenize(rows, domains=["reconstruction", "adversarial", "other"])
+    torch.testing.assert_close(result.weights, torch.tensor([3.0, 0.0, 3.0], dtype=torch.float64))  # N λ
+    later = pipe.homogenize(torch.eye(3, dtype=torch.float64), domains=["reconstruction", "adversarial", "other"])
+    torch.testing.assert_close(later.weights, torch.tensor([3.0, 2.4, 3.0], dtype=torch.float64))
+
+
+def test_weights_that_are_all_zero_raise():
+    for weights, domains in (([0, 0], None), ({"a": 0, "b": 1}, ["a", "a"])):
+        with pytest.raises(OptionError, match="`weights` must not all be zero"):
+            gradhomog.pipeline([("balancer", {"weights": weights})]).combine(torch.eye(2), domains=domains)
+
+
 def test_weights_have_mean_one_and_a_task_without_gradient_that_of_the_other_norms():
     rows = torch.diag(torch.tensor([2.0, 8.0, 0.0]))
     weights = gradhomog.pipeline("balancer(weights=[1, 3, 1])").homogenize(rows).weights

@@ -121,15 +121,16 @@ class Train:
     The settings of the inner loop are passed to learners that have these options; options in the expression of the
     learner override them. The `ensemble` states with the best validation scores are tested, and their outputs averaged.
     `augmentation = "standard"` crops, jitters and flips training images; see `data.augmentation`. The outer optimizer
-    is Adam or SOAP (extra `soap`) with `beta1`; its rate is `outer_lr` times `lr_decay` to the number of completed
-    periods of `lr_decay_every` steps. With `metric = "optimizer"`, rows are homogenized in the metric of its step.
+    is Adam, SOAP (extra `soap`), both with `beta1`, or SGD without momentum; its rate is `outer_lr` times `lr_decay` to
+    the number of completed periods of `lr_decay_every` steps. With `metric = "optimizer"`, rows are homogenized in the
+    metric of its step.
     """
 
     steps: Annotated[int, Ge(1)] = 250
     inner: str = "sgd"
     inner_steps: Annotated[int, Ge(0)] = 3
     inner_lr: Annotated[float, Gt(0)] = 0.05
-    outer: Literal["adam", "soap"] = "adam"
+    outer: Literal["adam", "soap", "sgd"] = "adam"
     outer_lr: Annotated[float, Gt(0)] = 0.002
     lr_decay: Annotated[float, Gt(0), Le(1)] = 1.0
     lr_decay_every: Annotated[int, Ge(1)] = 1000

@@ -127,6 +127,8 @@ def make_optimizer(config: Config, trainable: Trainable) -> torch.optim.Optimize
     train, parameters = config.train, trainable.parameters()
     if train.outer == "adam":
         return torch.optim.Adam(parameters, lr=train.outer_lr, betas=(train.beta1, 0.999))
+    if train.outer == "sgd":
+        return torch.optim.SGD(parameters, lr=train.outer_lr)
     try:
         from pytorch_optimizer import SOAP
     except ImportError as cause:

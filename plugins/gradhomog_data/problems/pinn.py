@@ -13,12 +13,12 @@ from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 import numpy as np
 import torch
-from annotated_types import Ge
+from annotated_types import Ge, Gt
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import gradhomog
-from gradhomog import Evaluation, Problem, ProblemRun, StepReport
+from gradhomog import Evaluation, Problem, ProblemRun, StepReport, TaskKey
 from gradhomog_data._seeding import generator
 from gradhomog_data.problems._tanh_network import TanhNetwork
 
@@ -116,6 +116,10 @@ class PinnOptions(TypedDict, total=False):
     conditions: Literal["merged", "separate"]
     state: Literal["lowest_loss", "last", "lowest_error"]
     error: Literal["relative_l2", "mse"]
+    weight: Annotated[float, Gt(0)] | None
+    rows: Literal["residuals"] | None
+    attempts: Annotated[int, Ge(1)] | None
+    dtype: Literal["float64"] | None
 
 
 class Pinn(Problem):
@@ -141,6 +145,12 @@ class Pinn(Problem):
         state: the tested state: `"lowest_loss"`: that with the lowest sum of the losses of a batch, as in the code of
             DCGD, which needs no solution; `"last"`; `"lowest_error"`: that with the lowest validation error.
         error: the score: `"relative_l2"`, ‖û − u‖ / ‖u‖, or `"mse"`, the mean squared error.
+        weight: factor of the losses of the conditions, 1 by default.
+        rows: `"residuals"`: one gradient per residual, for `gauss_newton`, instead of one per task.
+        attempts: with `rows="residuals"`: a step that does not decrease the sum of the losses on its points is undone
+            and repeated with the same rows, as `gauss_newton(adaptive=true)` requires, until this number of attempts,
+            12 by default. The last is not undone.
+        dtype: that of network and points, float32 by default.
     """
 
     lower: Sequence[float]
@@ -160,14 +170,20 @@ class Pinn(Problem):
         conditions: str = "merged",
         state: str = "lowest_loss",
         error: str = "relative_l2",
+        weight: float | None = None,
+        rows: str | None = None,
+        attempts: int | None = None,
+        dtype: str | None = None,
     ) -> None:
+        self.weight, self.row_kind, self.attempts = weight or 1.0, rows, attempts or 12
+        self.dtype = torch.float64 if dtype else torch.float32
         self.state, self.metric, self.seed, self.device, self.counts = state, error, run.seed, run.device, counts
         self.state_selection = "best" if state == "lowest_error" else "last"
         self.homogenizers = run.pipeline()
         self.network: TanhNetwork = TanhNetwork(
             self.lower, self.upper, run.width, depth, standardize=self.standardize,
             generator=torch.Generator().manual_seed(run.seed),
-        ).to(run.device)  # fmt: skip
+        ).to(run.device, self.dtype)  # fmt: skip
         self.tasks = (PDE, *self.parts) if conditions == "separate" else (PDE, CONDITIONS)
         self.lowest = LowestLoss(self.network, self.tasks)
         drawn = ", ".join(f"{len(values)} {name}" for name, values in self.points(0).items())
@@ -206,22 +222,64 @@ class Pinn(Problem):
             return self.pde(points[PDE])
         names = self.parts if task == CONDITIONS else (task,)
         vectors = [vector for name in names for vector in self.condition(name, points)]
-        if len(vectors) == 1:
-            return vectors[0]
         total = sum(map(len, vectors))
-        return torch.cat([vector * (total / len(vector)) ** 0.5 for vector in vectors])
+        return torch.cat([vector * (self.weight * total / len(vector)) ** 0.5 for vector in vectors])
+
+    def terms(self, points: Mapping[str, Tensor]) -> list[tuple[Callable[[Tensor], Tensor], Tensor]]:
+        """Return the residuals at one point of the equation and of each condition, for `gradhomog.residual_rows`.
+
+        The losses of all residuals have the sum 1/2 Σ_tasks mean r².
+        """
+
+        def at(name: str, factor: float, point: Tensor) -> Tensor:
+            return factor * torch.cat(self.condition(name, {name: point[None]}))
+
+        found: list[tuple[Callable[[Tensor], Tensor], Tensor]] = [(lambda point: self.pde(point[None]), points[PDE])]
+        for name in self.parts:
+            count = len(self.condition(name, points)[0])  # of equal length
+            factor = (self.weight * len(points[name]) / count) ** 0.5
+            found.append((functools.partial(at, name, factor), points[name]))
+        return found
 
     def points(self, index: int) -> dict[str, Tensor]:
         """Return the points of step `index` by name, `[points, inputs]`."""
         random = generator(self.seed, index, 1)  # 1, because trailing zeros do not change a seed
         drawn = self.draw(random)
-        return {name: torch.from_numpy(values.astype(np.float32)).to(self.device) for name, values in drawn.items()}
+        return {name: torch.from_numpy(values).to(self.device, self.dtype) for name, values in drawn.items()}
 
     def losses(self, index: int) -> dict[str, Tensor]:
-        points = self.points(index)
+        return self._losses(self.points(index))
+
+    def _losses(self, points: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {task: self.residual(task, points).square().mean() for task in self.tasks}
 
+    def _step_of_residuals(self, index: int, optimizer: torch.optim.Optimizer) -> StepReport:
+        points, parameters = self.points(index), dict(self.network.named_parameters())
+        with torch.no_grad():
+            residuals = [self.residual(task, points) for task in self.tasks]
+            before = torch.stack([residual.square().mean().double() for residual in residuals]).cpu()
+            self.lowest.update(dict(zip(self.tasks, before.tolist(), strict=True)), index)
+            start = {name: value.clone() for name, value in parameters.items()}
+            losses, rows = gradhomog.residual_rows(self.terms(points), self.network)
+            for attempt in range(1, self.attempts + 1):
+                report = self.homogenizers.homogenize(rows, losses)
+                for name, parameter in parameters.items():
+                    parameter.grad = report.direction[name]
+                optimizer.step()
+                if attempt == self.attempts or sum(self._losses(points).values()) < before.sum():
+                    break
+                for name, parameter in parameters.items():
+                    parameter.copy_(start[name])
+        # By task, whose gradient is twice the sum of its rows: the numbers of thousands of rows are not recorded.
+        task = torch.repeat_interleave(torch.tensor([*map(len, residuals)]))
+        members = 2 * torch.nn.functional.one_hot(task).double().T
+        gramian = members @ rows.gramian() @ members.T
+        keys = tuple(map(TaskKey, range(len(self.tasks)), self.tasks))
+        return StepReport({}, keys, before, gramian=gramian, measured=report.measured)
+
     def step(self, index: int, optimizer: torch.optim.Optimizer, inspect: bool) -> StepReport:
+        if self.row_kind == "residuals":
+            return self._step_of_residuals(index, optimizer)
         points, tasks = self.points(index), self.homogenizers.choose(self.tasks)
         residuals = {task: self.residual(task, points) for task in tasks}
         losses = {task: residual.square().mean() for task, residual in residuals.items()}
@@ -250,7 +308,7 @@ class Pinn(Problem):
     @torch.no_grad()
     def _evaluate(self, points: Points) -> Evaluation:
         network = self.lowest.network if self.state == "lowest_loss" else self.network
-        inputs = torch.from_numpy(points.astype(np.float32)).to(self.device)
+        inputs = torch.from_numpy(points).to(self.device, self.dtype)
         # In chunks: memory must not grow with the grid.
         values = torch.cat([network(chunk)[0] for chunk in torch.split(inputs, 4096)]).double().cpu().numpy()
         expected = self.solution(points)
@@ -489,8 +547,64 @@ def source(points: Tensor) -> Tensor:
     return acceleration - 6 * x * t**3 + exact(points) ** 3
 
 
+class Poisson(Pinn):
+    """u_xx + u_yy + 2π² sin πx · sin πy = 0 in [0, 1]², u = 0 on its sides: u = sin πx · sin πy.
+
+    The points of all steps are those of a grid. The loss of the boundary is the sum of the means over the four sides.
+    All initial weights and biases are normal with standard deviation 0.1.
+
+    Source: Müller and Zeinhofer 2023 (ENGD, arXiv 2302.13163), section 4.1, and its code, `engd_poisson_2d.py`.
+
+    Deviations from that code: the error is relative, and on a grid that includes the sides.
+
+    Args:
+        interior: points of the grid in each coordinate, of which those inside count.
+        boundary: points on each side, of which the last belongs to the next side.
+        options: as in `Pinn`.
+    """
+
+    lower, upper = (0.0, 0.0), (1.0, 1.0)
+    standardize = False
+    parts = ("boundary",)
+    grid = (200, 200)
+
+    def __init__(
+        self,
+        run: ProblemRun,
+        *,
+        interior: Annotated[int, Ge(3)] = 30,
+        boundary: Annotated[int, Ge(2)] = 30,
+        **options: Unpack[PinnOptions],
+    ) -> None:
+        super().__init__(run, {"interior": interior, "boundary": boundary}, **options)
+        random = torch.Generator().manual_seed(run.seed)
+        for parameter in self.network.parameters():
+            parameter.data.copy_(0.1 * torch.randn(parameter.shape, generator=random))
+
+    def draw(self, random: np.random.Generator) -> dict[str, Points]:
+        inside = make_grid(self.lower, self.upper, [self.counts["interior"]] * 2)
+        side = np.linspace(0, 1, self.counts["boundary"])[:-1]
+        zero, one = np.zeros_like(side), np.ones_like(side)
+        sides = [(side, zero), (one, side), (1 - side, one), (zero, 1 - side)]
+        inside = inside[((inside > 0) & (inside < 1)).all(axis=1)]
+        return {PDE: inside, "boundary": np.concatenate([np.stack(each, axis=1) for each in sides])}
+
+    def pde(self, points: Tensor) -> Tensor:
+        _, _, _, u_xx, u_yy = self.network(points, first_order=2, second_order=2)
+        residual: Tensor = u_xx + u_yy + 2 * math.pi**2 * torch.sin(points * math.pi).prod(1)
+        return residual
+
+    def condition(self, name: str, points: Mapping[str, Tensor]) -> list[Tensor]:
+        return [*self.network(points["boundary"])[0].chunk(4)]
+
+    def solution(self, points: Points) -> Points:
+        return np.asarray(np.sin(points * math.pi).prod(axis=1))
+
+
 def default_methods(problem: type[Pinn], options: Mapping[str, Any]) -> list[str]:
     """Return the default homogenizers of a problem, with static weights for as many tasks as it has."""
+    if options.get("rows") == "residuals":
+        return ['gauss_newton(adaptive=true, scale="paper")']
     count = len(problem.parts) if options["conditions"] == "separate" else 1
     # They reach 1000 in the papers.
     static = " | ".join(["static", *(f"static(weights={[1] + [w] * count})" for w in (10, 100, 1000))])

@@ -22,9 +22,9 @@ needs_recbole = pytest.mark.skipif(
 )
 
 
-def problem_run(size: int = 28) -> ProblemRun:
-    """The settings of a run of the plain learner."""
-    return ProblemRun("tested", "none", "raise", 0, 1, torch.device("cpu"), 16, size)
+def problem_run(size: int = 28, homogenizers: str = "none") -> ProblemRun:
+    """The settings of a run, by default of the plain learner."""
+    return ProblemRun("tested", homogenizers, "raise", 0, 1, torch.device("cpu"), 16, size)
 
 
 def data_of(config: Config) -> MultiTaskData:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy.integrate import quad
 
+import gradhomog
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.execution.comparison import dry_run
 from gradhomog.experiments.execution.methods import make_methods
@@ -24,6 +25,7 @@ from gradhomog_data.problems.pinn import (
     Helmholtz,
     KleinGordon,
     LowestLoss,
+    Poisson,
     burgers_solution,
     latin_hypercube,
     uniform,
@@ -31,7 +33,8 @@ from gradhomog_data.problems.pinn import (
 from tests.data.problems.conftest import problem_run
 from tests.experiments.run_helpers import trainer
 
-EQUATIONS = {"burgers": Burgers, "helmholtz": Helmholtz, "klein_gordon": KleinGordon}
+EQUATIONS = {"burgers": Burgers, "helmholtz": Helmholtz, "klein_gordon": KleinGordon, "poisson": Poisson}
+REDRAWN = ["burgers", "helmholtz", "klein_gordon"]
 
 
 def equation_with(name, network=None, **options):
@@ -66,7 +69,9 @@ def drawn(equation, seed=0):
     return {key: torch.from_numpy(value) for key, value in points.items()}
 
 
-@pytest.mark.parametrize(("name", "bound"), [("helmholtz", 1e-7), ("klein_gordon", 1e-7), ("burgers", 1e-9)])
+@pytest.mark.parametrize(
+    ("name", "bound"), [("helmholtz", 1e-7), ("klein_gordon", 1e-7), ("burgers", 1e-9), ("poisson", 1e-9)]
+)
 def test_the_solution_has_no_residual_in_any_task(name, bound):
     equation = equation_with(name, conditions="separate")
     points = drawn(equation)
@@ -106,7 +111,7 @@ def test_losses_of_conditions_are_sums_of_means_over_their_parts():
     assert float(loss) == pytest.approx((0.25 + 1) / 2 + 1)
 
 
-@pytest.mark.parametrize("name", EQUATIONS)
+@pytest.mark.parametrize("name", REDRAWN)
 def test_points_lie_in_the_box_and_those_of_conditions_on_its_sides(name):
     equation = equation_with(name, interior=70, boundary=9)
     points = drawn(equation)
@@ -118,6 +123,16 @@ def test_points_lie_in_the_box_and_those_of_conditions_on_its_sides(name):
         on_side = ((values == low) | (values == high)).any(1)
         assert on_side.all() == (key != PDE)
     assert len(points["boundary"]) == 9 * (4 if name == "helmholtz" else 2)
+
+
+def test_the_points_of_poissons_equation_are_those_of_a_grid_in_every_step():
+    first, second = (drawn(equation_with("poisson"), seed) for seed in (0, 1))
+    assert all(torch.equal(values, second[key]) for key, values in first.items())
+    inside, sides = first[PDE], first["boundary"]
+    assert (len(inside), len(sides)) == (28**2, 4 * 29)
+    assert ((inside > 0) & (inside < 1)).all()
+    assert ((sides == 0) | (sides == 1)).any(1).all()
+    assert len(sides.unique(dim=0)) == len(sides)
 
 
 def test_a_latin_hypercube_has_one_point_in_each_interval_and_uniform_points_do_not():
@@ -220,7 +235,7 @@ def trainable(name, *overrides, homogenizers="none", seed=0):
     return make_trainable(config(name, *overrides), Run(name, homogenizers, seed))
 
 
-@pytest.mark.parametrize("name", EQUATIONS)
+@pytest.mark.parametrize("name", REDRAWN)
 def test_points_are_a_function_of_seed_and_step(name):
     one, other, seeded = (trainable(name, seed=seed) for seed in (0, 0, 1))
     optimizer = make_optimizer(config(name), one)
@@ -323,6 +338,8 @@ def test_default_methods_have_static_weights_for_all_tasks(name):
     for conditions in ("merged", "separate"):
         settings = config(name, f"problem.conditions={conditions}")
         dry_run(settings, make_methods(settings))
+    settings = config(name, "problem.rows=residuals", "train.outer=sgd", "train.outer_lr=1.0")
+    dry_run(settings, make_methods(settings))  # Gauss-Newton: weights of two tasks do not fit residuals
 
 
 def test_the_state_with_the_lowest_loss_is_that_before_the_step_of_its_loss():
@@ -416,3 +433,34 @@ def test_the_largest_slope_is_that_of_the_literature():
     values = burgers_solution(np.array([-2, -1, 1, 2]) * step, np.full(4, time), VISCOSITY)
     slope = values @ np.array([1, -8, 8, -1]) / (12 * step)
     assert abs(slope) == pytest.approx(152.00516, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", EQUATIONS)
+@pytest.mark.parametrize("conditions", ["merged", "separate"])
+def test_rows_of_residuals_add_up_to_half_the_gradient_of_the_losses_of_the_tasks(name, conditions):
+    points = {"interior": 9, "boundary": 4} | ({} if name in ("helmholtz", "poisson") else {"initial": 5})
+    equation = EQUATIONS[name](problem_run(), **points, conditions=conditions, weight=3.0, dtype="float64")
+    drawn_points = equation.points(0)
+    losses, rows = gradhomog.residual_rows(equation.terms(drawn_points), equation.network)
+    half = sum(equation.losses(0).values()) / 2
+    torch.testing.assert_close(losses.sum(), half.detach())
+    expected = torch.autograd.grad(half, list(equation.network.parameters()))
+    for found, gradient in zip(rows.materialize().values(), expected, strict=True):
+        torch.testing.assert_close(found.sum(0), gradient)
+
+
+def test_training_on_residuals_undoes_each_step_that_does_not_decrease_the_losses():
+    text = 'gauss_newton(damping=1e-9, adaptive=true, scale="paper")'  # too small at first
+    equation = KleinGordon(
+        problem_run(homogenizers=text), interior=16, initial=8, boundary=4, rows="residuals", dtype="float64"
+    )
+    optimizer = torch.optim.SGD(equation.parameters(), lr=1.0)
+    for index in range(4):
+        losses = torch.stack([*equation.losses(index).values()])
+        rows = [torch.autograd.grad(loss, equation.parameters(), retain_graph=True) for loss in losses]
+        jacobian = torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
+        report = equation.step(index, optimizer, inspect=True)
+        assert sum(equation.losses(index).values()) < losses.sum()
+        torch.testing.assert_close(report.losses, losses.detach())
+        torch.testing.assert_close(report.gramian, jacobian @ jacobian.T)
+    assert equation.homogenizers.steps > 4  # attempts

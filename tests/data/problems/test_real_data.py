@@ -62,7 +62,9 @@ def test_ratings_are_those_of_the_file_and_the_other_item_of_a_pair_is_not_rated
     pairs, others, values = (torch.cat(parts).tolist() for parts in zip(*splits.values(), strict=True))
     assert [len(parts[0]) for parts in splits.values()] == [70_000, 10_000, 20_000]
     assert {tuple(pair): value for pair, value in zip(pairs, values, strict=True)} == expected
-    assert not {(user, other) for (user, _), other in zip(pairs, others, strict=True)} & expected.keys()
+    drawn = {(user, other) for (user, _), other in zip(pairs, others, strict=True)}
+    assert len(drawn) == len(pairs)  # so that none is in two splits
+    assert not drawn & expected.keys()
     # Uniform: the most and the least popular halves of the items are drawn about as often as they are not rated.
     popular = {item for item, _ in collections.Counter(item for _, item in expected).most_common(ITEMS // 2)}
     rated = collections.Counter(user for user, _ in expected)
@@ -118,8 +120,11 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(name, pack
         made(name)
 
 
-def test_a_package_is_not_imported(tmp_path, monkeypatch):
+def test_a_package_is_not_imported_and_another_version_without_the_file_is_named(tmp_path, monkeypatch):
     (tmp_path / "packed").mkdir()
     (tmp_path / "packed" / "__init__.py").write_text("raise RuntimeError")
+    (tmp_path / "packed" / "b.csv").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    assert packaged_file("it is read from", "packed/a/b.csv") == tmp_path / "packed" / "a" / "b.csv"
+    assert packaged_file("it is read from", "packed/b.csv") == tmp_path / "packed" / "b.csv"
+    with pytest.raises(DataError, match=r"packed/a.csv, which the installed packed does not contain"):
+        packaged_file("it is read from", "packed/a.csv")
