@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import gradhomog
-from gradhomog import Evaluation, Problem, ProblemRun, StepReport, TaskKey
+from gradhomog import Evaluation, OptionError, Problem, ProblemRun, StepReport, TaskKey
 from gradhomog_data._seeding import generator
 from gradhomog_data.problems._tanh_network import TanhNetwork
 
@@ -116,10 +116,10 @@ class PinnOptions(TypedDict, total=False):
     conditions: Literal["merged", "separate"]
     state: Literal["lowest_loss", "last", "lowest_error"]
     error: Literal["relative_l2", "mse"]
-    weight: Annotated[float, Gt(0)] | None
-    rows: Literal["residuals"] | None
-    attempts: Annotated[int, Ge(1)] | None
-    dtype: Literal["float64"] | None
+    weight: Annotated[float, Gt(0)]
+    rows: Literal["tasks", "residuals"]
+    attempts: Annotated[int, Ge(1)]
+    dtype: Literal["float32", "float64"]
 
 
 class Pinn(Problem):
@@ -145,12 +145,12 @@ class Pinn(Problem):
         state: the tested state: `"lowest_loss"`: that with the lowest sum of the losses of a batch, as in the code of
             DCGD, which needs no solution; `"last"`; `"lowest_error"`: that with the lowest validation error.
         error: the score: `"relative_l2"`, ‖û − u‖ / ‖u‖, or `"mse"`, the mean squared error.
-        weight: factor of the losses of the conditions, 1 by default.
-        rows: `"residuals"`: one gradient per residual, for `gauss_newton`, instead of one per task.
+        weight: factor of the losses of the conditions.
+        rows: `"tasks"`: one gradient per task; `"residuals"`: one per residual, for `gauss_newton`.
         attempts: with `rows="residuals"`: a step that does not decrease the sum of the losses on its points is undone
-            and repeated with the same rows, as `gauss_newton(adaptive=true)` requires, until this number of attempts,
-            12 by default. The last is not undone.
-        dtype: that of network and points, float32 by default.
+            and repeated with the same rows, as `gauss_newton(adaptive=true)` requires, until this number of attempts.
+            The last is not undone.
+        dtype: that of network and points.
     """
 
     lower: Sequence[float]
@@ -170,13 +170,12 @@ class Pinn(Problem):
         conditions: str = "merged",
         state: str = "lowest_loss",
         error: str = "relative_l2",
-        weight: float | None = None,
-        rows: str | None = None,
-        attempts: int | None = None,
-        dtype: str | None = None,
+        weight: float = 1.0,
+        rows: str = "tasks",
+        attempts: int = 12,
+        dtype: str = "float32",
     ) -> None:
-        self.weight, self.row_kind, self.attempts = weight or 1.0, rows, attempts or 12
-        self.dtype = torch.float64 if dtype else torch.float32
+        self.weight, self.row_kind, self.attempts, self.dtype = weight, rows, attempts, getattr(torch, dtype)
         self.state, self.metric, self.seed, self.device, self.counts = state, error, run.seed, run.device, counts
         self.state_selection = "best" if state == "lowest_error" else "last"
         self.homogenizers = run.pipeline()
@@ -254,6 +253,8 @@ class Pinn(Problem):
         return {task: self.residual(task, points).square().mean() for task in self.tasks}
 
     def _step_of_residuals(self, index: int, optimizer: torch.optim.Optimizer) -> StepReport:
+        if self.step_metric(optimizer) is not None:
+            raise OptionError("problem.rows='residuals' requires train.metric='euclidean': Gauss-Newton has a metric of its own.")
         points, parameters = self.points(index), dict(self.network.named_parameters())
         with torch.no_grad():
             residuals = [self.residual(task, points) for task in self.tasks]
@@ -603,7 +604,7 @@ class Poisson(Pinn):
 
 def default_methods(problem: type[Pinn], options: Mapping[str, Any]) -> list[str]:
     """Return the default homogenizers of a problem, with static weights for as many tasks as it has."""
-    if options.get("rows") == "residuals":
+    if options["rows"] == "residuals":
         return ['gauss_newton(adaptive=true, scale="paper")']
     count = len(problem.parts) if options["conditions"] == "separate" else 1
     # They reach 1000 in the papers.
