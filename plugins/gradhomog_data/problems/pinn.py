@@ -254,7 +254,7 @@ class Pinn(Problem):
 
     def _step_of_residuals(self, index: int, optimizer: torch.optim.Optimizer) -> StepReport:
         if self.step_metric(optimizer) is not None:
-            raise OptionError("problem.rows='residuals' requires train.metric='euclidean': Gauss-Newton has a metric of its own.")
+            raise OptionError("problem.rows='residuals' requires train.metric='euclidean'; remove `train.metric`.")
         points, parameters = self.points(index), dict(self.network.named_parameters())
         with torch.no_grad():
             residuals = [self.residual(task, points) for task in self.tasks]
