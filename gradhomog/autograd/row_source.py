@@ -184,7 +184,7 @@ class MeasuredRows(Rows):
         self.tasks, self.requires_grad = rows.tasks, rows.requires_grad
 
     def stored(self) -> StoredRows:
-        # What is not measured before the pass cannot be afterwards: the error is that of the rows.
+        # After the pass, nothing can be measured: the error is that of the rows.
         return self._measured if self.computed or not self._rows.freed else self._rows.stored()
 
     @functools.cached_property

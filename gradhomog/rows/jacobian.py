@@ -131,7 +131,8 @@ class Jacobian:
         """Return the same rows, detached from the graph."""
         if not self.requires_grad:
             return self
-        reads_graph = self.rows.requires_grad and self.rows.computed  # rows that nobody has read stay so
+        # Lazy rows are not computed here: their graph may be freed.
+        reads_graph = self.rows.requires_grad and self.rows.computed
         plain = Jacobian(self.rows.stored().detach() if reads_graph else self.rows)
         return plain if self.mixing is None else Jacobian(plain.rows, self.mixing.detach(), plain)
 

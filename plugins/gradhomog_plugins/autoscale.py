@@ -32,10 +32,9 @@ class AutoScale(Homogenizer):
     conflicts.
 
     A factor of one loss divides its weight, so that it has no effect on the direction of d, from the first step on; its
-    length depends on it, as the mean weight is one. Weights of equal norms
-    are 1. The warm-up of a task begins with its first row that is not zero; until then its ω is the geometric mean of
-    the others. A single long gradient among otherwise equal norms, at any of three or more steps of the warm-up,
-    multiplies v_i by at most 1 + 8/T.
+    length depends on it, as the mean weight is one. Weights of equal norms are 1. The warm-up of a task begins with its
+    first row that is not zero; until then its ω is the geometric mean of the others. A single long gradient among
+    otherwise equal norms, at any of three or more steps of the warm-up, multiplies v_i by at most 1 + 8/T.
 
     Differentiable in the rows of the warm-up, with earlier norms as constants.
 

@@ -36,7 +36,7 @@ class Balancer(Homogenizer):
     Use it when the shares of the losses are known but not their units, as in codecs and other models with a
     discriminator: losses of waveforms, spectrograms, features and an adversary. Measure the norms where a gradient
     costs little, as both papers do: `measure="decoder.last.weight"` or `features=` in `gradhomog.backward`. It is
-    harmful where a gradient vanishes because its task has converged: what is left is noise, which gets its full share.
+    harmful where a gradient vanishes because its task has converged: the rest is noise, which gets its full share.
     It does not resolve conflicts.
 
     EnCodec's balancer is `balancer(on="features", weights={...}, scale="paper")`; VQGAN's adaptive weight is

@@ -76,7 +76,7 @@ def test_the_losses_are_means_over_points_of_sums_over_the_residuals_of_a_point(
 
 
 @pytest.mark.parametrize(("count", "terms"), [(0, 1), (5, 0)])
-def test_without_a_point_or_a_term_the_error_says_so(count, terms):
+def test_a_term_without_points_and_no_terms_raise(count, terms):
     net = nn.Linear(2, 1)
     with pytest.raises(OptionError, match=r"requires .* at least one point; got 2 parameters"):
         gradhomog.residual_rows([(net, torch.ones(count, 2))] * terms, net)

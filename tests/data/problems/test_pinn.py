@@ -338,7 +338,7 @@ def test_default_methods_have_static_weights_for_all_tasks(name):
     for conditions in ("merged", "separate"):
         settings = config(name, f"problem.conditions={conditions}")
         dry_run(settings, make_methods(settings))
-    settings = config(name, "problem.rows=residuals", "train.outer=sgd", "train.outer_lr=1.0")
+    settings = config(name, "problem.rows=residuals", "problem.interior=5", "problem.boundary=4", "train.outer=sgd")
     dry_run(settings, make_methods(settings))  # Gauss-Newton: weights of two tasks do not fit residuals
 
 
