@@ -32,13 +32,13 @@ TRAITS = {
     "orthogonal": "The transform of the features is a rotation.",
 }
 PASSES = {
-    "auto": "N, one per task, in the first 20 steps; then 1",
-    "autoscale": "N, one per task, in the first steps; then 1",
+    "auto": "N, one per task, in the first 20 steps; then 1.1 on average",
     "balancer": 'N, one per task; with `measure`, or `on="features"`, 1 and one from each loss to these tensors',
     "fwt": "1",
     "isi": "1",
     "mgda": 'N, one per task; 1 and one through each head with `on="features"`',
     "ntk": "1; in every `every`-th step up to `probes` more for each task",
+    "peakscale": "N, one per task, in the first steps; then 1 and, on average, 1 / `spacing`",
     "rotograd": "1, and one through each head",
     "tracked": "1, of one task; N in some steps",
 }

@@ -83,7 +83,7 @@ class PendingStep:
             warnings.warn(
                 f"{pipe} had no effect in the last {STEPS_OF_ONE_TASK} steps, because each had one task. If batches "
                 "come from one data set at a time, name the tasks and use tracked(method=...), which keeps rows, or a "
-                "method with weights for absent tasks, such as static, uw or autoscale; or add up the gradients of "
+                "method with weights for absent tasks, such as static, uw or peakscale; or add up the gradients of "
                 "several batches (gradhomog.accumulated, or window=True of a HomogenizedTrainer), or draw batches from "
                 "all data sets.",
                 OneTaskWarning,

@@ -54,6 +54,14 @@ def require_squares(weighted: Tensor, step: Step) -> None:
     require_valid(weighted < LARGEST_SQUARED, step, expected, "Divide this loss by a constant.")
 
 
+def inverse_logarithms(norms: Tensor) -> Tensor:
+    """Return log 1/r of norms r `[tasks]`; for a task with r = 0 the mean of the others, or zero without others."""
+    known = norms > 0
+    logarithms = -torch.where(known, norms, 1.0).log()
+    typical = logarithms[known].mean() if bool(known.any()) else torch.zeros((), dtype=torch.float64)
+    return torch.where(known, logarithms, typical)
+
+
 def exponential_weights(logarithms: Tensor, absent: Tensor | None = None) -> Tensor:
     """Return weights e^{l_i} divided by their mean, `[tasks]`: N softmax(l).
 

@@ -62,9 +62,14 @@ def preferences(option: str, given: Preferences, step: Step) -> Tensor:
         OptionError: all preferences of the batch are zero.
     """
     found = numbers(option, 1.0 if given is None else given, step)
+    require_one(option, found)
+    return found / found.sum()
+
+
+def require_one(option: str, found: Tensor) -> None:
+    """Raise an OptionError if the weights of all tasks in a batch are zero."""
     if not found.sum() > 0:
         raise OptionError(f"`{option}` must not all be zero in a batch; got {found.tolist()}.")
-    return found / found.sum()
 
 
 def relative_weights(weights: Preferences, step: Step) -> Tensor:

@@ -8,10 +8,9 @@ from annotated_types import Interval
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, hookimpl, keyed
-from gradhomog_plugins._losses import exponential_weights
-from gradhomog_plugins._per_task import Preferences, known_weights, preferences
+from gradhomog_plugins._losses import exponential_weights, inverse_logarithms
+from gradhomog_plugins._per_task import Preferences, known_weights, require_one
 from gradhomog_plugins._primary import Primary, primary_tasks
-from gradhomog_plugins.autoscale import inverse_logarithms
 
 LARGEST = 1e4
 """The largest ratio of the primary task's norm to another, as in VQGAN's code."""
@@ -89,7 +88,7 @@ class Balancer(Homogenizer):
         means = torch.lerp(keyed.read(self.means, step.names, 0.0), norms, share)
         whole = torch.cat([means, keyed.read(self.means, step.absent_names, 0.0)])
         weights = known_weights(self.weights, step)
-        preferences("weights", self.weights, step)  # raises if all are zero
+        require_one("weights", weights[: step.tasks])
         target = 1 / weights.sum()
         if self.primary is not None:
             target = means[primary_tasks(self.primary, step, "a task in every batch")].mean()

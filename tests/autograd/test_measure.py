@@ -47,7 +47,7 @@ def test_inner_products_are_measured_too_and_mixing_matrices_act_on_the_losses()
     torch.testing.assert_close(flat(p.grad for p in model.encoder.parameters()), expected)
 
 
-@pytest.mark.parametrize(("text", "last"), [(EQUAL_NORMS, [1, 3]), ("autoscale(warmup=2)", [1, 0])])
+@pytest.mark.parametrize(("text", "last"), [(EQUAL_NORMS, [1, 3]), ("peakscale(warmup=2)", [1, 0])])
 def test_a_step_takes_one_full_pass_and_short_passes_only_where_norms_are_read(text, last):
     model, pipe = Model(), gradhomog.pipeline(text)
     counts = []
@@ -131,7 +131,7 @@ def test_a_loss_that_is_not_finite_is_named(text):
 @pytest.mark.parametrize("measure", [None, "2.weight"])
 def test_after_the_warmup_rows_are_not_computed_with_create_graph(measure):
     """Seen: an error about NaN in the first step without norms, whose one pass had freed the graph."""
-    model, pipe = Model(), gradhomog.pipeline("autoscale(warmup=1)")
+    model, pipe = Model(), gradhomog.pipeline("peakscale(warmup=1)")
     for _ in range(3):
         passes = []
         hook = model.encoder[2].weight.register_hook(passes.append)

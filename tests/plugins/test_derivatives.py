@@ -20,7 +20,7 @@ TWICE = [
     "imtl_g", "cagrad", "aligned_mtl", "aligned_mtl(scale_mode='median')", "aligned_mtl(scale_mode='rmse')", "upgrad",
     "dualproj", "config", *LENGTHS, "sdmgrad", "pcgrad", "gradvac", "graddrop", "rotate_rows", "pcd", "pcd(primary=1)",
     "dcgd", "dcgd(variant='projection')", "dcgd(variant='average')", "sand_mask", *MASKS, "multiadam", "metabalance",
-    "lra", "db_mtl", "moco", "excess_mtl", "sago", "sago(agreeing='both')", "autoscale",
+    "lra", "db_mtl", "moco", "excess_mtl", "sago", "sago(agreeing='both')", "peakscale",
 ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from gradhomog.registry import installed
 from tests.plugins.rows import BUILT_IN
 
 STATEFUL = [
-    "cr_mogm(method='mgda')", "auto", "autoscale(warmup=2)", "balancer(average=0.5)", "db_mtl", "dwa(period=2)",
+    "cr_mogm(method='mgda')", "auto", "peakscale(warmup=2)", "balancer(average=0.5)", "db_mtl", "dwa(period=2)",
     "excess_mtl", "go4align(lr=0.3, groups=3)", "gradnorm(lr=0.2)", "imtl_l(lr=0.2)", "relobralo(alpha=0.7, rho=0.5)",
     "lra(primary='a')", "lra(primary='b')", "metabalance(primary='a')", "metabalance(primary='b', strategy='reduce')",
     "multiadam(beta1=0.5)", "ntk(every=2, average=0.5)", "reweight(lr=0.2)", "softadapt(order=3, beta=2)",

@@ -1,4 +1,4 @@
-"""GradNorm, AutoScale and NTK: weights from norms of rows or traces of kernels, by hand, and their backward passes."""
+"""GradNorm, PeakScale and NTK: weights from norms of rows or traces of kernels, by hand, and their backward passes."""
 
 import math
 
@@ -81,17 +81,31 @@ def inverse(norms):
     return torch.from_numpy(inverse / inverse.mean())
 
 
-def test_weights_are_inverse_to_the_norms_of_the_warmup_and_then_fixed():
-    pipe, measured = gradhomog.pipeline("autoscale(warmup=4)"), []
-    for rows in history(7):
-        measured = [*measured, rows.square().sum(1).numpy()][:4]
-        expected = inverse(np.sqrt(np.mean(measured, axis=0)))
-        result = pipe.homogenize(rows)
-        torch.testing.assert_close(result.weights, expected)
-        torch.testing.assert_close(result.direction[""], expected @ rows / 3)
+@pytest.mark.parametrize(("tasks", "spacing"), [(2, 0), (2, 3), (3, 1)])
+def test_weights_are_inverse_to_the_largest_running_norms_of_the_measured_steps(tasks, spacing):
+    rng, pipe = np.random.default_rng(0), gradhomog.pipeline(f"peakscale(warmup=4, spacing={spacing})")
+    # The first task's gradient grows, the second's decays, and one step of the first is a thousand times too long.
+    sizes = np.exp(0.2 * np.arange(40)[:, None] * np.array([1.0, -1.0, 0.0])[:tasks])
+    sizes[24, 0] *= 1000
+    warmup, running, largest = [], None, np.zeros(tasks)
+    for step, size in enumerate(sizes):
+        rows = rng.normal(size=(tasks, 5)) * size[:, None]
+        norms = np.sqrt((rows**2).sum(1))
+        if step < 4:
+            warmup.append(norms)
+            medians = np.sort(warmup, axis=0)[len(warmup) // 2]
+            running = np.sqrt(np.mean(np.minimum(warmup, 3 * medians) ** 2, axis=0))
+            largest = running
+        elif step % (spacing * (tasks - 1) + 1) == 0:
+            running = np.sqrt(0.9 * running**2 + 0.1 * np.minimum(norms, 3 * running) ** 2)
+            largest = np.maximum(largest, running)
+        result = pipe.homogenize(torch.from_numpy(rows))
+        torch.testing.assert_close(result.weights, inverse(largest))
+        torch.testing.assert_close(result.direction[""], inverse(largest) @ torch.from_numpy(rows) / tasks)
+    assert largest[0] > 20 * largest[1]
 
 
-@pytest.mark.parametrize("text", ["autoscale(warmup=2)", "static(weights=[1, 2, 5]) + autoscale(warmup=2)"])
+@pytest.mark.parametrize("text", ["peakscale(warmup=2)", "static(weights=[1, 2, 5]) + peakscale(warmup=2)"])
 def test_a_step_after_the_warmup_takes_one_backward_pass(text):
     model, pipe, passes = Model(), gradhomog.pipeline(text), []
     model.encoder[0].weight.register_hook(lambda gradient: passes.append(1))
@@ -119,7 +133,7 @@ def test_a_step_after_the_warmup_takes_one_backward_pass(text):
 
 
 def test_a_task_that_appears_later_has_a_warmup_of_its_own():
-    pipe, rows = gradhomog.pipeline("autoscale(warmup=2)"), torch.diag(torch.tensor([2.0, 8.0, 1.0]).double())
+    pipe, rows = gradhomog.pipeline("peakscale(warmup=2)"), torch.diag(torch.tensor([2.0, 8.0, 1.0]).double())
     for _ in range(3):
         pipe.combine(rows[:2], domains=["a", "b"])
     found = pipe.homogenize(rows, domains=["a", "b", "c"]).weights
@@ -131,7 +145,7 @@ def test_a_task_that_appears_later_has_a_warmup_of_its_own():
 
 def test_the_warmup_begins_with_the_first_row_that_is_not_zero():
     rows = torch.diag(torch.tensor([2.0, 0.0, 8.0]).double())
-    pipe = gradhomog.pipeline("autoscale(warmup=2)")
+    pipe = gradhomog.pipeline("peakscale(warmup=2)")
     torch.testing.assert_close(pipe.homogenize(0 * rows).weights, torch.ones(3, dtype=torch.float64))
     torch.testing.assert_close(pipe.homogenize(rows).weights, inverse([2, 4, 8]))
     rows[1, 1] = 6.0
@@ -145,20 +159,20 @@ def test_one_long_gradient_at_any_step_of_the_warmup_counts_as_three_times_the_m
     # Seen: weights of 1.99 and .008 for good.
     steps = [rows * unit for rows in history(6, (1.0, 1.0))]
     for position in range(5):
-        pipe = gradhomog.pipeline("autoscale(warmup=5)")
+        pipe = gradhomog.pipeline("peakscale(warmup=5)")
         for index, rows in enumerate(steps):
             factors = torch.tensor([1000.0 if index == position else 1.0, 1.0], dtype=torch.float64)
             result = pipe.homogenize(factors[:, None] * rows)
         norms = torch.stack(steps[:5]).norm(dim=2).numpy()
         norms[position, 0] = 3 * np.sort(np.delete(norms[:, 0], position))[2]  # of five, the long one is the last
         torch.testing.assert_close(result.weights, inverse(np.sqrt(np.mean(norms**2, axis=0))))
-        other = gradhomog.pipeline("autoscale(warmup=5)")
+        other = gradhomog.pipeline("peakscale(warmup=5)")
         other.load_state_dict(pipe.state_dict())
         assert torch.equal(other.homogenize(steps[5]).weights, result.weights)
 
 
 def test_weights_after_the_warmup_are_those_of_the_tasks_in_the_step_and_of_a_loaded_state():
-    pipe, other = (gradhomog.pipeline("autoscale(warmup=1)") for _ in range(2))
+    pipe, other = (gradhomog.pipeline("peakscale(warmup=1)") for _ in range(2))
     rows = torch.diag(torch.tensor([2.0, 8.0, 1.0]).double())
     pipe.combine(rows, domains=["a", "b", "c"])
     other.combine(4 * rows.flip(0), domains=["a", "b", "c"])

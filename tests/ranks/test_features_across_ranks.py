@@ -22,7 +22,7 @@ LEVEL = ["mgda", "none", "pcgrad", "upgrad", "gradnorm", "static(weights=[1, 2, 
         ("mgda(on='features')", "features", [4, 1, 7], False),
         ("ntk", "residuals", [9, 3], False),
         ("balancer(on='features', average=0.5, scale='paper')", "features", [4, 1, 7], False),
-        *((text, "measure", [4, 1, 7], False) for text in ("balancer", "autoscale(warmup=2)", "mgda")),
+        *((text, "measure", [4, 1, 7], False) for text in ("balancer", "peakscale(warmup=2)", "mgda")),
     ],
 )
 def test_three_steps_with_features_or_residuals_are_those_of_one_process(processes, text, kind, sizes, gather):

@@ -37,7 +37,7 @@ def loaded(pipe, text):
 
 
 def test_the_methods_are_those_that_weigh_losses_or_keep_weights():
-    assert {"static", "uw", "famo", "dwa", "rlw", "imtl_l", "auto", "autoscale", "gradnorm"} <= set(WEIGHING)
+    assert {"static", "uw", "famo", "dwa", "rlw", "imtl_l", "auto", "peakscale", "gradnorm"} <= set(WEIGHING)
     assert not {"mgda", "pcgrad", "reweight", "graddrop", "tracked"} & set(WEIGHING)
 
 

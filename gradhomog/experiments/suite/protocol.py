@@ -110,7 +110,7 @@ def train(problem: SuiteProblem, method: str, seed: int, rate: float, factor: fl
     missing = [math.inf] * (len(CHECKPOINTS) + 1 - len(errors))
     return SuiteRun(
         problem.name, method, factor, seed, rate, _rounded(*validation[1:], *missing), _rounded(*errors[1:], *missing),
-        *_rounded(seconds), memory, problem.digest, problem.code(method), processor(), failure,
+        _rounded(seconds)[0], memory, problem.digest, problem.code(method), processor(), failure,
     )  # fmt: skip
 
 
@@ -148,7 +148,7 @@ BASELINES = (PLAIN, STATIC, SINGLE)
 LOGARITHMS = 'scale_invariant(scale="paper")'
 """The sum of the logarithms of the losses: Adam reads the length of its gradient, which other scales change."""
 
-WITHOUT_ROW = "autoscale"
+WITHOUT_ROW = "peakscale"
 """The homogenizer that the preset `auto` consists of."""
 
 
