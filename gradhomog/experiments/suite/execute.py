@@ -1,12 +1,13 @@
 """The rows of some methods on some problems: those that are stored, and the others, which are computed and kept."""
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gradhomog.errors import ConfigError
+from gradhomog.errors import ConfigError, GradhomogError
 from gradhomog.experiments.runs import PLAIN
-from gradhomog.experiments.suite.problems import STATIC, SuiteProblem, chosen_problems
-from gradhomog.experiments.suite.protocol import SuiteRun, built_in_methods, compute_rows, method_names, processor
+from gradhomog.experiments.suite.problems import GIVEN, STATIC, SuiteProblem, chosen_problems
+from gradhomog.experiments.suite.protocol import SuiteRun, built_in_methods, compute_rows, make, method_names, processor
 from gradhomog.experiments.suite.row_files import (
     Results,
     append_row,
@@ -58,6 +59,8 @@ def run_suite(
                 f"no rows of {', '.join(unknown)} are stored. Name a method, or compute all rows by --rerun."
             )
 
+    missing = _with_data(missing, is_named=bool(names))
+
     def finished(runs: Sequence[SuiteRun]) -> None:
         append_row(folder, runs)
         progress(f"{runs[0].problem}: {runs[0].method}", len(missing))
@@ -74,6 +77,20 @@ def _of_this_processor(known: Results) -> Results:
     """The rows without plain means of other processors, where rounding differs: times and errors are relative to it."""
     here = processor()
     return {row: runs for row, runs in known.items() if row[1] != PLAIN or runs[0].processor == here}
+
+
+def _with_data(rows: Sequence[tuple[SuiteProblem, str]], is_named: bool) -> list[tuple[SuiteProblem, str]]:
+    """The rows of problems whose data and packages are present; those of named problems must be."""
+    absent = set()
+    for problem in {problem.name: problem for problem, _ in rows}.values():
+        try:
+            make(problem, PLAIN, problem.seeds[0], problem.rates[0], GIVEN)
+        except GradhomogError as error:
+            if is_named:
+                raise
+            print(f"{problem.name} is omitted: {error}", file=sys.stderr)
+            absent.add(problem.name)
+    return [row for row in rows if row[0].name not in absent]
 
 
 def _missing(

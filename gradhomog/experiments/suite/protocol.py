@@ -91,7 +91,7 @@ def train(problem: SuiteProblem, method: str, seed: int, rate: float, factor: fl
     marks = {max(1, round(share * problem.steps)) for share in CHECKPOINTS}
     seconds, memory, failure = 0.0, 0, ""
     validation, errors = [math.inf], [math.inf]
-    trainable, optimizer = _make(problem, method, seed, rate, factor)
+    trainable, optimizer = make(problem, method, seed, rate, factor)
     try:
         for index in range(problem.steps):
             if index == problem.steps // 2 and seed == problem.seeds[0]:  # states of methods exist by then
@@ -114,9 +114,14 @@ def train(problem: SuiteProblem, method: str, seed: int, rate: float, factor: fl
     )  # fmt: skip
 
 
-def _make(
+def make(
     problem: SuiteProblem, method: str, seed: int, rate: float, factor: float
 ) -> tuple[Trainable, torch.optim.Optimizer]:
+    """Return the network with its data, and the optimizer, of one training.
+
+    Raises:
+        GradhomogError: they cannot be made; for example if a package or the data are missing.
+    """
     config = problem.config
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, outer_lr=rate))
     run = Run(config.learners[0], problem.pipeline(method, factor), seed)
@@ -210,18 +215,12 @@ def selected_rate(runs: Sequence[SuiteRun]) -> float:
 def compute_rows(
     rows: Sequence[tuple[SuiteProblem, str]], jobs: int, finished: Callable[[list[SuiteRun]], None]
 ) -> None:
-    """Compute rows in `jobs` processes, 0: one per core; `finished` receives each in the order in which they end.
-
-    Raises:
-        GradhomogError: a problem cannot be made, for example without its package; before anything is computed.
-    """
+    """Compute rows in `jobs` processes, 0: one per core; `finished` receives each in the order in which they end."""
     from joblib import cpu_count
 
     from gradhomog.experiments.execution.executors.local import Processes
 
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # otherwise the profiler warns once in each process
-    for problem in {problem.name: problem for problem, _ in rows}.values():
-        _make(problem, PLAIN, problem.seeds[0], problem.rates[0], GIVEN)
     calls = [partial(compute_row, problem, method) for problem, method in rows]
     with closing(Processes()) as processes:
         for runs in (call() for call in calls) if jobs == 1 else processes.run(calls, jobs or cpu_count()):

@@ -332,6 +332,11 @@ def test_a_missing_package_is_named_before_anything_is_computed(monkeypatch, tmp
     assert main(["suite", "pcgrad + uw", *chosen, "--out", str(tmp_path)]) == 2
     assert "pip install 'gradhomog[soap]'" in capsys.readouterr().err
     assert not read_results(tmp_path)
+    rows = []
+    monkeypatch.setattr(execute, "compute_rows", lambda missing, jobs, finished: rows.extend(missing))
+    assert main(["suite", "pcgrad + uw", "--out", str(tmp_path)]) == 0
+    assert "helmholtz is omitted: `train.outer` 'soap' needs" in capsys.readouterr().err
+    assert {problem.name for problem, _ in rows} == problems().keys() - {"klein_gordon", "helmholtz"}
 
 
 def test_an_unknown_problem_and_an_invalid_method_are_named(capsys):
