@@ -38,7 +38,7 @@ PASSES = {
     "isi": "1",
     "mgda": 'N, one per task; 1 and one through each head with `on="features"`',
     "ntk": "1; in every `every`-th step up to `probes` more for each task",
-    "peakscale": "N, one per task, in the first steps; then 1 and, on average, 1 / `spacing`",
+    "peakscale": "N, one per task, in the first steps; then 1 and, on average, at most 1 / `spacing`",
     "rotograd": "1, and one through each head",
     "tracked": "1, of one task; N in some steps",
 }

@@ -19,12 +19,16 @@ AVERAGE = 0.9
 """α, the share of the earlier measurements in the running mean square, a mean over some ten measurements."""
 
 
+MULTIPLIER = 2654435769
+"""2³² divided by the golden ratio: its multiples modulo 2³² are spread evenly (Knuth, volume 3, section 6.4)."""
+
+
 class PeakScale(Homogenizer):
     """Weights inverse to the largest running norm of each task's gradient, which is measured in few steps.
 
         warm-up, T steps of a task:  v_i = 1/t Σ_{s ≤ t} min(‖g_i(s)‖, 3 m_i)²
             m_i = the (upper) median of the ‖g_i(s)‖ > 0
-        then, in one of S (N − 1) + 1 steps:  v_i ← α v_i + (1 − α) min(‖g_i‖, 3 √v_i)²,  α = .9
+        then, on average in one of S (N − 1) + 1 steps:  v_i ← α v_i + (1 − α) min(‖g_i‖, 3 √v_i)²,  α = .9
         d = 1/N Σ_i ω_i g_i,  ω_i ∝ 1/max √v_i with mean 1, the maximum since the end of the warm-up
 
     Args:
@@ -80,7 +84,7 @@ class PeakScale(Homogenizer):
 
     def mix(self, step: Step) -> Tensor | StageResult:
         names = (*step.names, *step.absent_names)
-        is_due = step.number % (self.spacing * (step.tasks - 1) + 1) == 0
+        is_due = is_measured(step.number, self.spacing * (step.tasks - 1) + 1)
         if not is_due and all(name in self.largest for name in step.names):
             whole = fixed_weights(tuple(self._kept(name) for name in names))
             return whole[: step.tasks].clone()  # the caller may modify those of the report
@@ -114,6 +118,11 @@ class PeakScale(Homogenizer):
                 running[name] = float(bounded_root_mean_square(norms.pop(name)))
         largest = {name: max(root, self.largest.get(name, root)) for name, root in running.items()}
         return {"norms": norms, "running": running, "largest": largest}
+
+
+def is_measured(number: int, period: int) -> bool:
+    """True in one of `period` steps on average, spread evenly: groups of tasks that alternate are all measured."""
+    return (number * MULTIPLIER) % 2**32 * period < 2**32
 
 
 def moved_average(root: float, norm: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ TWICE = [
     "dualproj", "config", *LENGTHS, "sdmgrad", "pcgrad", "gradvac", "graddrop", "rotate_rows", "pcd", "pcd(primary=1)",
     "dcgd", "dcgd(variant='projection')", "dcgd(variant='average')", "sand_mask", *MASKS, "multiadam", "metabalance",
     "lra", "db_mtl", "moco", "excess_mtl", "sago", "sago(agreeing='both')", "peakscale",
+    "peakscale(warmup=1, spacing=0)",
 ]  # fmt: skip
 
 
