@@ -1,20 +1,18 @@
-"""Networks for tables, with a shared trunk or with the experts of torch-rechub, and problems that train their shared part."""
+"""Networks for tables, a perceptron or an architecture of torch-rechub, and problems that train their shared part."""
 
 import re
-from copy import deepcopy
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-import gradhomog
 from gradhomog import Evaluation, StepReport
 from gradhomog_data._packages import require_package
 from gradhomog_data.networks import mlp
 from gradhomog_data.problems._held_out import HeldOutProblem
 
 Architecture = Literal["shared_bottom", "mmoe", "ple"]
-"""Architectures of torch-rechub; None is a multilayer perceptron with two hidden layers and no parameter of one task."""
+"""Architectures of torch-rechub; None is a perceptron with two hidden layers, whose parameters are all shared."""
 
 EXPERTS = 8
 """Experts of MMoE. This number, the numbers of PLE and the sizes relative to an expert are those of the example
@@ -36,15 +34,15 @@ def table_layers(architecture: Architecture | None, inputs: int, outputs: int, w
 
 
 class ExpertLayers(nn.Module):
-    """SharedBottom, MMoE or PLE of torch-rechub: outputs y_t = h_t(Σ_e g_t(x)_e f_e(x)), with a tower h_t for each task.
+    """SharedBottom, MMoE or PLE of torch-rechub: outputs y_t = h_t(Σ_e g_t(x)_e f_e(x)), with a tower h_t of task t.
 
     The experts f_e have one hidden layer of `width` units, the towers one of half as many. MMoE (Ma et al. 2018, doi
     10.1145/3219819.3220007, eq. 5 to 7): the gates g_t weigh the same 8 experts. PLE (Tang et al. 2020, doi
     10.1145/3383313.3412236, eq. 1 to 4, one level): each gate weighs the two experts of its task and a shared one.
     SharedBottom: one f of 8 · width units, without gates.
 
-    torch-rechub differs from both papers: all layers, also those of the gates, have batch normalization; and hidden
-    layers of gates are none.
+    It differs from the papers, as torch-rechub does: all hidden layers have batch normalization, and the gates have it
+    before the softmax, with a bias.
 
     >>> layers = ExpertLayers("mmoe", inputs=5, outputs=2, width=4)
     >>> layers(torch.zeros(3, 5)).shape
@@ -78,27 +76,14 @@ class ExpertLayers(nn.Module):
 class TableProblem(HeldOutProblem):
     """A held-out problem whose shared parameters are homogenized; towers and gates get the gradient of their task."""
 
-    def shared_parameters(self) -> dict[str, nn.Parameter]:
-        """Return the parameters that two or more losses depend on, and those of a network without towers."""
+    @property
+    def shared_part(self) -> dict[str, Tensor]:
+        """The parameters that two or more losses depend on, and all those of a network without towers."""
         return {name: part for name, part in self.network.named_parameters() if not TASK_SPECIFIC.search(name)}
 
     def step(self, index: int, optimizer: torch.optim.Optimizer, inspect: bool) -> StepReport:
-        self.network.train()
-        losses = self.losses(index)
-        optimizer.zero_grad()
-        report = gradhomog.backward(
-            losses, self.homogenizers, parameters=self.shared_parameters(), inspect=inspect,
-            metric=self.step_metric(optimizer),
-        )  # fmt: skip
-        optimizer.step()
-        return report
-
-    def rows(self, index: int) -> Any:
-        before = deepcopy(self.network.state_dict())  # with the running statistics of batch normalization
-        self.network.train()
-        found, shared = super().rows(index), self.shared_parameters()
-        self.network.load_state_dict(before)
-        return found._replace(rows={name: row for name, row in found.rows.items() if name in shared})
+        self.network.train()  # for batch normalization
+        return super().step(index, optimizer, inspect)
 
     def _evaluate(self, split: str) -> Evaluation:
         self.network.eval()

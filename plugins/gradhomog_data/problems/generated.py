@@ -154,7 +154,7 @@ class Recommender(HeldOutProblem):
 
 
 class Embeddings(nn.Module):
-    """A network on the embeddings of a user and an item and their product, by default a perceptron, with several outputs."""
+    """A network on the embeddings of a user and an item and their product, with several outputs."""
 
     def __init__(
         self, users: int, items: int, outputs: int, width: int, architecture: Architecture | None = None
