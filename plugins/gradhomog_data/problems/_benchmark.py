@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import gradhomog
-from gradhomog import ConfigError, Evaluation, Problem, ProblemRun, StepReport, TaskKey
+from gradhomog import ConfigError, Evaluation, Problem, ProblemRun, StepReport
 from gradhomog_data._seeding import generator
 from gradhomog_data.problems._held_out import initialized
 
@@ -166,8 +166,7 @@ class Benchmark(Problem):
         optimizer.zero_grad()
         if self.is_single_task:
             torch.autograd.backward([*losses.values()])
-            keys = tuple(TaskKey(self.tasks.index(task), task) for task in losses)
-            report = StepReport({}, keys, torch.stack([loss.detach().double() for loss in losses.values()]))
+            report = StepReport.of_separate_networks(losses, [network.shared for network in self.networks])
         else:
             # Methods that read features define them for tasks that share their inputs.
             are_shared = len(features) == 1 and isinstance(features[0], Tensor)
