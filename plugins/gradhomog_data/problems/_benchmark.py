@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import gradhomog
-from gradhomog import ConfigError, Evaluation, Problem, ProblemRun, StepReport, TaskKey
+from gradhomog import ConfigError, Evaluation, Problem, ProblemRun, StepReport
 from gradhomog_data._seeding import generator
 from gradhomog_data.problems._held_out import initialized
 
@@ -153,22 +153,21 @@ class Benchmark(Problem):
         return nn.ModuleList(network.shared for network in self.networks)
 
     def losses(self, index: int) -> dict[str, Tensor]:
-        batch = self.batch(index)
-        outputs, _ = self._outputs(batch)
-        return {task: self.loss(task, output, batch[task][1]) for task, output in outputs.items()}
+        return self._losses(self.batch(index))[0]
 
     def step(self, index: int, optimizer: torch.optim.Optimizer, inspect: bool) -> StepReport:
         self.network.train()
         chosen = self.homogenizers.choose(self.tasks)
         batch = {task: examples for task, examples in self.batch(index).items() if task in chosen}
-        outputs, features = self._outputs(batch)
-        losses = {task: self.loss(task, output, batch[task][1]) for task, output in outputs.items()}
         optimizer.zero_grad()
         if self.is_single_task:
-            torch.autograd.backward([*losses.values()])
-            keys = tuple(TaskKey(self.tasks.index(task), task) for task in losses)
-            report = StepReport({}, keys, torch.stack([loss.detach().double() for loss in losses.values()]))
+            losses: dict[str, Tensor] = {}
+            for task in batch:  # one at a time, because the graphs of many networks fill the memory
+                losses |= self._losses({task: batch[task]})[0]
+                losses[task].backward()
+            report = StepReport.of_separate_networks(losses, [network.shared for network in self.networks])
         else:
+            losses, features = self._losses(batch)
             # Methods that read features define them for tasks that share their inputs.
             are_shared = len(features) == 1 and isinstance(features[0], Tensor)
             reads_features = self.homogenizers.requirements.reads_features and are_shared
@@ -178,6 +177,11 @@ class Benchmark(Problem):
             )  # fmt: skip
         optimizer.step()
         return report
+
+    def _losses(self, batch: Batch) -> tuple[dict[str, Tensor], list[Any]]:
+        """Return the losses of each present task, and the features of the shared part for each inputs."""
+        outputs, features = self._outputs(batch)
+        return {task: self.loss(task, output, batch[task][1]) for task, output in outputs.items()}, features
 
     def _outputs(self, batch: Batch) -> tuple[dict[str, Any], list[Any]]:
         """Return the outputs of each present task, and the features of the shared part for each inputs."""
