@@ -164,7 +164,7 @@ class Benchmark(Problem):
             losses: dict[str, Tensor] = {}
             for task in batch:  # one at a time, because the graphs of many networks fill the memory
                 losses |= self._losses({task: batch[task]})[0]
-                losses[task].backward()
+                torch.autograd.backward(losses[task])
             report = StepReport.of_separate_networks(losses, [network.shared for network in self.networks])
         else:
             losses, features = self._losses(batch)
