@@ -171,8 +171,8 @@ class Problem(ABC):
         tasks: names of the tasks.
         network: the network; the optimizer changes its parameters.
         homogenizers: the pipeline, from `ProblemRun.pipeline`.
-        metric: metric of the scores: "accuracy", "mse", "r2", "loss", "relative_l2", or "error" for another error of
-            which lower is better and ratios are meaningful.
+        metric: metric of the scores: "accuracy", "f1", "mse", "r2", "loss", "relative_l2", or "error" for another error
+            of which lower is better and ratios are meaningful.
         state_selection: `"best"` tests the state with the best validation score, `"last"` the last state.
         in_optimizer_metric: True if the run file sets `train.metric = "optimizer"`; a subclass that overrides `step`
             passes `metric=self.step_metric(optimizer)` to `gradhomog.backward`.
@@ -203,8 +203,8 @@ class Problem(ABC):
         return list(self.network.parameters())
 
     @property
-    def shared_part(self) -> nn.Module:
-        """The part of the network whose gradients are homogenized, by default all of it."""
+    def shared_part(self) -> nn.Module | Mapping[str, Tensor]:
+        """The part of the network, or parameters by name, whose gradients are homogenized; by default all of it."""
         return self.network
 
     def step(self, index: int, optimizer: torch.optim.Optimizer, inspect: bool) -> StepReport:
