@@ -53,19 +53,19 @@ class ProblemRun:
         """Return a new pipeline of the run's homogenizers.
 
         Args:
-            no_network: for a problem without a network, what its parameters are, for the message.
+            no_network: for a problem without a network, or whose methods have no access to it: the reason, for the
+                message.
 
         Raises:
-            ConfigError: there is no network, and a homogenizer acts within one or reads its features.
+            ConfigError: there is `no_network`, and a homogenizer acts within one or reads its features.
         """
         made = pipeline(self.homogenizers, nonfinite=self.nonfinite)
         for member in made.members if no_network else ():
             within = member.before_rows or member.homogenizer.overrides("begin")
             if within or (member.declares_needs and "features" in member.needs):
                 raise ConfigError(
-                    f"{member} requires {'a network' if within else 'the features of a network'}, but the problem "
-                    f"`{self.problem}` has none: {no_network}. Remove this homogenizer, or choose a problem with a "
-                    "network."
+                    f"{member} {'acts within' if within else 'reads features of'} a network, which the problem "
+                    f"`{self.problem}` does not offer: {no_network}. Remove it, or choose another problem."
                 )
         return made
 

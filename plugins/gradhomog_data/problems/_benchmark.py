@@ -5,6 +5,7 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -12,8 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-import gradhomog
-from gradhomog import ConfigError, Evaluation, Problem, ProblemRun, StepReport
+from gradhomog import Evaluation, Problem, ProblemRun, StepReport
 from gradhomog_data._seeding import generator
 from gradhomog_data.problems._held_out import initialized
 
@@ -22,7 +22,7 @@ SINGLE_TASK = "single-task"
 
 Batch = Mapping[str, tuple[Any, Tensor]]
 """Inputs and targets `[n, ...]` of each task, on the device of the run. If tasks have the same object as inputs, the
-shared part is computed once for them. A task without an entry is absent."""
+shared part is computed once for them. Training batches have all tasks, chunks of a split one or more."""
 
 SplitName = Literal["validation", "test"]
 
@@ -85,7 +85,7 @@ class Benchmark(Problem):
         notes: sentences for the report.
 
     Raises:
-        ConfigError: a homogenizer acts within the network.
+        ConfigError: a homogenizer acts within the network, or reads its features.
     """
 
     named_metrics: Mapping[str, str] = {}
@@ -105,23 +105,18 @@ class Benchmark(Problem):
         self.seed, self.device, self.tasks, self.batch_size = run.seed, run.device, tuple(tasks), min(batch, examples)
         self.epoch_steps = examples // self.batch_size
         self.is_single_task = run.homogenizers == SINGLE_TASK
-        self.homogenizers = (dataclasses.replace(run, homogenizers="none") if self.is_single_task else run).pipeline()
-        for member in self.homogenizers.members:
-            if member.before_rows or member.homogenizer.overrides("begin"):
-                raise ConfigError(
-                    f"{member} acts within a network, which the problem `{run.problem}` does not support. Remove it."
-                )
+        shared = dataclasses.replace(run, homogenizers="none") if self.is_single_task else run
+        self.homogenizers = shared.pipeline(no_network="methods act on its gradients only")
         whole = initialized(network, run.seed)
         self.networks = [_with_head(whole, task) for task in self.tasks] if self.is_single_task else [whole]
         self.network = nn.ModuleList(self.networks).to(run.device)
         self.validates_on, self.averaged_epochs = validates_on, averaged_epochs
         self.state_selection = "last" if validates_on == "test" else "best"
         self.recent: list[Results] = []
-        protocol = (
-            f"Validation is on the test data, as in the papers: scores are means over the last {averaged_epochs} "
-            "validations, and tuned methods are tuned on these data."
-        )
-        self.notes = [*notes, *([protocol] if validates_on == "test" else [])]
+        self.notes = [*notes]
+        if validates_on == "test":
+            protocol = "Validation is on the test data, as in the papers, and so is the selection of tuned methods"
+            self.notes.append(f"{protocol}; scores are means over the last {averaged_epochs} validations.")
 
     @abstractmethod
     def batch(self, index: int) -> Batch:
@@ -153,38 +148,13 @@ class Benchmark(Problem):
         return nn.ModuleList(network.shared for network in self.networks)
 
     def losses(self, index: int) -> dict[str, Tensor]:
-        return self._losses(self.batch(index))[0]
+        return self._losses(self.batch(index))
 
-    def step(self, index: int, optimizer: torch.optim.Optimizer, inspect: bool) -> StepReport:
-        self.network.train()
-        chosen = self.homogenizers.choose(self.tasks)
-        batch = {task: examples for task, examples in self.batch(index).items() if task in chosen}
-        optimizer.zero_grad()
-        if self.is_single_task:
-            losses: dict[str, Tensor] = {}
-            for task in batch:  # one at a time, because the graphs of many networks fill the memory
-                losses |= self._losses({task: batch[task]})[0]
-                torch.autograd.backward(losses[task])
-            report = StepReport.of_separate_networks(losses, [network.shared for network in self.networks])
-        else:
-            losses, features = self._losses(batch)
-            # Methods that read features define them for tasks that share their inputs.
-            are_shared = len(features) == 1 and isinstance(features[0], Tensor)
-            reads_features = self.homogenizers.requirements.reads_features and are_shared
-            report = gradhomog.backward(
-                {task: losses.get(task) for task in self.tasks}, self.homogenizers, parameters=self.shared_part,
-                features=features if reads_features else None, inspect=inspect, metric=self.step_metric(optimizer),
-            )  # fmt: skip
-        optimizer.step()
-        return report
+    def _losses(self, batch: Batch) -> dict[str, Tensor]:
+        return {task: self.loss(task, outputs, batch[task][1]) for task, outputs in self.outputs(batch).items()}
 
-    def _losses(self, batch: Batch) -> tuple[dict[str, Tensor], list[Any]]:
-        """Return the losses of each present task, and the features of the shared part for each inputs."""
-        outputs, features = self._outputs(batch)
-        return {task: self.loss(task, output, batch[task][1]) for task, output in outputs.items()}, features
-
-    def _outputs(self, batch: Batch) -> tuple[dict[str, Any], list[Any]]:
-        """Return the outputs of each present task, and the features of the shared part for each inputs."""
+    def outputs(self, batch: Batch) -> dict[str, Any]:
+        """Return the outputs of each task; tasks with the same inputs, and the same network, share features."""
         features: dict[tuple[int, int], Any] = {}
         outputs = {}
         for number, task in enumerate(self.tasks):
@@ -194,7 +164,19 @@ class Benchmark(Problem):
                 if key not in features:
                     features[key] = network.shared(inputs)
                 outputs[task] = network.output(task, features[key])
-        return outputs, [*features.values()]
+        return outputs
+
+    def step(self, index: int, optimizer: torch.optim.Optimizer, inspect: bool) -> StepReport:
+        self.network.train()
+        if not self.is_single_task:
+            return super().step(index, optimizer, inspect)
+        batch, losses = self.batch(index), dict[str, Tensor]()
+        optimizer.zero_grad()
+        for task in self.tasks:  # one after another, because the graphs of many networks fill the memory
+            losses |= self._losses({task: batch[task]})
+            torch.autograd.backward(losses[task])
+        optimizer.step()
+        return StepReport.of_separate_networks(losses, [network.shared for network in self.networks])
 
     def rows(self, index: int) -> Any:
         # Batches of one epoch have no example in common, so they are dependent: each measured one is of another epoch.
@@ -208,7 +190,11 @@ class Benchmark(Problem):
         return self._evaluation(results)
 
     def test(self, states: Sequence[Mapping[str, Any]]) -> Evaluation:
-        self.tested = mean_results(self.recent) if self.validates_on == "test" else self.evaluate("test")
+        found = self.recent if self.validates_on == "test" else [self.evaluate("test")]
+        self.tested = {
+            kind: {name: fmean(each[kind][name] for each in found) for name in values}
+            for kind, values in found[0].items()
+        }
         return self._evaluation(self.tested)
 
     @torch.no_grad()
@@ -218,7 +204,7 @@ class Benchmark(Problem):
         meters = self.meters()
         sums, counts = dict.fromkeys(self.tasks, 0.0), dict.fromkeys(self.tasks, 0)
         for batch in self.chunks(split):
-            for task, outputs in self._outputs(batch)[0].items():
+            for task, outputs in self.outputs(batch).items():
                 targets = batch[task][1]
                 sums[task] += len(targets) * float(self.loss(task, outputs, targets))
                 counts[task] += len(targets)
@@ -233,9 +219,8 @@ class Benchmark(Problem):
 
     def write_artifacts(self, folder: Path) -> dict[str, Any]:
         """Return the additional scores of the test, and their metrics."""
-        if not self.named_metrics:
-            return {}
-        return {"additional_scores": self.tested["scores"], "additional_metrics": dict(self.named_metrics)}
+        written = {"additional_scores": self.tested["scores"], "additional_metrics": dict(self.named_metrics)}
+        return written if self.named_metrics else {}
 
     def metadata(self) -> dict[str, Any]:
         held_out = self.validates_on == "validation"
@@ -256,11 +241,3 @@ def _with_head(network: SharedNetwork, task: str) -> SharedNetwork:
     single = copy.deepcopy(network)
     single.heads = nn.ModuleDict({task: single.heads[task]})
     return single
-
-
-def mean_results(results: Sequence[Results]) -> Results:
-    """Return the means of the losses and of the scores."""
-    return {
-        kind: {name: sum(each[kind][name] for each in results) / len(results) for name in values}
-        for kind, values in results[0].items()
-    }

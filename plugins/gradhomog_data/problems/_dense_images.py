@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
@@ -24,7 +25,7 @@ SCALES = (1.0, 1.2, 1.5)
 """Factors of random enlargement."""
 
 Maps = dict[str, Tensor]
-"""Float32 `[channels, height, width]` of each kind, and int64 labels `[height, width]`."""
+"""Float32 `[channels, height, width]` of each kind; labels have one channel."""
 
 
 class DenseImages:
@@ -71,8 +72,8 @@ class DenseImages:
         if not path.is_file():
             raise DataError(f"{path} is missing: the folder has {self.count} files, numbered from 0. Copy it again.")
         try:
-            array: NDArray[np.float64] = np.load(path, mmap_mode="r")
-        except (OSError, ValueError, EOFError) as cause:
+            array: NDArray[np.float64] = open_memmap(path, mode="r")
+        except (OSError, ValueError) as cause:
             raise DataError(f"{path}: not a complete .npy file ({cause}). Copy it again.") from cause
         expected = (*(size or array.shape[:2]), *CHANNELS[kind])
         if array.shape != expected or array.dtype.kind not in ("fiu" if kind == SEGMENTATION else "f"):
@@ -89,7 +90,7 @@ class DenseImages:
         maps = {}
         for kind in self.folders:
             array = torch.from_numpy(np.array(self._open(kind, index, self.size), dtype=np.float32))
-            maps[kind] = array.long() if kind == SEGMENTATION else array.movedim(-1, 0)
+            maps[kind] = array[None] if kind == SEGMENTATION else array.movedim(-1, 0)
         least, largest = (int(label) for label in maps[SEGMENTATION].aminmax())
         if least < IGNORED or largest >= self.classes:
             path = self._path(SEGMENTATION, index)
@@ -98,12 +99,9 @@ class DenseImages:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the sizes of all files and the content of the first of each kind; reading all takes minutes."""
-        digest = hashlib.sha256()
-        for kind in self.folders:
-            sizes = [self._path(kind, index).stat().st_size for index in range(self.count)]
-            digest.update(f"{kind} {sizes}".encode() + self._path(kind, 0).read_bytes())
-        return digest.hexdigest()[:12]
+        """A hash of the number of images and of the files of the first; reading all would take minutes."""
+        first = b"".join(self._path(kind, 0).read_bytes() for kind in self.folders)
+        return hashlib.sha256(str(self.count).encode() + first).hexdigest()[:12]
 
 
 def augment(maps: Mapping[str, Tensor], random: np.random.Generator) -> Maps:
@@ -120,14 +118,11 @@ def augment(maps: Mapping[str, Tensor], random: np.random.Generator) -> Maps:
     mirrored = random.random() < 0.5
     result = {}
     for kind, values in maps.items():
-        cut = values[..., top : top + part[0], left : left + part[1]]
-        whole = cut.expand(1, *CHANNELS[kind] or (1,), *part).float()
+        cut = values[None, :, top : top + part[0], left : left + part[1]]
         smooth = {"mode": "bilinear", "align_corners": True} if kind in (IMAGE, NORMAL) else {"mode": "nearest"}
-        enlarged = interpolate(whole, (height, width), **smooth)[0]
-        if mirrored:
-            enlarged = enlarged.flip(-1)
-        if mirrored and kind == NORMAL:
-            enlarged[0] = -enlarged[0]
-        result[kind] = enlarged / scale if kind == DEPTH else enlarged
-    result[SEGMENTATION] = result[SEGMENTATION][0].long()
+        enlarged = interpolate(cut, (height, width), **smooth)[0]
+        result[kind] = enlarged.flip(-1) if mirrored else enlarged
+    result[DEPTH] = result[DEPTH] / scale
+    if mirrored and NORMAL in result:
+        result[NORMAL][0] *= -1
     return result

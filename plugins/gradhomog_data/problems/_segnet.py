@@ -151,17 +151,18 @@ class AttentionNetwork(SharedNetwork):
 def dense_network(architecture: str, width: int, outputs: Mapping[str, int]) -> SharedNetwork:
     """Return SegNet with a head for each task (`"segnet"`), or with its attention (`"mtan"`).
 
-    A head is a 3×3 convolution and a 1×1 convolution without a nonlinearity between them, as in MTAN's code.
+    A head is a 3×3 convolution and a 1×1 convolution without a nonlinearity between them, as in MTAN's code. With the
+    same random numbers, heads and the layers of SegNet are the same for both.
 
     Args:
         width: as in `SegNet`.
         outputs: number of output maps of each task.
     """
-    shared = SegNetMaps(width) if architecture == "mtan" else SegNet(width)
     heads = {
         task: nn.Sequential(convolution(width, width, 3), convolution(width, count, 1))
         for task, count in outputs.items()
     }
-    if isinstance(shared, SegNetMaps):
-        return AttentionNetwork(shared, {task: Attention(shared, head) for task, head in heads.items()})
-    return SharedNetwork(shared, heads)
+    if architecture == "segnet":
+        return SharedNetwork(SegNet(width), heads)
+    shared = SegNetMaps(width)
+    return AttentionNetwork(shared, {task: Attention(shared, head) for task, head in heads.items()})

@@ -1,14 +1,15 @@
 """NYUv2 and Cityscapes, the benchmarks of dense prediction, in the folders of MTAN's authors."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from annotated_types import Ge, Lt
+from annotated_types import Ge, Le
 from torch import Tensor
 
-from gradhomog import DataError, ProblemRun
+from gradhomog import ProblemRun
 from gradhomog_data._seeding import generator
 from gradhomog_data.problems import _dense_metrics as metrics
 from gradhomog_data.problems._benchmark import SINGLE_TASK, Batch, Benchmark, Meter, SplitName
@@ -53,14 +54,12 @@ class DensePrediction(Benchmark):
         batch: Annotated[int, Ge(1)] | None = None,
         architecture: Literal["mtan", "segnet"] = "mtan",
         augmentation: bool = True,
-        validation: Annotated[float, Ge(0), Lt(1)] = 0.0,
+        validation: Annotated[float, Ge(0), Le(0.5)] = 0.0,
         averaged_epochs: Annotated[int, Ge(1)] = 10,
     ) -> None:
         root = Path(data).expanduser()
         self.train, self.val = (DenseImages(root / name, self.folders, self.classes) for name in ("train", "val"))
-        self.training = self.train.count - round(validation * self.train.count)
-        if not self.training:
-            raise DataError(f"`problem.validation` {validation:g} leaves no images for training.")
+        self.training = self.train.count - math.ceil(validation * self.train.count)
         self.augmentation = augmentation
         self.fingerprint = f"{self.train.fingerprint}-{self.val.fingerprint}"
         tasks = [kind for kind in self.folders if kind != IMAGE]
@@ -81,13 +80,13 @@ class DensePrediction(Benchmark):
         return self._stacked(images)
 
     def chunks(self, split: SplitName) -> Iterator[Batch]:
-        held_out = {"validation": (self.train, self.training), "test": (self.val, 0)}
-        files, first = held_out[split]
+        files, first = (self.train, self.training) if split == "validation" else (self.val, 0)
         for start in range(first, files.count, self.images):
             yield self._stacked([files.read(number) for number in range(start, min(start + self.images, files.count))])
 
     def _stacked(self, images: Sequence[Maps]) -> Batch:
         maps = {kind: torch.stack([each[kind] for each in images]).to(self.device) for kind in self.folders}
+        maps[SEGMENTATION] = maps[SEGMENTATION][:, 0].long()
         return {task: (maps[IMAGE], maps[task]) for task in self.tasks}
 
     def loss(self, task: str, outputs: Any, targets: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from gradhomog import ConfigError, OptionError
+from gradhomog import ConfigError
 from gradhomog_data.problems._benchmark import Benchmark, SharedNetwork
 from tests.data.problems.conftest import problem_run
 
@@ -156,6 +156,7 @@ def test_scores_are_means_over_examples_or_over_the_last_validations_on_the_test
 
 def test_named_metrics_are_additional_scores_and_the_scores_are_losses(tmp_path):
     problem = Lines(run())
+    problem.test([])
     assert problem.write_artifacts(tmp_path) == {}
     problem.named_metrics = {"first": "error", "second": "error"}
     result = problem.test([])
@@ -176,18 +177,13 @@ def test_measured_rows_are_those_of_the_shared_part_and_change_nothing():
         assert torch.equal(value, before[name])
 
 
-def test_homogenizers_within_the_network_are_refused_and_those_of_features_receive_one_tensor():
-    with pytest.raises(ConfigError, match=r"rotograd.* acts within a network, which the problem `tested` does not"):
-        Lines(run("rotograd"))
-    trained(Lines(run("mgda(on='features')")), 1)
-    with pytest.raises(OptionError, match="features"):
-        trained(Lines(run("mgda(on='features')"), separate=True), 1)
-
-
-def test_only_the_losses_that_a_homogenizer_chooses_are_computed():
-    problem, chosen = Lines(run("tracked"), separate=True), 0
-    for index in range(4):
-        chosen += len(problem.homogenizers.choose(TASKS))
-        trained(problem, 1, index)
-    assert chosen < 8
-    assert problem.networks[0].shared[1].num_batches_tracked == chosen
+def test_homogenizers_within_the_network_and_of_features_are_refused():
+    for text, reason in (
+        ("rotograd", "acts within"),
+        ("isi", "acts within"),
+        ("mgda(on='features')", "reads features"),
+    ):
+        with pytest.raises(
+            ConfigError, match=rf"{reason}.* a network, which the problem `tested` does not offer: meth"
+        ):
+            Lines(run(text))
