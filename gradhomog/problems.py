@@ -209,6 +209,7 @@ class Problem(ABC):
 
     def step(self, index: int, optimizer: torch.optim.Optimizer, inspect: bool) -> StepReport:
         """Train on batch `index`. Without `inspect`, norms and cosines that need extra computation may be NaN."""
+        self.network.train()
         losses = self.losses(index)
         optimizer.zero_grad()
         report = backward(

@@ -176,7 +176,7 @@ def read_domains(root: Path, seed: int) -> dict[str, dict[str, Pictures]]:
         DataError: a domain or class is missing; Pillow is not installed.
     """
     require_pillow(root)
-    tasks = {}
+    tasks: dict[str, dict[str, Pictures]] = {}
     for number, task in enumerate(DOMAINS):
         folder = root / task if (root / task).is_dir() else root / task.replace(" ", "_")
         classes = read_folder(folder, None, 0) if folder.is_dir() else {}
