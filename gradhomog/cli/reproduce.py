@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     from gradhomog.experiments.reproduce.report import text_table
 
     paper, key = read_experiment(args.experiment)
-    settings = _settings(args, paper)
+    settings = _settings(args, paper, key)
     out = args.out or Path("runs") / f"reproduce-{key}-{args.scale}"
     with Progress() as progress, resume_hint(progress):
         outcome = reproduce(
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _settings(args: argparse.Namespace, paper: Any) -> Any:
+def _settings(args: argparse.Namespace, paper: Any, key: str) -> Any:
     """The user's choices, after checking the name of the scale.
 
     Raises:
@@ -103,9 +103,15 @@ def _settings(args: argparse.Namespace, paper: Any) -> Any:
     if paper.benchmarks:
         size = image_size(args.experiment, args.scale, args.overrides)
         domains = find_domains(paper.benchmarks, args.data, args.domains, size)
-    elif args.data or args.domains:
+    elif (needed := paper.experiments[key].data) and not args.data:
+        raise ConfigError(
+            f"`{args.experiment}` needs {needed}: gradhomog reproduce {args.experiment} --data DIR. "
+            "`gradhomog data list` prints where it is obtained."
+        )
+    elif args.domains or (args.data and not needed):
         raise ConfigError(f"`{args.experiment}` needs no data; remove --data and --domain.")
     return Settings(
         domains=domains, scale=args.scale, learners=args.learners, targets=args.targets, shots=args.shots,
         methods=args.methods, others=not args.without_others, overrides=args.overrides,
+        folder="" if domains or not args.data else str(args.data.absolute()),
     )  # fmt: skip

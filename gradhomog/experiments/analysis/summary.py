@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.analysis.statistics import (
@@ -28,22 +28,12 @@ from gradhomog.experiments.score_metrics import Metric, metric
 Name = TypeVar("Name")
 
 
-class NamedScore(NamedTuple):
-    """A score with its name and its metric."""
-
-    name: str
-    kind: Metric
-    value: float
-
-
-def named_scores(run: Record) -> list[NamedScore]:
+def named_scores(run: Record) -> list[tuple[str, Metric, float]]:
     """The scores of a run of a multi-task problem: those with metrics of their own, or one for each task."""
-    own = run.get("additional_metrics")
-    if own:
-        names, kinds, values = list(own), [*own.values()], [run["additional_scores"].get(name) for name in own]
-    else:
-        names, kinds, values = run["domains"], [run["metric"]] * len(run["scores"]), run["scores"]
-    return list(map(NamedScore, names, map(metric, kinds), numbers(values)))
+    own = run.get("additional_metrics") or {}
+    names, kinds = list(own) or run["domains"], [*own.values()] or [run["metric"]] * len(run["scores"])
+    values = [run["additional_scores"].get(name) for name in own] if own else run["scores"]
+    return list(zip(names, map(metric, kinds), numbers(values), strict=True))
 
 
 def improvement_by_seed(runs: Runs, base: Runs) -> dict[int, float]:
@@ -59,9 +49,10 @@ def improvement_by_seed(runs: Runs, base: Runs) -> dict[int, float]:
     found = {}
     for seed in sorted(seed for seed in runs if seed in base):
         pairs = list(zip(named_scores(runs[seed]), named_scores(base[seed]), strict=True))
-        if not all(score.kind.ratios for score, _ in pairs):
+        if not all(kind.ratios for (_, kind, _), _ in pairs):
             return {}
-        found[seed] = mean_interval([score.kind.improvement(score.value, other.value) for score, other in pairs]).mean
+        ratios = [kind.improvement(score, other) for (_, kind, score), (*_, other) in pairs]
+        found[seed] = mean_interval(ratios).mean
     return found
 
 
@@ -76,16 +67,32 @@ def mean_ranks(methods: Mapping[Name, Runs]) -> dict[Name, dict[int, float]]:
     for seed in sorted(set.intersection(*(set(runs) for runs in methods.values()))):
         scores = {name: named_scores(runs[seed]) for name, runs in methods.items()}
         for name, own in scores.items():
-            found = [0.5 + sum(_share(each, score) for each in column)
-                     for score, *column in zip(own, *scores.values(), strict=True)]  # fmt: skip
+            found = [0.5 + sum(_share(kind, other, score) for *_, other in column)
+                     for (_, kind, score), *column in zip(own, *scores.values(), strict=True)]  # fmt: skip
             ranks[name][seed] = mean_interval(found).mean
     return ranks
 
 
-def _share(other: NamedScore, score: NamedScore) -> float:
+def _share(kind: Metric, other: float, score: float) -> float:
     """1 if the other score is better, 1/2 if they are equal."""
-    better = score.kind.is_better
-    return (1 + better(other.value, score.value) - better(score.value, other.value)) / 2
+    return (1 + kind.is_better(other, score) - kind.is_better(score, other)) / 2
+
+
+def score_columns(methods: Mapping[Name, Runs], single: Runs) -> dict[tuple[str, str], dict[Name, dict[int, float]]]:
+    """Columns by title and metric, with a number by method and seed: Δm as a drop, the mean rank, the named scores.
+
+    Args:
+        single: the results of single-task networks, one of the methods; empty if there are none.
+    """
+    ranked = {name: runs for name, runs in methods.items() if runs is not single}
+    drops = {name: {seed: -gain for seed, gain in improvement_by_seed(runs, single).items()}
+             for name, runs in ranked.items()}  # fmt: skip
+    found = {("Δm %", "drop"): drops, ("mean rank", "rank"): mean_ranks(ranked) if ranked else {}}
+    for method, runs in methods.items():
+        for seed, run in sorted(runs.items()):
+            for name, kind, value in named_scores(run):
+                found.setdefault((name, kind.name), {}).setdefault(method, {})[seed] = value
+    return found
 
 
 TUNED_STATIC = "static (tuned)"
