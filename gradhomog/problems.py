@@ -20,6 +20,7 @@ from gradhomog.diagnosis.diagnosis import loss_rows
 from gradhomog.errors import ConfigError, DataError
 from gradhomog.learners.learner_rows import FIRST_BATCH
 from gradhomog.learners.results import Evaluation
+from gradhomog.learners.training_mode import training_mode, unchanged_buffers
 from gradhomog.step.nonfinite import Nonfinite
 from gradhomog.step.pipelines import Pipeline, pipeline
 from gradhomog.step.reports import StageReport, StepReport
@@ -162,7 +163,7 @@ class BatchRows(NamedTuple):
 
 
 class Problem(ABC):
-    """Several losses of one network, all of whose parameters are shared; a subclass computes them.
+    """Several losses of one network, by default with all parameters shared; a subclass computes them.
 
     A step is a function of its index and the state only, so that a resumed run equals an uninterrupted one.
 
@@ -170,8 +171,8 @@ class Problem(ABC):
         tasks: names of the tasks.
         network: the network; the optimizer changes its parameters.
         homogenizers: the pipeline, from `ProblemRun.pipeline`.
-        metric: metric of the scores: "accuracy", "mse", "r2", "loss", "relative_l2", or "error" for another error of
-            which lower is better and ratios are meaningful.
+        metric: metric of the scores: "accuracy", "f1", "mse", "r2", "loss", "relative_l2", or "error" for another error
+            of which lower is better and ratios are meaningful.
         state_selection: `"best"` tests the state with the best validation score, `"last"` the last state.
         in_optimizer_metric: True if the run file sets `train.metric = "optimizer"`; a subclass that overrides `step`
             passes `metric=self.step_metric(optimizer)` to `gradhomog.backward`.
@@ -201,12 +202,17 @@ class Problem(ABC):
         """Return the parameters that the optimizer changes."""
         return list(self.network.parameters())
 
+    @property
+    def shared_part(self) -> nn.Module | Mapping[str, Tensor]:
+        """The part of the network, or parameters by name, whose gradients are homogenized; by default all of it."""
+        return self.network
+
     def step(self, index: int, optimizer: torch.optim.Optimizer, inspect: bool) -> StepReport:
         """Train on batch `index`. Without `inspect`, norms and cosines that need extra computation may be NaN."""
         losses = self.losses(index)
         optimizer.zero_grad()
         report = backward(
-            losses, self.homogenizers, parameters=self.network, inspect=inspect, metric=self.step_metric(optimizer)
+            losses, self.homogenizers, parameters=self.shared_part, inspect=inspect, metric=self.step_metric(optimizer)
         )
         optimizer.step()
         return report
@@ -221,7 +227,8 @@ class Problem(ABC):
 
     def rows(self, index: int) -> BatchRows:
         """Return the rows of measured batch `index` at the present parameters, without changing the network."""
-        rows, _ = loss_rows(self.losses(FIRST_BATCH + index), self.network)
+        with training_mode([self.network], True), unchanged_buffers(self.network):
+            rows, _ = loss_rows(self.losses(FIRST_BATCH + index), self.shared_part)
         return BatchRows(rows, self.tasks)
 
     def test(self, states: Sequence[Mapping[str, Any]]) -> Evaluation:

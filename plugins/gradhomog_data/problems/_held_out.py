@@ -2,13 +2,15 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gradhomog import Evaluation, Problem, ProblemRun
+
+Network = TypeVar("Network", bound=nn.Module)
 
 Splits = Mapping[str, tuple[Tensor, ...]]
 """Tensors `[n, ...]` of the examples of "train", "validation" and "test"; the first tensor has the inputs."""
@@ -65,7 +67,7 @@ class HeldOutProblem(Problem):
         return Evaluation([*scores.values()], [*scores.values()], [*scores], self.metric)
 
 
-def initialized(network: Callable[[], nn.Module], seed: int) -> nn.Module:
+def initialized(network: Callable[[], Network], seed: int) -> Network:
     """Return a network initialized from this seed, without an effect on the global generator."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

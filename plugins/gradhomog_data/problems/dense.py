@@ -1,0 +1,129 @@
+"""NYUv2 and Cityscapes, the benchmarks of dense prediction, in the folders of MTAN's authors."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from annotated_types import Ge, Lt
+from torch import Tensor
+
+from gradhomog import DataError, ProblemRun
+from gradhomog_data._seeding import generator
+from gradhomog_data.problems import _dense_metrics as metrics
+from gradhomog_data.problems._benchmark import SINGLE_TASK, Batch, Benchmark, Meter, SplitName
+from gradhomog_data.problems._dense_images import DEPTH, IMAGE, NORMAL, SEGMENTATION, DenseImages, Maps, augment
+from gradhomog_data.problems._segnet import dense_network
+
+
+class DensePrediction(Benchmark):
+    """Segmentation, depth and normals of images by one network; `network.width` is the number of its finest maps.
+
+    Scores are the losses; additional scores are those of `_dense_metrics`. For the method "single-task", each task has
+    a plain SegNet, as in the papers.
+
+    Attributes:
+        folders: the folder of the images, and of each task; of several names, the first that exists.
+        classes: number of classes.
+        images: images in a batch in the papers; those of validation and test, on which some metrics depend, have it
+            with any `batch`.
+
+    Args:
+        data: the folder, with the folders `train` and `val`: see `_dense_images.DenseImages`.
+        batch: images per step; by default as in the papers.
+        architecture: `"mtan"`, or `"segnet"` with hard sharing: see `_segnet`.
+        augmentation: enlarge and mirror training images at random: see `_dense_images.augment`.
+        validation: share of the training images, the last ones, on which the tested state is selected; neighbouring
+            images may be of one scene. By default 0: as in the papers, validation is on the test images.
+        averaged_epochs: number of last validations on the test images of which scores are means.
+
+    Raises:
+        DataError: the data cannot be used.
+    """
+
+    folders: ClassVar[Mapping[str, Sequence[str]]]
+    classes: ClassVar[int]
+    images: ClassVar[int]
+
+    def __init__(
+        self,
+        run: ProblemRun,
+        *,
+        data: str,
+        batch: Annotated[int, Ge(1)] | None = None,
+        architecture: Literal["mtan", "segnet"] = "mtan",
+        augmentation: bool = True,
+        validation: Annotated[float, Ge(0), Lt(1)] = 0.0,
+        averaged_epochs: Annotated[int, Ge(1)] = 10,
+    ) -> None:
+        root = Path(data).expanduser()
+        self.train, self.val = (DenseImages(root / name, self.folders, self.classes) for name in ("train", "val"))
+        self.training = self.train.count - round(validation * self.train.count)
+        if not self.training:
+            raise DataError(f"`problem.validation` {validation:g} leaves no images for training.")
+        self.augmentation = augmentation
+        self.fingerprint = f"{self.train.fingerprint}-{self.val.fingerprint}"
+        tasks = [kind for kind in self.folders if kind != IMAGE]
+        outputs = {task: {SEGMENTATION: self.classes, DEPTH: 1, NORMAL: 3}[task] for task in tasks}
+        chosen = "segnet" if run.homogenizers == SINGLE_TASK else architecture
+        super().__init__(
+            run, tasks, lambda: dense_network(chosen, run.width, outputs), self.training, batch or self.images,
+            f"Images: {self.training} for training, {self.val.count} for test.",
+            validates_on="validation" if self.training < self.train.count else "test", averaged_epochs=averaged_epochs,
+        )  # fmt: skip
+        self.named_metrics = {name: metric for task in tasks for name, metric in metrics.METRICS[task].items()}
+
+    def batch(self, index: int) -> Batch:
+        images = [self.train.read(int(number)) for number in self.indices(index, self.training)]
+        if self.augmentation:
+            random = generator(self.seed, index, 2)  # 1 is that of the order
+            images = [augment(maps, random) for maps in images]
+        return self._stacked(images)
+
+    def chunks(self, split: SplitName) -> Iterator[Batch]:
+        held_out = {"validation": (self.train, self.training), "test": (self.val, 0)}
+        files, first = held_out[split]
+        for start in range(first, files.count, self.images):
+            yield self._stacked([files.read(number) for number in range(start, min(start + self.images, files.count))])
+
+    def _stacked(self, images: Sequence[Maps]) -> Batch:
+        maps = {kind: torch.stack([each[kind] for each in images]).to(self.device) for kind in self.folders}
+        return {task: (maps[IMAGE], maps[task]) for task in self.tasks}
+
+    def loss(self, task: str, outputs: Any, targets: Tensor) -> Tensor:
+        losses = {SEGMENTATION: metrics.segmentation_loss, DEPTH: metrics.depth_loss, NORMAL: metrics.normal_loss}
+        return losses[task](outputs, targets)
+
+    def meters(self) -> Mapping[str, Meter]:
+        return {SEGMENTATION: metrics.Segmentation(self.classes), DEPTH: metrics.Depth(), NORMAL: metrics.Normals()}
+
+
+class NYUv2(DensePrediction):
+    """NYUv2 in the version of MTAN: segmentation in 13 classes, depth in metres and surface normals of 1449 images.
+
+    795 images for training and 654 for test, of 288 × 384 pixels, in the folders `image`, `label`, `depth` and
+    `normal`. Adam with a rate of 1e-4, halved every 100 of 200 epochs, and 2 images per step.
+
+    Sources: Silberman et al. 2012 (data); Liu, Johns & Davison 2019 (arXiv 1803.10704). The settings are those of
+    CAGrad (arXiv 2110.14048), Nash-MTL (arXiv 2202.01017) and FAMO (arXiv 2306.03792), with augmentation. Deviation:
+    an epoch has 397 steps; there it has another one, with the one image that is left.
+    """
+
+    folders: ClassVar = {IMAGE: ("image",), SEGMENTATION: ("label",), DEPTH: ("depth",), NORMAL: ("normal",)}
+    classes, images = 13, 2
+
+
+class Cityscapes(DensePrediction):
+    """Cityscapes in the version of MTAN: segmentation in 7 classes and inverse depth of 3475 street images.
+
+    2975 images for training and 500 for test, of 128 × 256 pixels, in the folders `image`, `label_7` (or `label`) and
+    `depth`. Depth is the disparity, from 0 to 0.5, so that relative errors are large. Adam as in `NYUv2`, and 8 images
+    per step.
+
+    Sources: Cordts et al. 2016 (arXiv 1604.01685); Liu, Johns & Davison 2019 (arXiv 1803.10704), and for the settings
+    as in `NYUv2`. Deviation: an epoch has 371 steps; there it has another one, with the 7 images that are left.
+    As there, the disparity of an enlarged image is divided by the scale, although an enlarged object is nearer.
+    """
+
+    folders: ClassVar = {IMAGE: ("image",), SEGMENTATION: ("label_7", "label"), DEPTH: ("depth",)}
+    classes, images = 7, 8
