@@ -78,10 +78,13 @@ def statistics(result: PaperScore, spread: str, compared: bool) -> dict[str, Cel
 def notes(paper: Paper, results: PaperScores, description: Mapping[str, Any]) -> list[str]:
     """Sentences about scale, data, intervals, sources and tuned rows."""
     several = any(len(result.seed_scores) > 1 for result in results.rows)
-    protocols = {result.column: paper.protocols[result.protocol] for result in results.rows}
+    by_score = paper.experiments[results.experiment].by_score  # columns of one comparison
+    protocols = {result.protocol if by_score else result.column: paper.protocols[result.protocol]
+                 for result in results.rows}  # fmt: skip
     scores = "".join(f"{column}: {one.score}; " for column, one in protocols.items() if one.score)
     sources = dict.fromkeys(one.source for one in protocols.values() if one.source)
-    chosen = "; ".join(f"{one.column}, {one.row}: {one.chosen}" for one in results.rows if one.chosen)
+    chosen = "; ".join(dict.fromkeys(f"{one.protocol if by_score else one.column}, {one.row}: {one.chosen}"
+                                     for one in results.rows if one.chosen))  # fmt: skip
     sampled = "episodes" in paper.statistics
     sample = "test episodes, because of one seed" if sampled and not several else "seeds (Student t)"
     words = {
@@ -101,7 +104,7 @@ def notes(paper: Paper, results: PaperScores, description: Mapping[str, Any]) ->
         *([f"Data: {present}."] if paper.benchmarks else []),
         f"{paper.statistics.get('score', 'score').removesuffix(' %')}: {scores}mean ± 95 % interval over {sample}.",
         *(text.format(**words) for name, text in EXPLANATIONS.items() if name in paper.statistics),
-        *([BY_SCORE] if paper.experiments[results.experiment].by_score else []),
+        *([BY_SCORE] if by_score else []),
         *paper.notes,
         *([f"paper: {'; '.join(sources)}."] if sources else []),
         *([INCOMPLETE] if any(one.published and not one.is_comparable for one in results.rows) else []),
