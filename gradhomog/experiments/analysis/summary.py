@@ -64,18 +64,15 @@ def mean_ranks(methods: Mapping[Name, Runs]) -> dict[Name, dict[int, float]]:
     Source: Nash-MTL (Navon et al. 2022, arXiv 2202.01017), section 6.
     """
     ranks: dict[Name, dict[int, float]] = {name: {} for name in methods}
-    for seed in sorted(set.intersection(*(set(runs) for runs in methods.values()))):
+    first = next(iter(methods.values()), {})
+    for seed in sorted(seed for seed in first if all(seed in runs for runs in methods.values())):
         scores = {name: named_scores(runs[seed]) for name, runs in methods.items()}
         for name, own in scores.items():
-            found = [0.5 + sum(_share(kind, other, score) for *_, other in column)
+            # 1 for each better score and 1/2 for each equal one, of which one is the method's own.
+            found = [sum(1 + kind.is_better(other, score) - kind.is_better(score, other) for *_, other in column)
                      for (_, kind, score), *column in zip(own, *scores.values(), strict=True)]  # fmt: skip
-            ranks[name][seed] = mean_interval(found).mean
+            ranks[name][seed] = (1 + mean_interval(found).mean) / 2
     return ranks
-
-
-def _share(kind: Metric, other: float, score: float) -> float:
-    """1 if the other score is better, 1/2 if they are equal."""
-    return (1 + kind.is_better(other, score) - kind.is_better(score, other)) / 2
 
 
 def score_columns(methods: Mapping[Name, Runs], single: Runs) -> dict[tuple[str, str], dict[Name, dict[int, float]]]:
@@ -87,7 +84,7 @@ def score_columns(methods: Mapping[Name, Runs], single: Runs) -> dict[tuple[str,
     ranked = {name: runs for name, runs in methods.items() if runs is not single}
     drops = {name: {seed: -gain for seed, gain in improvement_by_seed(runs, single).items()}
              for name, runs in ranked.items()}  # fmt: skip
-    found = {("Δm %", "drop"): drops, ("mean rank", "rank"): mean_ranks(ranked) if ranked else {}}
+    found = {("Δm %", "drop"): drops, ("mean rank", "rank"): mean_ranks(ranked)}
     for method, runs in methods.items():
         for seed, run in sorted(runs.items()):
             for name, kind, value in named_scores(run):
@@ -328,7 +325,7 @@ def summarize(records: Iterable[Record]) -> Summary:
     base_runs = groups[str(problem), base] if base else {}
     scored = [_score_row(runs, base_runs, start["seeds"]) for runs in groups.values()]
     ranked = {key: runs for key, runs in groups.items() if key[1] != SINGLE}
-    if problem and ranked and len(named_scores(compared[0])) > 1:
+    if problem and len(named_scores(compared[0])) > 1:
         ranks = mean_ranks(ranked)
         scored = [dataclasses.replace(row, mean_rank=_interval(ranks.get((row.learner, row.label), {})))
                   for row in scored]  # fmt: skip
