@@ -1,8 +1,9 @@
 """Networks for tables, a perceptron or an architecture of torch-rechub, and problems that train their shared part."""
 
 import re
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from gradhomog_data._packages import require_package
@@ -58,7 +59,8 @@ class ExpertLayers(nn.Module):
         # A task of the type "regression" has no sigmoid.
         common = [DenseFeature("inputs", inputs)], ["regression"] * outputs
         expert, towers = {"dims": [width]}, [{"dims": [max(width // 2, 1)]}] * outputs
-        self.model: nn.Module
+        self.architecture = architecture
+        self.model: Any
         if architecture == "shared_bottom":
             self.model = SharedBottom(*common, {"dims": [EXPERTS * width]}, towers)
         elif architecture == "mmoe":
@@ -67,8 +69,19 @@ class ExpertLayers(nn.Module):
             self.model = PLE(*common, 1, 2, 1, expert, towers)
 
     def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.model({"inputs": x})
-        return outputs
+        return torch.cat(self.columns(x), 1)
+
+    def columns(self, x: Tensor) -> list[Tensor]:
+        """Return the outputs `[n, 1]` of each task; their backward passes do not visit the towers of other tasks."""
+        towers = self.model.towers
+        if self.architecture == "ple":
+            mixed = self.model.cgc_layers[0]([x] * (len(towers) + 1))
+        elif self.architecture == "mmoe":
+            experts = torch.stack([expert(x) for expert in self.model.experts], 1)
+            mixed = [(gate(x)[:, :, None] * experts).sum(1) for gate in self.model.gates]
+        else:
+            mixed = [self.model.bottom_mlp(x)] * len(towers)
+        return [tower(part) for tower, part in zip(towers, mixed, strict=True)]
 
 
 class TableProblem(HeldOutProblem):

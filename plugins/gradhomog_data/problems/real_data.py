@@ -15,7 +15,7 @@ from gradhomog import ProblemRun
 from gradhomog_data._packages import packaged_file
 from gradhomog_data._seeding import generator
 from gradhomog_data.problems._held_out import Splits, divide
-from gradhomog_data.problems._table_layers import Architecture, TableProblem, table_layers
+from gradhomog_data.problems._table_layers import Architecture, ExpertLayers, TableProblem, table_layers
 from gradhomog_data.problems.generated import Embeddings
 
 
@@ -78,6 +78,9 @@ class Yeast(TableProblem):
     def losses(self, index: int) -> dict[str, Tensor]:
         x, y = self.splits["train"]
         chosen = self.batch(len(x), self.BATCH, self.random(index))
+        if isinstance(self.network, ExpertLayers):
+            outputs, targets = self.network.columns(x[chosen]), y[chosen, :, None].unbind(1)
+            return dict(zip(self.tasks, map(binary_cross_entropy_with_logits, outputs, targets), strict=True))
         losses = binary_cross_entropy_with_logits(self.network(x[chosen]), y[chosen], reduction="none").mean(0)
         return dict(zip(self.tasks, losses.unbind(), strict=True))
 
