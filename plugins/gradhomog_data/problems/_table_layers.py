@@ -36,8 +36,8 @@ class ExpertLayers(nn.Module):
     """SharedBottom, MMoE or PLE of torch-rechub: outputs y_t = h_t(Σ_e g_t(x)_e f_e(x)), with a tower h_t of task t.
 
     The experts f_e have one hidden layer of `width` units, the towers one of half as many. MMoE (Ma et al. 2018, doi
-    10.1145/3219819.3220007, eq. 5 to 7): the gates g_t weigh the same 8 experts. PLE (Tang et al. 2020, doi
-    10.1145/3383313.3412236, eq. 1 to 4, one level): each gate weighs the two experts of its task and a shared one.
+    10.1145/3219819.3220007): the gates g_t, a softmax of a linear layer, weigh the same 8 experts. PLE (Tang et al.
+    2020, doi 10.1145/3383313.3412236), with one level: each gate weighs the two experts of its task and a shared one.
     SharedBottom: one f of 8 · width units, without gates.
 
     It differs from the papers, as torch-rechub does: all hidden layers have batch normalization, and the gates have it

@@ -114,10 +114,9 @@ def nine_layers(width: int) -> nn.Sequential:
 class CelebA(Benchmark):
     """40 binary attributes of 202,599 aligned faces, resized to 64 × 64 pixels, in [0, 1]; a linear head for each.
 
-    The loss of an attribute is its cross-entropy. The score is its F1 score, of which the tables of FAMO and FairGrad
-    compute Δm and mean rank; they print neither accuracy nor single scores. As in their code, pictures are resized
-    without cropping, the official split is used, and the state with the best mean score on the validation images is
-    tested.
+    The loss of an attribute is its cross-entropy. The score is its F1 score, the only one that the codes of FAMO and
+    FairGrad record; their tables print Δm and mean rank. As in their code, pictures are resized without cropping, the
+    official split is used, and the state with the best mean score on the validation images is tested.
 
     Source: Liu et al. 2015, "Deep Learning Face Attributes in the Wild", arXiv:1411.7766; protocol: FAMO (Liu et al.
     2023, arXiv:2306.03792), experiments/celeba: Adam with rate 3e-4, batches of 256, 15 epochs. It differs in the last
