@@ -55,11 +55,12 @@ class DensePrediction(Benchmark):
         self.fingerprint = f"{self.train.fingerprint}-{self.val.fingerprint}"
         tasks = [kind for kind in self.folders if kind != IMAGE]
         outputs = {task: {SEGMENTATION: self.classes, DEPTH: 1, NORMAL: 3}[task] for task in tasks}
+        place = "training images" if validation else f"test images, and scores are means of the last {averaged_epochs}"
         chosen = "segnet" if run.homogenizers == SINGLE_TASK else architecture
         super().__init__(
             run, tasks, lambda: dense_network(chosen, run.width, outputs), self.training, batch or self.images,
-            f"Images: {self.training} for training, {self.val.count} for test.",
-            validates_on="validation" if self.training < self.train.count else "test", averaged_epochs=averaged_epochs,
+            f"Images: {self.training} for training, {self.val.count} for test. Validation is on {place}.",
+            validates_on="validation" if validation else "test", averaged_epochs=averaged_epochs,
         )  # fmt: skip
         self.named_metrics = {name: metric for task in tasks for name, metric in metrics.METRICS[task].items()}
 
@@ -86,7 +87,8 @@ class DensePrediction(Benchmark):
         return losses[task](outputs, targets)
 
     def meters(self) -> Mapping[str, Meter]:
-        return {SEGMENTATION: metrics.Segmentation(self.classes), DEPTH: metrics.Depth(), NORMAL: metrics.Normals()}
+        depth, normal = metrics.BatchMeans(metrics.depth_errors), metrics.BatchMeans(metrics.normal_errors)
+        return {SEGMENTATION: metrics.Segmentation(self.classes), DEPTH: depth, NORMAL: normal}
 
 
 class NYUv2(DensePrediction):

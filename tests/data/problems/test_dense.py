@@ -224,7 +224,7 @@ def test_a_class_that_occurs_nowhere_is_not_counted_in_the_mean():
 
 def test_depth_errors_are_means_over_batches_of_those_of_valid_pixels(predicted):
     outputs, targets = predicted[DEPTH]
-    meter, expected = metrics.Depth(), []
+    meter, expected = metrics.BatchMeans(metrics.depth_errors), []
     for part in (slice(0, 3), slice(3, 4)):
         meter.update(outputs[part], targets[part])
         valid = targets[part] != 0
@@ -236,7 +236,7 @@ def test_depth_errors_are_means_over_batches_of_those_of_valid_pixels(predicted)
 
 def test_angles_are_those_of_normalized_outputs_at_valid_pixels(predicted):
     outputs, targets = (values.double().movedim(1, -1).numpy() for values in predicted[NORMAL])
-    meter = metrics.Normals()
+    meter = metrics.BatchMeans(metrics.normal_errors)
     meter.update(*predicted[NORMAL])
     outputs, targets = outputs[targets.any(-1)], targets[targets.any(-1)]
     cosines = (outputs * targets).sum(1) / np.linalg.norm(outputs, axis=1)
