@@ -58,8 +58,9 @@ class Benchmark(Problem):
     """A `SharedNetwork`, trained on batches of epochs; the gradients of the shared part are homogenized.
 
     A part of a task receives the gradient of the task's loss. For the method "single-task", every task has a copy of
-    the whole initial network, of which it trains the shared part and its own, and nothing is homogenized. Each epoch is a permutation of the training examples; the
-    last ones are omitted if they do not fill a batch. Batches are a function of the seed of the run and of the step.
+    the whole initial network, of which it trains the shared part and its own, and nothing is homogenized. Each epoch is
+    a permutation of the training examples; the last ones are omitted if they do not fill a batch. Batches are a
+    function of the seed of the run and of the step.
 
     If `validates_on` is "test", the protocol of papers without validation data is followed: the last state is tested,
     and its scores are means over the last `averaged_epochs` validations. Otherwise the state with the best validation
@@ -190,7 +191,7 @@ class Benchmark(Problem):
 
     @torch.no_grad()
     def evaluate(self, split: SplitName) -> dict[str, float]:
-        """Return the mean loss over the examples of each task as `"loss TASK"`, and the scores of the meters by name."""
+        """Return the mean loss over the examples of each task, `"loss TASK"`, and the scores of the meters by name."""
         self.network.eval()
         meters = self.meters()
         sums, counts = dict.fromkeys(self.tasks, 0.0), dict.fromkeys(self.tasks, 0)
