@@ -209,6 +209,7 @@ class Problem(ABC):
 
     def step(self, index: int, optimizer: torch.optim.Optimizer, inspect: bool) -> StepReport:
         """Train on batch `index`. Without `inspect`, norms and cosines that need extra computation may be NaN."""
+        self.network.train()
         losses = self.losses(index)
         optimizer.zero_grad()
         report = backward(
@@ -236,7 +237,12 @@ class Problem(ABC):
         return self.validate()
 
     def write_artifacts(self, folder: Path) -> dict[str, Any]:
-        """Write files for figures, and return further entries for the record of the result. Called last."""
+        """Write files for figures, and return further entries for the record of the result. Called last.
+
+        `additional_scores` are columns of the table, numbers by name. If they include all metrics of the tasks, and the
+        scores are losses, `additional_metrics` has the metric of each by name, as in `metric`: Δm and mean ranks are
+        then computed from them, and each is printed in its unit.
+        """
         return {}
 
     def metadata(self) -> dict[str, Any]:

@@ -80,6 +80,8 @@ METRICS = {
         Metric("loss", "loss", ratios=False),
         Metric("error", "error"),
         Metric("relative_l2", "relative L² error", column="L² error"),
+        Metric("drop", "Δm", percent=True, ratios=False),
+        Metric("rank", "mean rank", ratios=False),
     )
 }
 

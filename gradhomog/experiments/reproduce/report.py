@@ -34,6 +34,11 @@ EXPLANATIONS = {
     "5 %).",
 }  # fmt: skip
 """Notes by statistic."""
+BY_SCORE = (
+    "Δm: drop against single-task networks, mean over the scores, lower is better, as in the papers; reports of "
+    "comparisons have the opposite sign. Mean rank: among the methods of the table without single-task networks; that "
+    "of a paper depends on the methods of its table."
+)
 
 
 def text_table(paper: Paper, results: PaperScores, description: Mapping[str, Any]) -> Table:
@@ -73,10 +78,13 @@ def statistics(result: PaperScore, spread: str, compared: bool) -> dict[str, Cel
 def notes(paper: Paper, results: PaperScores, description: Mapping[str, Any]) -> list[str]:
     """Sentences about scale, data, intervals, sources and tuned rows."""
     several = any(len(result.seed_scores) > 1 for result in results.rows)
-    protocols = {result.column: paper.protocols[result.protocol] for result in results.rows}
+    by_score = paper.experiments[results.experiment].by_score  # columns of one comparison
+    protocols = {result.protocol if by_score else result.column: paper.protocols[result.protocol]
+                 for result in results.rows}  # fmt: skip
     scores = "".join(f"{column}: {one.score}; " for column, one in protocols.items() if one.score)
     sources = dict.fromkeys(one.source for one in protocols.values() if one.source)
-    chosen = "; ".join(f"{one.column}, {one.row}: {one.chosen}" for one in results.rows if one.chosen)
+    chosen = "; ".join(dict.fromkeys(f"{one.protocol if by_score else one.column}, {one.row}: {one.chosen}"
+                                     for one in results.rows if one.chosen))  # fmt: skip
     sampled = "episodes" in paper.statistics
     sample = "test episodes, because of one seed" if sampled and not several else "seeds (Student t)"
     words = {
@@ -96,6 +104,7 @@ def notes(paper: Paper, results: PaperScores, description: Mapping[str, Any]) ->
         *([f"Data: {present}."] if paper.benchmarks else []),
         f"{paper.statistics.get('score', 'score').removesuffix(' %')}: {scores}mean ± 95 % interval over {sample}.",
         *(text.format(**words) for name, text in EXPLANATIONS.items() if name in paper.statistics),
+        *([BY_SCORE] if by_score else []),
         *paper.notes,
         *([f"paper: {'; '.join(sources)}."] if sources else []),
         *([INCOMPLETE] if any(one.published and not one.is_comparable for one in results.rows) else []),
@@ -147,7 +156,8 @@ def draw(paper: Paper, results: PaperScores) -> Figure | None:
             drawn = [DrawnRow(row.row, row.ours, list(row.seed_scores.values())) for row in rows]
             draw_rows(panel, drawn, rows[0].metric, colors)
             _draw_published(panel, rows, with_spread=paper.spread == "half_width")
-            if not metric(rows[0].metric).higher_is_better:
+            kind = metric(rows[0].metric)
+            if kind.ratios and not kind.higher_is_better:
                 panel.set_xscale("log")
                 panel.xaxis.set_major_formatter("{x:g}")  # by default, powers in TeX, which figures do not typeset
             panel.set_title(name)

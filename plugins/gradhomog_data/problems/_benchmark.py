@@ -162,9 +162,9 @@ class Benchmark(Problem):
         return outputs
 
     def step(self, index: int, optimizer: torch.optim.Optimizer, inspect: bool) -> StepReport:
-        self.network.train()
         if not self.is_single_task:
             return super().step(index, optimizer, inspect)
+        self.network.train()
         batch, losses = self.batch(index), dict[str, Tensor]()
         optimizer.zero_grad()
         for task in self.tasks:  # one after another, because the graphs of many networks fill the memory

@@ -63,6 +63,7 @@ class HeldOutProblem(Problem):
 
     @torch.no_grad()
     def _evaluate(self, split: str) -> Evaluation:
+        self.network.eval()
         scores = self.scores(*self.splits[split])
         return Evaluation([*scores.values()], [*scores.values()], [*scores], self.metric)
 

@@ -3,15 +3,13 @@
 import re
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
-from gradhomog import Evaluation, StepReport
 from gradhomog_data._packages import require_package
 from gradhomog_data.networks import mlp
 from gradhomog_data.problems._held_out import HeldOutProblem
 
-Architecture = Literal["shared_bottom", "mmoe", "ple"]
+Architecture = Literal["shared_bottom", "mmoe", "ple"] | None
 """Architectures of torch-rechub; None is a perceptron with two hidden layers, whose parameters are all shared."""
 
 EXPERTS = 8
@@ -22,7 +20,7 @@ TASK_SPECIFIC = re.compile(r"\.(towers|gates|gates_specific|experts_specific)\."
 """Names of parameters on which the loss of one task only depends; those of PLE with one level."""
 
 
-def table_layers(architecture: Architecture | None, inputs: int, outputs: int, width: int) -> nn.Module:
+def table_layers(architecture: Architecture, inputs: int, outputs: int, width: int) -> nn.Module:
     """Return a network from `[n, inputs]` to `[n, outputs]`, one output per task, without a sigmoid.
 
     Raises:
@@ -80,11 +78,3 @@ class TableProblem(HeldOutProblem):
     def shared_part(self) -> dict[str, Tensor]:
         """The parameters that two or more losses depend on, and all those of a network without towers."""
         return {name: part for name, part in self.network.named_parameters() if not TASK_SPECIFIC.search(name)}
-
-    def step(self, index: int, optimizer: torch.optim.Optimizer, inspect: bool) -> StepReport:
-        self.network.train()  # for batch normalization
-        return super().step(index, optimizer, inspect)
-
-    def _evaluate(self, split: str) -> Evaluation:
-        self.network.eval()
-        return super()._evaluate(split)

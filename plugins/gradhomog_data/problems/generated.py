@@ -156,9 +156,7 @@ class Recommender(HeldOutProblem):
 class Embeddings(nn.Module):
     """A network on the embeddings of a user and an item and their product, with several outputs."""
 
-    def __init__(
-        self, users: int, items: int, outputs: int, width: int, architecture: Architecture | None = None
-    ) -> None:
+    def __init__(self, users: int, items: int, outputs: int, width: int, architecture: Architecture = None) -> None:
         super().__init__()
         self.users, self.items = nn.Embedding(users, EMBEDDED), nn.Embedding(items, EMBEDDED)
         for table in (self.users, self.items):

@@ -1,14 +1,12 @@
 """The benchmark QM9: eleven properties of molecules, predicted by the message-passing network of its papers."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 from annotated_types import Ge
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss, relu
 
@@ -16,6 +14,7 @@ from gradhomog import DataError, Evaluation, ProblemRun
 from gradhomog_data._packages import require_package
 from gradhomog_data._seeding import generator
 from gradhomog_data.problems._benchmark import Batch, Benchmark, SharedNetwork, SplitName
+from gradhomog_data.problems._scores import Collected, absolute_error
 
 PROPERTIES = {
     "mu": (0, 1), "alpha": (1, 1), "homo": (2, 1000), "lumo": (3, 1000), "r2": (5, 1), "zpve": (6, 1000),
@@ -25,8 +24,6 @@ PROPERTIES = {
 errors in meV. U0, U, H and G are atomization energies. Column 4, the gap lumo − homo, is omitted."""
 
 COLUMNS, ATOM_FEATURES, BONDS = 19, 11, 4
-
-FILE = "processed/data_v3.pt"
 
 
 def read_molecules(data: str) -> Any:
@@ -41,24 +38,19 @@ def read_molecules(data: str) -> Any:
     class Local(QM9):  # type: ignore[misc, unused-ignore]
         has_download = False
 
-    folder = Path(data)
-    if not (folder / FILE).is_file():
+    if not (path := Path(data) / "processed" / "data_v3.pt").is_file():
         raise DataError(
-            f"{folder}: {FILE} is missing. Nothing is downloaded here; where you may download, "
-            f"`torch_geometric.datasets.QM9({data!r})` writes it, from the raw files if rdkit is installed."
+            f"{path} is missing. Nothing is downloaded here; where you may download, `torch_geometric.datasets.QM9` "
+            "with this folder writes it, from the raw files if rdkit is installed."
         )
     try:
         molecules: Any = Local(data)
         stored = molecules._data
-        shapes = [stored.y.shape[1], stored.x.shape[1], stored.edge_attr.shape[1], stored.pos.shape[1]]
+        shapes = [stored[name].shape[1] for name in ("y", "x", "edge_attr", "pos")]
     except Exception as cause:  # OSError, RuntimeError, UnpicklingError, KeyError, ...
-        reason = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
-        raise DataError(f"{folder / FILE}: cannot be read as QM9 ({reason}). Remove it and create it again.") from cause
-    if shapes != (expected := [COLUMNS, ATOM_FEATURES, BONDS, 3]):
-        raise DataError(
-            f"{folder / FILE}: y, x, edge_attr and pos must have {expected} columns; found {shapes}. Remove it and "
-            "create it again."
-        )
+        raise DataError(f"{path}: cannot be read as QM9 ({type(cause).__name__}). Create it again.") from cause
+    if shapes != [COLUMNS, ATOM_FEATURES, BONDS, 3]:
+        raise DataError(f"{path}: cannot be read as QM9 (found {shapes} columns). Create it again.")
     return molecules
 
 
@@ -108,20 +100,6 @@ class MessagePassing(nn.Module):
         return relu(self.lin1(self.set2set(hidden, graphs.batch)))
 
 
-class AbsoluteError:
-    """The mean absolute error of a standardized property, times `unit`."""
-
-    def __init__(self, task: str, unit: float) -> None:
-        self.task, self.unit, self.total, self.count = task, unit, 0.0, 0
-
-    def update(self, outputs: Tensor, targets: Tensor) -> None:
-        self.total += float((outputs[:, 0] - targets).abs().sum(dtype=torch.float64))
-        self.count += len(targets)
-
-    def scores(self) -> Mapping[str, float]:
-        return {self.task: self.unit * self.total / self.count}
-
-
 class Qm9(Benchmark):
     """Eleven properties of 130,831 molecules, standardized by the training molecules; a linear head for each.
 
@@ -145,37 +123,28 @@ class Qm9(Benchmark):
     metric = "error"
 
     def __init__(
-        self,
-        run: ProblemRun,
-        *,
-        data: str,
-        batch: Annotated[int, Ge(1)] = 120,
-        held_out: Annotated[int, Ge(1)] = 10_000,
-        seed: Annotated[int, Ge(0)] = 0,
-    ) -> None:
+        self, run: ProblemRun, *, data: str, batch: Annotated[int, Ge(1)] = 120,
+        held_out: Annotated[int, Ge(1)] = 10_000, seed: Annotated[int, Ge(0)] = 0,
+    ) -> None:  # fmt: skip
         self.molecules = read_molecules(data)
-        count = len(self.molecules)
-        if count < 2 * held_out + 2:
+        if (count := len(self.molecules)) < 2 * held_out + 2:
             raise DataError(
                 f"{data}: found {count:,} molecules; QM9 has 130,831. `problem.held_out` {held_out:,} are for "
                 "validation, as many for test, and at least two must remain."
             )
-        order = generator(seed).permutation(count)
-        parts = np.split(order, [held_out, 2 * held_out])
+        order = torch.from_numpy(generator(seed).permutation(count))
+        parts = torch.split(order, [held_out, held_out, count - 2 * held_out])
         self.parts = dict(zip(("test", "validation", "train"), parts, strict=True))
         values = self.molecules._data.y[:, [column for column, _ in PROPERTIES.values()]]
-        train = values[torch.from_numpy(self.parts["train"])]
-        deviations = train.std(0)
-        self.targets = (values - train.mean(0)) / deviations
-        self.deviations = dict(zip(PROPERTIES, deviations.tolist(), strict=True))
-        self.fingerprint = hashlib.sha256(values.numpy().tobytes() + order.tobytes()).hexdigest()[:12]
-
-        def network() -> SharedNetwork:
-            return SharedNetwork(MessagePassing(run.width), {task: nn.Linear(run.width, 1) for task in PROPERTIES})
-
+        train = values[self.parts["train"]]
+        self.targets = (values - train.mean(0)) / train.std(0)
+        factors = torch.tensor([factor for _, factor in PROPERTIES.values()])
+        self.units = (factors * train.std(0)).tolist()
+        self.fingerprint = hashlib.sha256(values.numpy().tobytes() + train.numpy().tobytes()).hexdigest()[:12]
         super().__init__(
-            run, tuple(PROPERTIES), network, len(parts[2]), batch,
-            f"Molecules: {len(parts[2]):,} for training, {held_out:,} for validation, {held_out:,} for test.",
+            run, tuple(PROPERTIES),
+            lambda: SharedNetwork(MessagePassing(run.width), {task: nn.Linear(run.width, 1) for task in PROPERTIES}),
+            len(train), batch, f"Molecules: {len(train):,} for training, {held_out:,} for validation and for test.",
         )  # fmt: skip
 
     def batch(self, index: int) -> Batch:
@@ -183,27 +152,22 @@ class Qm9(Benchmark):
         return self._read(train[self.indices(index, len(train))])
 
     def chunks(self, split: SplitName) -> Iterator[Batch]:
-        part = self.parts[split]
-        for chosen in np.array_split(part, -(-len(part) // self.batch_size)):
-            yield self._read(chosen)
+        return map(self._read, torch.split(self.parts[split], self.batch_size))
 
-    def _read(self, chosen: NDArray[np.int64]) -> Batch:
+    def _read(self, chosen: Tensor) -> Batch:
         from torch_geometric.data import Batch as GraphBatch
 
         graphs = GraphBatch.from_data_list([complete_graph(self.molecules[number]) for number in chosen.tolist()])
-        graphs, targets = graphs.to(self.device), self.targets[torch.from_numpy(chosen)].to(self.device)
+        graphs, targets = graphs.to(self.device), self.targets[chosen].to(self.device)
         return {task: (graphs, target) for task, target in zip(self.tasks, targets.unbind(1), strict=True)}
 
     def loss(self, task: str, outputs: Any, targets: Tensor) -> Tensor:
         return mse_loss(outputs[:, 0], targets)
 
-    def meters(self) -> Mapping[str, AbsoluteError]:
-        return {
-            task: AbsoluteError(task, factor * self.deviations[task]) for task, (_, factor) in PROPERTIES.items()
-        }  # fmt: skip
+    def meters(self) -> dict[str, Collected]:
+        return {task: Collected(task, absolute_error) for task in self.tasks}
 
-    def validate(self) -> Evaluation:
-        found = super().validate()  # in units, whose mean over properties has no meaning
-        factors = [factor * self.deviations[task] for task, (_, factor) in PROPERTIES.items()]
-        found.scores = [score / factor for score, factor in zip(found.scores, factors, strict=True)]
+    def test(self, states: Sequence[Mapping[str, Any]]) -> Evaluation:
+        found = super().test(states)  # in standard deviations, as in validation
+        found.scores = [unit * score for unit, score in zip(self.units, found.scores, strict=True)]
         return found

@@ -62,9 +62,7 @@ class Yeast(TableProblem):
 
     BATCH = 64
 
-    def __init__(
-        self, run: ProblemRun, *, seed: Annotated[int, Ge(0)] = 0, architecture: Architecture | None = None
-    ) -> None:
+    def __init__(self, run: ProblemRun, *, seed: Annotated[int, Ge(0)] = 0, architecture: Architecture = None) -> None:
         rows = genes()[generator(seed).permutation(len(genes()))]
         rows = rows[rows[:, -1].argsort(kind="stable")]
         dealt = [rows[turn::12] for turn in range(12)]
@@ -147,9 +145,7 @@ class MovieLens(TableProblem):
 
     BATCH = 256
 
-    def __init__(
-        self, run: ProblemRun, *, seed: Annotated[int, Ge(0)] = 0, architecture: Architecture | None = None
-    ) -> None:
+    def __init__(self, run: ProblemRun, *, seed: Annotated[int, Ge(0)] = 0, architecture: Architecture = None) -> None:
         super().__init__(
             run, (RATING, CLICK), rated_pairs(seed), lambda: Embeddings(USERS, ITEMS, 2, run.width, architecture),
             "Scores, of which a constant output has 1: relative root mean squared error of the rating; 2 (1 - AUC) of "

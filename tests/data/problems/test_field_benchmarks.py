@@ -14,8 +14,7 @@ from gradhomog import DataError
 from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.runs import Run
 from gradhomog.experiments.training.trainer import make_optimizer, make_trainable
-from gradhomog_data.problems.celeba import CelebA, nine_layers
-from gradhomog_data.problems.office_home import MEAN, Encoder, OfficeHome
+from gradhomog_data.problems.pictures import MEAN, CelebA, Encoder, OfficeHome, nine_layers
 from gradhomog_data.problems.qm9 import PROPERTIES, MessagePassing, Qm9, complete_graph
 from tests.data.problems import benchmark_trees
 from tests.data.problems.conftest import problem_run
@@ -89,10 +88,10 @@ def test_no_example_is_in_two_splits_or_two_batches_of_an_epoch_and_all_are_used
         examples = {split: part.tolist() for split, part in problem.parts.items()}
         expected = 20
     elif name == "celeba":
-        examples = {split: paths.tolist() for split, (paths, _) in problem.parts.items()}
+        examples = {split: [path for path, _ in part] for split, part in problem.parts.items()}
         expected = 25
     else:
-        examples = {split: [path for parts in problem.parts.values() for path in parts[split][0].tolist()] for split in
+        examples = {split: [path for parts in problem.parts.values() for path, _ in parts[split]] for split in
                     ("train", "validation", "test")}  # fmt: skip
         expected = 65 * 21
     together = [example for part in examples.values() for example in part]
@@ -115,8 +114,8 @@ def test_pictures_labels_and_splits_of_celeba_are_those_of_its_files(layout, tmp
         assert np.array_equal(found.numpy(), expected)
     images = torch.cat([chunk["Attribute_0"][0] for chunk in problem.chunks("test")])
     assert images.shape == (7, 3, 16, 16)
-    path = problem.parts["test"][0][3]
-    assert path.endswith("000022.jpg")
+    path = problem.folder / problem.parts["test"][3][0]
+    assert path.name == "000022.jpg"
     with Image.open(path) as picture:  # resized without cropping
         assert np.array_equal(images[3].permute(1, 2, 0).numpy(), np.float32(picture.resize((16, 16), 2)) / 255)
 
@@ -170,11 +169,10 @@ def test_damaged_copies_of_celeba_name_what_is_missing(tmp_path):
     assert "1 of 25 pictures are missing, such as 000007.jpg. Extract" in error()
     picture.write_bytes(content[:100])
     for broken, message in (
-        (text[:1500], "must have 40 attributes of each picture"),
-        ("<!DOCTYPE html>\n", "found 0 rows for 25 pictures"),
-        ("", "list_attr_celeba.txt: is empty"),
-        (text.replace(" -1", "  0", 1), "attributes must be 1 or -1"),
-        (text.replace("000001.jpg", "000099.jpg"), "in the same order; found 25 rows for 25 pictures"),
+        (text[:1500], "must have 40 attributes, 1 or -1, of each picture"),
+        ("<!DOCTYPE html>\n", "found 0 and 25 pictures"),
+        (text.replace(" -1", "  0", 1), "40 attributes, 1 or -1, of each picture"),
+        (text.replace("000001.jpg", "000099.jpg"), "found 25 and 25 pictures. Download both again"),
     ):
         attributes.write_text(broken)
         assert message in error()
@@ -192,12 +190,11 @@ def test_damaged_copies_of_celeba_name_what_is_missing(tmp_path):
 def test_every_class_of_office_home_is_split_alike_and_a_step_has_a_batch_of_each_domain(tree):
     problem, _ = made("office_home", tree("office_home"))
     for task, parts in problem.parts.items():
-        sizes = {split: np.bincount(labels, minlength=65) for split, (_, labels) in parts.items()}
+        sizes = {split: np.bincount([label for _, label in part], minlength=65) for split, part in parts.items()}
         each = (3, 1, 2) if task == "Clipart" else (3, 1, 1)
         for split, size in zip(("train", "validation", "test"), each, strict=True):
             assert (sizes[split] == size).all()
-        for path, label in zip(*parts["train"], strict=True):
-            assert f"/{task}/{benchmark_trees.CLASSES[label]}/" in path
+        assert all(path.startswith(f"{task}/{benchmark_trees.CLASSES[label]}/") for path, label in parts["train"])
     batch = problem.batch(0)
     assert {task: tuple(x.shape) for task, (x, _) in batch.items()} == dict.fromkeys(problem.tasks, (32, 3, 32, 32))
     lowest = -np.array(MEAN) / (0.229, 0.224, 0.225)  # of black
@@ -299,7 +296,7 @@ def test_errors_of_qm9_are_in_the_units_of_the_papers_and_validation_in_standard
     columns = [column for column, _ in PROPERTIES.values()]
     assert columns == [0, 1, 2, 3, 5, 6, 12, 13, 14, 15, 11]  # of the codes of Nash-MTL, FAMO and LibMTL
     y = torch.stack([problem.molecules[number].y[0, columns] for number in range(20)])
-    train, test, validation = (y[torch.from_numpy(problem.parts[name])] for name in ("train", "test", "validation"))
+    train, test, validation = (y[problem.parts[name]] for name in ("train", "test", "validation"))
     for head in problem.networks[0].heads.values():
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)

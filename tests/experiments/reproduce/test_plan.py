@@ -21,7 +21,7 @@ SCALES = ("smoke", "small", "medium", "paper")
 
 
 def settings_of(name: str, domains: dict[str, str], scale: str = "smoke", **choices: Any) -> Settings:
-    return Settings({} if name in ("engd", "pinn", "pinn_gauss_newton") else domains, scale, **choices)
+    return Settings(domains if read_experiment(name)[0].benchmarks else {}, scale, **choices)
 
 
 @pytest.mark.slow_after_first
@@ -43,7 +43,7 @@ def test_every_row_of_every_experiment_is_a_method_of_its_configuration(
     [
         ("weak", 4, 44, 104), ("strong", 16, 112, 320), ("ablation", 8, 8, 80), ("beta", 8, 8, 56),
         ("temperature", 8, 8, 56), ("backbone", 8, 24, 48), ("saliency", 1, 1, 2),
-        ("pinn", 4, 11, 57),
+        ("pinn", 4, 11, 57), ("nyuv2", 1, 1, 24), ("office-home", 1, 1, 24), ("gradstats", 1, 1, 9),
     ],
 )  # fmt: skip
 def test_an_experiment_has_the_columns_and_rows_of_the_paper(
