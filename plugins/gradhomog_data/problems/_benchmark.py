@@ -26,9 +26,6 @@ shared part is computed once for them. Training batches have all tasks, chunks o
 
 SplitName = Literal["validation", "test"]
 
-Results = dict[str, dict[str, float]]
-"""`"losses"` by task, and `"scores"` by name."""
-
 
 class SharedNetwork(nn.Module):
     """A shared part, and a part for each task, which receives the output of the shared one.
@@ -61,8 +58,9 @@ class Benchmark(Problem):
     """A `SharedNetwork`, trained on batches of epochs; the gradients of the shared part are homogenized.
 
     A part of a task receives the gradient of the task's loss. For the method "single-task", every task has a copy of
-    the whole initial network, and nothing is homogenized. Each epoch is a permutation of the training examples; the
-    last ones are omitted if they do not fill a batch. Batches are a function of the seed of the run and of the step.
+    the whole initial network, of which it trains the shared part and its own, and nothing is homogenized. Each epoch is
+    a permutation of the training examples; the last ones are omitted if they do not fill a batch. Batches are a
+    function of the seed of the run and of the step.
 
     If `validates_on` is "test", the protocol of papers without validation data is followed: the last state is tested,
     and its scores are means over the last `averaged_epochs` validations. Otherwise the state with the best validation
@@ -108,15 +106,12 @@ class Benchmark(Problem):
         shared = dataclasses.replace(run, homogenizers="none") if self.is_single_task else run
         self.homogenizers = shared.pipeline(no_network="methods act on its gradients only")
         whole = initialized(network, run.seed)
-        self.networks = [_with_head(whole, task) for task in self.tasks] if self.is_single_task else [whole]
+        self.networks = [copy.deepcopy(whole) for _ in self.tasks] if self.is_single_task else [whole]
         self.network = nn.ModuleList(self.networks).to(run.device)
         self.validates_on, self.averaged_epochs = validates_on, averaged_epochs
         self.state_selection = "last" if validates_on == "test" else "best"
-        self.recent: list[Results] = []
-        self.notes = [*notes]
-        if validates_on == "test":
-            protocol = "Validation is on the test data, as in the papers, and so is the selection of tuned methods"
-            self.notes.append(f"{protocol}; scores are means over the last {averaged_epochs} validations.")
+        self.recent: list[dict[str, float]] = []
+        self.notes = notes
 
     @abstractmethod
     def batch(self, index: int) -> Batch:
@@ -191,15 +186,12 @@ class Benchmark(Problem):
 
     def test(self, states: Sequence[Mapping[str, Any]]) -> Evaluation:
         found = self.recent if self.validates_on == "test" else [self.evaluate("test")]
-        self.tested = {
-            kind: {name: fmean(each[kind][name] for each in found) for name in values}
-            for kind, values in found[0].items()
-        }
+        self.tested = {name: fmean(results[name] for results in found) for name in found[0]}
         return self._evaluation(self.tested)
 
     @torch.no_grad()
-    def evaluate(self, split: SplitName) -> Results:
-        """Return the losses by task, means over examples, and the scores of the meters by name."""
+    def evaluate(self, split: SplitName) -> dict[str, float]:
+        """Return the mean loss over the examples of each task, `"loss TASK"`, and the scores of the meters by name."""
         self.network.eval()
         meters = self.meters()
         sums, counts = dict.fromkeys(self.tasks, 0.0), dict.fromkeys(self.tasks, 0)
@@ -210,17 +202,17 @@ class Benchmark(Problem):
                 counts[task] += len(targets)
                 meters[task].update(outputs, targets)
         scores = {name: value for task in self.tasks for name, value in meters[task].scores().items()}
-        return {"losses": {task: sums[task] / counts[task] for task in self.tasks}, "scores": scores}
+        return {f"loss {task}": sums[task] / counts[task] for task in self.tasks} | scores
 
-    def _evaluation(self, results: Results) -> Evaluation:
-        losses = [results["losses"][task] for task in self.tasks]
-        scores = losses if self.named_metrics else [results["scores"][task] for task in self.tasks]
-        return Evaluation(list(scores), losses, list(self.tasks), self.metric)
+    def _evaluation(self, results: Mapping[str, float]) -> Evaluation:
+        losses = [results[f"loss {task}"] for task in self.tasks]
+        scores = list(losses) if self.named_metrics else [results[task] for task in self.tasks]
+        return Evaluation(scores, losses, list(self.tasks), self.metric)
 
     def write_artifacts(self, folder: Path) -> dict[str, Any]:
         """Return the additional scores of the test, and their metrics."""
-        written = {"additional_scores": self.tested["scores"], "additional_metrics": dict(self.named_metrics)}
-        return written if self.named_metrics else {}
+        scores = {name: self.tested[name] for name in self.named_metrics}
+        return {"additional_scores": scores, "additional_metrics": dict(self.named_metrics)} if scores else {}
 
     def metadata(self) -> dict[str, Any]:
         held_out = self.validates_on == "validation"
@@ -234,10 +226,3 @@ class Benchmark(Problem):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self.recent = list(state["recent"])
-
-
-def _with_head(network: SharedNetwork, task: str) -> SharedNetwork:
-    """Return a copy of a network with the head of one task only."""
-    single = copy.deepcopy(network)
-    single.heads = nn.ModuleDict({task: single.heads[task]})
-    return single

@@ -81,21 +81,19 @@ class DenseImages:
             raise DataError(f"{path}: expected {numbers} {expected}; found {array.dtype} {array.shape}.")
         return array
 
-    def read(self, index: int) -> Maps:
+    def read(self, index: int, device: torch.device) -> Maps:
         """Return the image with this number, and its targets.
 
         Raises:
             DataError: a label is out of range.
         """
-        maps = {}
-        for kind in self.folders:
-            array = torch.from_numpy(np.array(self._open(kind, index, self.size), dtype=np.float32))
-            maps[kind] = array[None] if kind == SEGMENTATION else array.movedim(-1, 0)
-        least, largest = (int(label) for label in maps[SEGMENTATION].aminmax())
-        if least < IGNORED or largest >= self.classes:
+        arrays = {kind: np.array(self._open(kind, index, self.size), dtype=np.float32) for kind in self.folders}
+        labels = arrays[SEGMENTATION] = arrays[SEGMENTATION][..., None]
+        if not (labels.min() >= IGNORED and labels.max() < self.classes):
+            found = f"{labels.min():g} to {labels.max():g}"
             path = self._path(SEGMENTATION, index)
-            raise DataError(f"{path}: labels must be from -1 to {self.classes - 1}; found {least} to {largest}.")
-        return maps
+            raise DataError(f"{path}: labels must be from {IGNORED} to {self.classes - 1}; found {found}.")
+        return {kind: torch.from_numpy(array).to(device).movedim(-1, 0) for kind, array in arrays.items()}
 
     @property
     def fingerprint(self) -> str:

@@ -6,7 +6,8 @@ so that they depend on the number of images in it; the mean of the medians of ba
 LibMTL accumulates all pixels instead.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from statistics import fmean
 
 import numpy as np
 import torch
@@ -60,31 +61,28 @@ class Segmentation:
 
 
 class BatchMeans:
-    """The mean over batches of the metrics of each batch, all with equal weight."""
+    """The mean over batches of the metrics of each batch, which `measure(outputs, targets)` returns by name."""
 
-    def __init__(self) -> None:
-        self.batches: list[dict[str, float]] = []
+    def __init__(self, measure: Callable[[Tensor, Tensor], dict[str, float]]) -> None:
+        self.measure, self.batches = measure, list[dict[str, float]]()
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self.batches.append(self.measure(outputs, targets))
 
     def scores(self) -> Mapping[str, float]:
-        return {name: float(np.mean([batch[name] for batch in self.batches])) for name in self.batches[0]}
+        return {name: fmean(batch[name] for batch in self.batches) for name in self.batches[0]}
 
 
-class Depth(BatchMeans):
-    """|output - depth| and |output - depth| / depth, means over the pixels with a depth."""
-
-    def update(self, outputs: Tensor, targets: Tensor) -> None:
-        depths = targets[targets != 0]
-        errors = (outputs[targets != 0] - depths).abs()
-        self.batches.append(
-            {"absolute depth error": float(errors.mean()), "relative depth error": float((errors / depths).mean())}
-        )
+def depth_errors(outputs: Tensor, targets: Tensor) -> dict[str, float]:
+    """Return the means of |output - depth| and |output - depth| / depth over the pixels with a depth."""
+    depths = targets[targets != 0]
+    errors = (outputs[targets != 0] - depths).abs()
+    return {"absolute depth error": float(errors.mean()), "relative depth error": float((errors / depths).mean())}
 
 
-class Normals(BatchMeans):
-    """The angle in degrees between output and normal: mean, median, and shares of pixels below three angles."""
-
-    def update(self, outputs: Tensor, targets: Tensor) -> None:
-        cosines = (normalize(outputs, dim=1) * targets).sum(1)[(targets != 0).any(1)]
-        angles = cosines.clamp(-1, 1).acos().rad2deg().cpu().numpy()
-        found = {f"within {angle:g}°": float((angles < angle).mean()) for angle in ANGLES}
-        self.batches.append({"mean angle": float(angles.mean()), "median angle": float(np.median(angles)), **found})
+def normal_errors(outputs: Tensor, targets: Tensor) -> dict[str, float]:
+    """Return mean and median of the angle in degrees between output and normal, and shares below three angles."""
+    cosines = (normalize(outputs, dim=1) * targets).sum(1)[(targets != 0).any(1)]
+    angles = cosines.clamp(-1, 1).acos().rad2deg().cpu().numpy()
+    shares = {f"within {angle:g}°": float((angles < angle).mean()) for angle in ANGLES}
+    return {"mean angle": float(angles.mean()), "median angle": float(np.median(angles)), **shares}

@@ -20,8 +20,6 @@ from torch.nn.functional import interpolate, max_pool2d, max_unpool2d
 
 from gradhomog_data.problems._benchmark import SharedNetwork
 
-LEVELS = range(5)
-
 
 def convolution(inputs: int, outputs: int, kernel: int) -> nn.Conv2d:
     """Return a convolution of the same height and width; weights as Glorot & Bengio 2010 (normal), biases zero."""
@@ -65,9 +63,8 @@ class SegNet(nn.Module):
         super().__init__()
         self.sizes = [width * factor for factor in (1, 2, 4, 8, 8)]
         self.decoded = [self.sizes[0], *self.sizes[:-1]]
-        channels = [3, *self.sizes]
-        self.encoder = nn.ModuleList(_level(channels[level], self.sizes[level], level) for level in LEVELS)
-        self.decoder = nn.ModuleList(_level(self.sizes[level], self.decoded[level], level) for level in LEVELS)
+        self.encoder = nn.ModuleList(map(_level, range(5), [3, *self.sizes], self.sizes))
+        self.decoder = nn.ModuleList(map(_level, range(5), self.sizes, self.decoded))
 
     def maps(self, images: Tensor) -> Maps:
         """Return the maps of all levels."""
@@ -88,7 +85,7 @@ class SegNet(nn.Module):
         return self.maps(images).decoder[0][1]
 
 
-def _level(inputs: int, outputs: int, level: int) -> nn.Sequential:
+def _level(level: int, inputs: int, outputs: int) -> nn.Sequential:
     """Return the first convolution of a level, and the others."""
     others = [layer(outputs, outputs) for _ in range(1 if level < 2 else 2)]
     return nn.Sequential(OrderedDict(first=layer(inputs, outputs), last=nn.Sequential(*others)))
@@ -126,10 +123,9 @@ class Attention(nn.Module):
         self.head = head
 
     def forward(self, maps: Maps, shared: SegNetMaps) -> Any:
-        attended: list[Tensor] = []
+        found = maps.encoder[0][0][:, :0]  # no maps before the first level
         for mask, convolved, (first, last) in zip(self.encoder, shared.attended_encoder, maps.encoder, strict=True):
-            attended = [max_pool2d(convolved(mask(torch.cat([first, *attended], 1)) * last), 2)]
-        (found,) = attended
+            found = max_pool2d(convolved(mask(torch.cat([first, found], 1)) * last), 2)
         levels = [*zip(self.decoder, shared.attended_decoder, maps.decoder, strict=True)]
         for mask, convolved, (unpooled, last) in reversed(levels):
             found = convolved(interpolate(found, scale_factor=2, mode="bilinear", align_corners=True))

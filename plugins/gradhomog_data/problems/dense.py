@@ -21,22 +21,13 @@ class DensePrediction(Benchmark):
     """Segmentation, depth and normals of images by one network; `network.width` is the number of its finest maps.
 
     Scores are the losses; additional scores are those of `_dense_metrics`. For the method "single-task", each task has
-    a plain SegNet, as in the papers.
+    a plain SegNet, as in the papers. The options are those of `NYUv2`.
 
     Attributes:
         folders: the folder of the images, and of each task; of several names, the first that exists.
         classes: number of classes.
-        images: images in a batch in the papers; those of validation and test, on which some metrics depend, have it
-            with any `batch`.
-
-    Args:
-        data: the folder, with the folders `train` and `val`: see `_dense_images.DenseImages`.
-        batch: images per step; by default as in the papers.
-        architecture: `"mtan"`, or `"segnet"` with hard sharing: see `_segnet`.
-        augmentation: enlarge and mirror training images at random: see `_dense_images.augment`.
-        validation: share of the training images, the last ones, on which the tested state is selected; neighbouring
-            images may be of one scene. By default 0: as in the papers, validation is on the test images.
-        averaged_epochs: number of last validations on the test images of which scores are means.
+        images: images in a batch in the papers. Batches of validation and test have it with any `batch`, because some
+            metrics depend on it.
 
     Raises:
         DataError: the data cannot be used.
@@ -64,16 +55,17 @@ class DensePrediction(Benchmark):
         self.fingerprint = f"{self.train.fingerprint}-{self.val.fingerprint}"
         tasks = [kind for kind in self.folders if kind != IMAGE]
         outputs = {task: {SEGMENTATION: self.classes, DEPTH: 1, NORMAL: 3}[task] for task in tasks}
+        place = "training images" if validation else f"test images, and scores are means of the last {averaged_epochs}"
         chosen = "segnet" if run.homogenizers == SINGLE_TASK else architecture
         super().__init__(
             run, tasks, lambda: dense_network(chosen, run.width, outputs), self.training, batch or self.images,
-            f"Images: {self.training} for training, {self.val.count} for test.",
-            validates_on="validation" if self.training < self.train.count else "test", averaged_epochs=averaged_epochs,
+            f"Images: {self.training} for training, {self.val.count} for test. Validation is on {place}.",
+            validates_on="validation" if validation else "test", averaged_epochs=averaged_epochs,
         )  # fmt: skip
         self.named_metrics = {name: metric for task in tasks for name, metric in metrics.METRICS[task].items()}
 
     def batch(self, index: int) -> Batch:
-        images = [self.train.read(int(number)) for number in self.indices(index, self.training)]
+        images = [self.train.read(int(number), self.device) for number in self.indices(index, self.training)]
         if self.augmentation:
             random = generator(self.seed, index, 2)  # 1 is that of the order
             images = [augment(maps, random) for maps in images]
@@ -82,10 +74,11 @@ class DensePrediction(Benchmark):
     def chunks(self, split: SplitName) -> Iterator[Batch]:
         files, first = (self.train, self.training) if split == "validation" else (self.val, 0)
         for start in range(first, files.count, self.images):
-            yield self._stacked([files.read(number) for number in range(start, min(start + self.images, files.count))])
+            numbers = range(start, min(start + self.images, files.count))
+            yield self._stacked([files.read(number, self.device) for number in numbers])
 
     def _stacked(self, images: Sequence[Maps]) -> Batch:
-        maps = {kind: torch.stack([each[kind] for each in images]).to(self.device) for kind in self.folders}
+        maps = {kind: torch.stack([each[kind] for each in images]) for kind in self.folders}
         maps[SEGMENTATION] = maps[SEGMENTATION][:, 0].long()
         return {task: (maps[IMAGE], maps[task]) for task in self.tasks}
 
@@ -94,7 +87,8 @@ class DensePrediction(Benchmark):
         return losses[task](outputs, targets)
 
     def meters(self) -> Mapping[str, Meter]:
-        return {SEGMENTATION: metrics.Segmentation(self.classes), DEPTH: metrics.Depth(), NORMAL: metrics.Normals()}
+        depth, normal = metrics.BatchMeans(metrics.depth_errors), metrics.BatchMeans(metrics.normal_errors)
+        return {SEGMENTATION: metrics.Segmentation(self.classes), DEPTH: depth, NORMAL: normal}
 
 
 class NYUv2(DensePrediction):
@@ -106,6 +100,16 @@ class NYUv2(DensePrediction):
     Sources: Silberman et al. 2012 (data); Liu, Johns & Davison 2019 (arXiv 1803.10704). The settings are those of
     CAGrad (arXiv 2110.14048), Nash-MTL (arXiv 2202.01017) and FAMO (arXiv 2306.03792), with augmentation. Deviation:
     an epoch has 397 steps; there it has another one, with the one image that is left.
+
+    Args:
+        data: the folder, with `train` and `val`, each with these folders of `0.npy`, `1.npy`, ...
+        batch: images per step, by default 2.
+        architecture: `"mtan"`, SegNet with attention, or `"segnet"`, SegNet with hard sharing. "single-task" trains a
+            SegNet for each task, with both.
+        augmentation: enlarge training images by 1, 1.2 or 1.5 and mirror them, at random.
+        validation: share of the training images, the last ones, on which the tested state is selected; neighbouring
+            images may be of one scene. By default 0: as in the papers, validation is on the test images.
+        averaged_epochs: number of last validations on the test images of which scores are means.
     """
 
     folders: ClassVar = {IMAGE: ("image",), SEGMENTATION: ("label",), DEPTH: ("depth",), NORMAL: ("normal",)}
@@ -122,6 +126,16 @@ class Cityscapes(DensePrediction):
     Sources: Cordts et al. 2016 (arXiv 1604.01685); Liu, Johns & Davison 2019 (arXiv 1803.10704), and for the settings
     as in `NYUv2`. Deviation: an epoch has 371 steps; there it has another one, with the 7 images that are left.
     As there, the disparity of an enlarged image is divided by the scale, although an enlarged object is nearer.
+
+    Args:
+        data: the folder, with `train` and `val`, each with these folders of `0.npy`, `1.npy`, ...
+        batch: images per step, by default 8.
+        architecture: `"mtan"`, SegNet with attention, or `"segnet"`, SegNet with hard sharing. "single-task" trains a
+            SegNet for each task, with both.
+        augmentation: enlarge training images by 1, 1.2 or 1.5 and mirror them, at random.
+        validation: share of the training images, the last ones, on which the tested state is selected; neighbouring
+            images may be of one scene. By default 0: as in the papers, validation is on the test images.
+        averaged_epochs: number of last validations on the test images of which scores are means.
     """
 
     folders: ClassVar = {IMAGE: ("image",), SEGMENTATION: ("label_7", "label"), DEPTH: ("depth",)}
