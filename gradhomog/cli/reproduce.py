@@ -111,7 +111,8 @@ def _settings(args: argparse.Namespace, paper: Any, key: str) -> Any:
             "`gradhomog data list` prints where it is obtained."
         )
     elif args.domains or (args.data and not needed):
-        raise ConfigError(f"`{args.experiment}` needs no data; remove --data and --domain.")
+        unused = "--domain" if needed else "--data and --domain"
+        raise ConfigError(f"`{args.experiment}` needs no {'domains' if needed else 'data'}; remove {unused}.")
     return Settings(
         domains=domains, scale=args.scale, learners=args.learners, targets=args.targets, shots=args.shots,
         methods=args.methods, others=not args.without_others, overrides=args.overrides,

@@ -130,14 +130,18 @@ class LRA(Homogenizer):
         largest, mean = entry_sizes(jacobian)
         if self.statistic == "max":
             return largest, factors * mean
-        rows = torch.cat([block.reshape(len(block), -1) for _, block in jacobian.by_parameter()], 1).double().cpu()
-        deviation = rows.std(1)
+        rows = torch.cat([block.reshape(len(block), -1) for _, block in jacobian.by_parameter()], 1)
+        centred = rows.to(wide_dtype(rows))
+        centred = centred - centred.mean(1, keepdim=True)
+        deviation = torch.linalg.vector_norm(centred, dim=1) / max(rows.shape[1] - 1, 1) ** 0.5
+        kurtosis = (centred / torch.where(deviation > 0, deviation, 1.0)[:, None]).pow(4).mean(1)
+        deviation, kurtosis = torch.stack([deviation, torch.where(kurtosis > 0, kurtosis, 1.0)]).cpu().double()
         if self.statistic == "std_plus_max":
             return deviation + largest, deviation + factors * mean
         if self.statistic == "std_times_mean":
             return deviation * mean, deviation * factors * mean
         if self.statistic == "std_over_kurtosis":
-            deviation = deviation / ((rows - rows.mean(1, keepdim=True)) / deviation[:, None]).pow(4).mean(1)
+            deviation = deviation / kurtosis
         return deviation, deviation
 
 

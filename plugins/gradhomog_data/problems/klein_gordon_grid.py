@@ -1,16 +1,14 @@
 """The Klein-Gordon equation on fixed points, as in the code that compares weights by statistics of gradients."""
 
-import functools
 from typing import Annotated, Unpack
 
 import numpy as np
 import torch
 from annotated_types import Ge, Interval
-from torch import Tensor
 
 from gradhomog import ProblemRun
 from gradhomog_data._seeding import generator
-from gradhomog_data.problems.pinn import PDE, KleinGordon, PinnOptions, make_grid
+from gradhomog_data.problems.pinn import PDE, KleinGordon, PinnOptions, Points, make_grid
 
 GAIN = 5 / 3
 """Of the initial weights of all layers, the last one included, as `torch.nn.init.calculate_gain("tanh")`."""
@@ -50,17 +48,11 @@ class KleinGordonGrid(KleinGordon):
         for weight in self.network.parameters():
             weight.data.mul_(GAIN)  # biases are 0
 
-    @functools.cached_property
-    def fixed(self) -> dict[str, Tensor]:
-        """The points by name, `[points, inputs]`."""
-        order = generator(self.seed, 1).permutation(100**2)
+    def draw(self, random: np.random.Generator) -> dict[str, Points]:
+        order = generator(self.seed, 1).permutation(100**2)[: self.counts["interior"]]
         line = np.linspace(0, 1, self.counts["boundary"])
         sides = [np.stack([line, np.full_like(line, side)], axis=1) for side in (0, 1)]
-        drawn = {
-            PDE: make_grid(self.lower, self.upper, self.grid)[order[: self.counts["interior"]]],
+        return {
+            PDE: make_grid(self.lower, self.upper, self.grid)[order],
             "initial": sides[0][:, ::-1].copy(), "boundary": np.concatenate(sides),
         }  # fmt: skip
-        return {name: torch.from_numpy(values).to(self.device, self.dtype) for name, values in drawn.items()}
-
-    def points(self, index: int) -> dict[str, Tensor]:
-        return self.fixed

@@ -110,6 +110,8 @@ def test_without_the_folder_the_message_is_the_command(toy, capsys) -> None:
     assert main(toy) == 2
     error = capsys.readouterr().err
     assert "`toy.toml:toy` needs the folder with factor.txt: gradhomog reproduce toy.toml:toy --data DIR." in error
+    assert main([*toy, "--data", "data", "--domain", "a=b"]) == 2
+    assert "needs no domains; remove --domain." in capsys.readouterr().err
     Path("toy.toml").write_text(PAPER.replace('columns.toy = ["toy"]', 'columns.toy = ["toy", "other"]'))
     assert main([*toy, "--data", "data"]) == 2
     assert "`experiments.toy.by_score` needs one column" in capsys.readouterr().err
