@@ -58,9 +58,9 @@ class Benchmark(Problem):
     """A `SharedNetwork`, trained on batches of epochs; the gradients of the shared part are homogenized.
 
     A part of a task receives the gradient of the task's loss. For the method "single-task", every task has a copy of
-    the whole initial network, of which it trains the shared part and its own, and nothing is homogenized. Each epoch is
-    a permutation of the training examples; the last ones are omitted if they do not fill a batch. Batches are a
-    function of the seed of the run and of the step.
+    the initial network with its own head only, and nothing is homogenized. Each epoch is a permutation of the training
+    examples; the last ones are omitted if they do not fill a batch. Batches are a function of the seed of the run and
+    of the step.
 
     If `validates_on` is "test", the protocol of papers without validation data is followed: the last state is tested,
     and its scores are means over the last `averaged_epochs` validations. Otherwise the state with the best validation
@@ -106,7 +106,7 @@ class Benchmark(Problem):
         shared = dataclasses.replace(run, homogenizers="none") if self.is_single_task else run
         self.homogenizers = shared.pipeline(no_network="methods act on its gradients only")
         whole = initialized(network, run.seed)
-        self.networks = [copy.deepcopy(whole) for _ in self.tasks] if self.is_single_task else [whole]
+        self.networks = [_with_head(whole, task) for task in self.tasks] if self.is_single_task else [whole]
         self.network = nn.ModuleList(self.networks).to(run.device)
         self.validates_on, self.averaged_epochs = validates_on, averaged_epochs
         self.state_selection = "last" if validates_on == "test" else "best"
@@ -226,3 +226,10 @@ class Benchmark(Problem):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self.recent = list(state["recent"])
+
+
+def _with_head(network: SharedNetwork, task: str) -> SharedNetwork:
+    """Return a copy of a network with the head of one task only."""
+    single = copy.deepcopy(network)
+    single.heads = nn.ModuleDict({task: single.heads[task]})
+    return single

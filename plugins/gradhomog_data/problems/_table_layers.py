@@ -50,9 +50,7 @@ class ExpertLayers(nn.Module):
 
     def __init__(self, architecture: Architecture, inputs: int, outputs: int, width: int) -> None:
         super().__init__()
-        require_package(
-            f"`problem.architecture` {architecture} comes from", "torch_rechub", "torch-rechub", "torch-rechub"
-        )
+        require_package(f"`problem.architecture` {architecture} is in", "torch_rechub", "torch-rechub", "torch-rechub")
         from torch_rechub.basic.features import DenseFeature
         from torch_rechub.models.multi_task import MMOE, PLE, SharedBottom
 

@@ -101,15 +101,17 @@ def test_common_inputs_pass_the_shared_part_once_and_separate_ones_separately():
 
 def test_single_task_training_starts_from_the_shared_network_and_shares_nothing():
     shared, single = Lines(run()), Lines(run("single-task"))
-    for network in single.networks:
-        same(network, shared.networks[0])
+    for network, task in zip(single.networks, TASKS, strict=True):
+        same(network.shared, shared.networks[0].shared)
+        same(network.heads[task], shared.networks[0].heads[task])
+        assert list(network.heads) == [task]
     alone = copy.deepcopy(single.networks[1])
     (report,) = trained(single, 1)
     x, y = single.batch(0)["second"]
     mse_loss(alone.heads["second"](alone.shared(x)), y).backward()
     with torch.no_grad():
         for parameter in alone.parameters():
-            parameter -= 0 if parameter.grad is None else 0.1 * parameter.grad
+            parameter -= 0.1 * parameter.grad
     same(single.networks[1], alone)
     assert report.names == TASKS
 
