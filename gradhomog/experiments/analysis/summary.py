@@ -219,6 +219,11 @@ def _score_row(runs: Runs, base: Runs, expected_seeds: int) -> MethodRow:
     )
 
 
+def _with_mean_ranks(rows: Sequence[MethodRow], groups: Groups) -> list[MethodRow]:
+    ranks = mean_ranks({key: runs for key, runs in groups.items() if key[1] != SINGLE})
+    return [dataclasses.replace(row, mean_rank=_interval(ranks.get((row.learner, row.label), {}))) for row in rows]
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A candidate of a tuned method; `validation` is its best validation score."""
@@ -324,11 +329,8 @@ def summarize(records: Iterable[Record]) -> Summary:
     base = next((label for label in (SINGLE, PLAIN) if (problem, label) in groups), None)
     base_runs = groups[str(problem), base] if base else {}
     scored = [_score_row(runs, base_runs, start["seeds"]) for runs in groups.values()]
-    ranked = {key: runs for key, runs in groups.items() if key[1] != SINGLE}
     if problem and len(named_scores(compared[0])) > 1:
-        ranks = mean_ranks(ranked)
-        scored = [dataclasses.replace(row, mean_rank=_interval(ranks.get((row.learner, row.label), {})))
-                  for row in scored]  # fmt: skip
+        scored = _with_mean_ranks(scored, groups)
     name = compared[0]["metric"] if compared else "accuracy"
     higher_is_better = metric(name).higher_is_better
     best = best_baselines(scored, higher_is_better)

@@ -20,7 +20,7 @@ from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.reproduce.comparisons import PlannedComparison
 from gradhomog.experiments.reproduce.paper_schema import Paper
 from gradhomog.experiments.results.comparison_dir import PLAN
-from gradhomog.experiments.results.events import json_compatible, numbers
+from gradhomog.experiments.results.events import Record, json_compatible, numbers
 from gradhomog.experiments.results.records import records as read_records
 from gradhomog.experiments.runs import PLAIN, SINGLE
 from gradhomog.experiments.score_metrics import metric
@@ -144,9 +144,7 @@ def collect(
     plain: dict[tuple[str, str], Runs] = {}  # of a comparison without a plain row, that of an earlier one of the column
     episodes = None
     for one in planned:
-        records = read_records(folder / one.name) if (folder / one.name / PLAN).exists() else []
-        runs = {label: by_seed for (_, label), by_seed in runs_by_method(records).items()}
-        summaries = {row.label: row for row in summarize(records).rows} if records else {}
+        runs, summaries = _read(folder / one.name)
         place = one.column, one.config.learners[0]
         plain[place] = runs.get(PLAIN) or plain.get(place, {})
         for method, row in zip(make_methods(one.config), one.rows, strict=True):
@@ -164,6 +162,15 @@ def collect(
     if paper.experiments[key].by_score:
         found = _by_score(published, found, runs_of_rows, planned)
     return PaperScores(key, tuple(found), episodes, tuple(missing))
+
+
+def _read(folder: Path) -> tuple[dict[str, dict[int, Record]], dict[str, MethodRow]]:
+    """The results of a comparison by label and seed, and its rows by label; empty before it begins."""
+    if not (folder / PLAN).exists():
+        return {}, {}
+    records = read_records(folder)
+    runs = {label: by_seed for (_, label), by_seed in runs_by_method(records).items()}
+    return runs, {row.label: row for row in summarize(records).rows}
 
 
 def _score(planned: PlannedComparison, title: str, summary: MethodRow, runs: Runs, reference: Runs) -> PaperScore:

@@ -78,13 +78,12 @@ def statistics(result: PaperScore, spread: str, compared: bool) -> dict[str, Cel
 def notes(paper: Paper, results: PaperScores, description: Mapping[str, Any]) -> list[str]:
     """Sentences about scale, data, intervals, sources and tuned rows."""
     several = any(len(result.seed_scores) > 1 for result in results.rows)
-    by_score = paper.experiments[results.experiment].by_score  # columns of one comparison
-    protocols = {result.protocol if by_score else result.column: paper.protocols[result.protocol]
-                 for result in results.rows}  # fmt: skip
+    by_score = paper.experiments[results.experiment].by_score
+    columns = _names_in_notes(results, by_score)
+    protocols = {columns[result.column]: paper.protocols[result.protocol] for result in results.rows}
     scores = "".join(f"{column}: {one.score}; " for column, one in protocols.items() if one.score)
     sources = dict.fromkeys(one.source for one in protocols.values() if one.source)
-    chosen = "; ".join(dict.fromkeys(f"{one.protocol if by_score else one.column}, {one.row}: {one.chosen}"
-                                     for one in results.rows if one.chosen))  # fmt: skip
+    chosen = dict.fromkeys(f"{columns[one.column]}, {one.row}: {one.chosen}" for one in results.rows if one.chosen)
     sampled = "episodes" in paper.statistics
     sample = "test episodes, because of one seed" if sampled and not several else "seeds (Student t)"
     words = {
@@ -104,13 +103,18 @@ def notes(paper: Paper, results: PaperScores, description: Mapping[str, Any]) ->
         *([f"Data: {present}."] if paper.benchmarks else []),
         f"{paper.statistics.get('score', 'score').removesuffix(' %')}: {scores}mean ± 95 % interval over {sample}.",
         *(text.format(**words) for name, text in EXPLANATIONS.items() if name in paper.statistics),
-        *([BY_SCORE] if by_score else []),
+        *[BY_SCORE] * by_score,
         *paper.notes,
         *([f"paper: {'; '.join(sources)}."] if sources else []),
         *([INCOMPLETE] if any(one.published and not one.is_comparable for one in results.rows) else []),
-        *([f"Chosen: {chosen}."] if chosen and not sampled else []),
+        *([f"Chosen: {'; '.join(chosen)}."] if chosen and not sampled else []),
         *([f"Missing: {'; '.join(results.missing)}."] if results.missing else []),
     ]
+
+
+def _names_in_notes(results: PaperScores, by_score: bool) -> dict[str, str]:
+    """The name of each column in sentences; with `by_score`, that of the protocol: one comparison has all of them."""
+    return {result.column: result.protocol if by_score else result.column for result in results.rows}
 
 
 def write_page(paper: Paper, results: PaperScores, description: Mapping[str, Any], folder: Path) -> Path:
