@@ -302,9 +302,14 @@ def _column_comparisons(
     title = f"{column} {shots}-shot" if shots else column
     found = []
     for (learner, group), rows in groups.items():
-        content = filled(merged(keys, protocol.groups.get(group, {})), variables, steps)
+        content, of_group = merged(keys, protocol.groups.get(group, {})), steps
+        overrides = settings.overrides
+        if isinstance(share := content.get("train", {}).get("steps"), str):  # which STEPS is in the rest of the group
+            content["train"]["steps"] = of_group = filled(share, variables, steps)
+            overrides = [text for text in overrides if text.partition("=")[0].strip() != "train.steps"]
+        content = filled(content, variables, of_group)
         content |= {**domains, "homogenizers": list(rows)} | ({"learner": learner} if learner else {})
-        config = load(None, settings.overrides, content)
+        config = load(None, overrides, content)
         if config.problem is None and config.episodes.ways != Episodes.ways:  # that of the papers
             rows = {text: replace(row, published=None) for text, row in rows.items()}
         folder = "-".join(filter(None, [*title.split(), learner and _folder_name(learner), group]))

@@ -34,6 +34,8 @@ EXPLANATIONS = {
     "5 %).",
 }  # fmt: skip
 """Notes by statistic."""
+OF_THE_PAPER = ("published", "excess", "ratio")
+"""Statistics of experiments with published numbers."""
 BY_SCORE = (
     "Δm: drop against single-task networks, mean over the scores, lower is better, as in the papers; reports of "
     "comparisons have the opposite sign. Mean rank: among the methods of the table without single-task networks; that "
@@ -44,11 +46,13 @@ BY_SCORE = (
 def text_table(paper: Paper, results: PaperScores, description: Mapping[str, Any]) -> Table:
     """The table of the results, with notes about its numbers."""
     compared = paper.scales[description["scale"]].compared
+    hidden = () if paper.published.get(results.experiment) else OF_THE_PAPER
+    shown = {name: title for name, title in paper.statistics.items() if name not in hidden}
     rows: list[list[Cell | str]] = []
     for result in results.rows:
         cells = statistics(result, paper.spread, compared)
-        rows.append([result.column, result.row, *(cells[name] for name in paper.statistics)])
-    header = ["column", "row", *paper.statistics.values()]
+        rows.append([result.column, result.row, *(cells[name] for name in shown)])
+    header = ["column", "row", *shown.values()]
     return Table(header, rows, notes(paper, results, description), sticky=1)
 
 

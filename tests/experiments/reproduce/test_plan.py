@@ -118,6 +118,16 @@ def test_two_expressions_of_one_learner_have_folders_of_their_names(domains: dic
     assert max(map(len, names)) < 80
 
 
+@pytest.mark.parametrize(("overrides", "steps"), [([], 1050), (["train.steps=500"], 500)])
+def test_a_group_with_a_share_of_the_steps_has_shares_of_its_own_steps(overrides, steps):
+    settings = Settings({}, scale="small", targets=["klein_gordon"], overrides=overrides)
+    trains = {one.name: one.config.train for one in planned_comparisons("pinn_gauss_newton", settings)}
+    assert (trains["klein_gordon"].steps, trains["klein_gordon"].validate_every) == (steps, round(steps / 10))
+    gauss_newton = trains["klein_gordon-gn"]
+    assert gauss_newton.steps == round(0.114 * steps)
+    assert gauss_newton.validate_every == round(0.1 * gauss_newton.steps)
+
+
 def test_shares_of_the_training_steps_follow_the_scale_and_the_overrides(domains: dict[str, str]) -> None:
     for settings, steps in (
         (Settings(domains, "small"), 400),
