@@ -229,7 +229,7 @@ BUDGETS = {
     "plugins": 4220,
     "plugins/gradhomog_data": 3708,
     "adapters": 4047,
-    "tests": 32922,
+    "tests": 32924,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

@@ -53,7 +53,9 @@ def made(name, folder, homogenizers="none"):
 # -- all three -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["none", "pcgrad", "single-task"])
+@pytest.mark.parametrize(
+    "text", ["pcgrad", *(pytest.param(text, marks=pytest.mark.slow) for text in ("none", "single-task"))]
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_an_epoch_trains_and_a_resumed_training_is_the_uninterrupted_one(name, text, tree):
     whole, optimizer = made(name, tree(name), text)
