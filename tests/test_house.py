@@ -217,7 +217,7 @@ BUDGETS = {
     "gradhomog/autograd": 2884,
     "gradhomog/cli": 1040,
     "gradhomog/diagnosis": 941,
-    "gradhomog/experiments": 5929,
+    "gradhomog/experiments": 5930,
     "gradhomog/learners": 798,
     "gradhomog/ranks": 488,
     "gradhomog/registry": 776,

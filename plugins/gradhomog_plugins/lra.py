@@ -64,9 +64,9 @@ class LRA(Homogenizer):
     the authors and PINNacle; the paper recommends 0.9 for the share of the new weight, PhysicsNeMo-Sym has 0.01. (3)
     Largest and mean entry over all parameters, as in the paper; the authors' code omits biases and takes the mean of
     the layers' means. (4) λ changes in every step and before the step, as in algorithm 1; the authors' code changes it
-    in every tenth step, after the step. The rows are computed in any case, so rarer changes would save nothing. (5) A
-    single λ for each task; the authors' code has one λ for all boundaries together: add these losses to one. (6) No
-    epsilon in the denominator; PhysicsNeMo-Sym adds 1e-8. (7) Other code (relative_balancing of ReLoBRaLo's authors)
+    in every tenth step, after the step (`every`; the rows are computed in any case, so it saves nothing). (5) A single
+    λ for each task; the authors' code has one λ for all boundaries together: add these losses to one. (6) No epsilon
+    in the denominator; PhysicsNeMo-Sym adds 1e-8. (7) Other code (relative_balancing of ReLoBRaLo's authors)
     has the mean entry of the primary row in the numerator.
 
     >>> import torch, gradhomog

@@ -38,8 +38,8 @@ OF_THE_PAPER = ("published", "excess", "ratio")
 """Statistics of experiments with published numbers."""
 BY_SCORE = (
     "Δm: drop against single-task networks, mean over the scores, lower is better, as in the papers; reports of "
-    "comparisons have the opposite sign. Mean rank: among the methods of the table without single-task networks; that "
-    "of a paper depends on the methods of its table."
+    "comparisons have the opposite sign; nan if a score of the single-task networks is 0. Mean rank: among the methods "
+    "of this table without single-task networks; it cannot be compared with that of another table."
 )
 
 
@@ -169,7 +169,8 @@ def draw(paper: Paper, results: PaperScores) -> Figure | None:
                 panel.set_xscale("log")
                 panel.xaxis.set_major_formatter("{x:g}")  # by default, powers in TeX, which figures do not typeset
             panel.set_title(name)
-            panel.set_xlabel(paper.protocols[rows[0].protocol].score or f"test {metric(rows[0].metric).title}")
+            words = "" if paper.experiments[results.experiment].by_score else paper.protocols[rows[0].protocol].score
+            panel.set_xlabel(words or f"test {kind.title}")
     return figure
 
 
