@@ -20,7 +20,7 @@ from gradhomog.diagnosis.diagnosis import loss_rows
 from gradhomog.errors import ConfigError, DataError
 from gradhomog.learners.learner_rows import FIRST_BATCH
 from gradhomog.learners.results import Evaluation
-from gradhomog.learners.training_mode import training_mode, unchanged_buffers
+from gradhomog.learners.training_mode import unchanged_buffers
 from gradhomog.step.nonfinite import Nonfinite
 from gradhomog.step.pipelines import Pipeline, pipeline
 from gradhomog.step.reports import StageReport, StepReport
@@ -209,7 +209,6 @@ class Problem(ABC):
 
     def step(self, index: int, optimizer: torch.optim.Optimizer, inspect: bool) -> StepReport:
         """Train on batch `index`. Without `inspect`, norms and cosines that need extra computation may be NaN."""
-        self.network.train()
         losses = self.losses(index)
         optimizer.zero_grad()
         report = backward(
@@ -228,7 +227,7 @@ class Problem(ABC):
 
     def rows(self, index: int) -> BatchRows:
         """Return the rows of measured batch `index` at the present parameters, without changing the network."""
-        with training_mode([self.network], True), unchanged_buffers(self.network):
+        with unchanged_buffers(self.network):
             rows, _ = loss_rows(self.losses(FIRST_BATCH + index), self.shared_part)
         return BatchRows(rows, self.tasks)
 

@@ -213,7 +213,7 @@ def test_a_step_calls_few_functions(text: str, calls: int, files: int) -> None:
 
 
 BUDGETS = {
-    "gradhomog": 591,
+    "gradhomog": 590,
     "gradhomog/autograd": 2884,
     "gradhomog/cli": 1040,
     "gradhomog/diagnosis": 941,
@@ -227,9 +227,9 @@ BUDGETS = {
     "gradhomog/step": 1274,
     "gradhomog/testing": 2436,
     "plugins": 4220,
-    "plugins/gradhomog_data": 3708,
+    "plugins/gradhomog_data": 3721,
     "adapters": 4047,
-    "tests": 32924,
+    "tests": 32955,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

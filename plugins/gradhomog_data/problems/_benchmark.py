@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from gradhomog import Evaluation, Problem, ProblemRun, StepReport
 from gradhomog_data._seeding import generator
-from gradhomog_data.problems._held_out import initialized
 
 SINGLE_TASK = "single-task"
 """The text of the method that trains one network for each task."""
@@ -105,7 +104,8 @@ class Benchmark(Problem):
         self.is_single_task = run.homogenizers == SINGLE_TASK
         shared = dataclasses.replace(run, homogenizers="none") if self.is_single_task else run
         self.homogenizers = shared.pipeline(no_network="methods act on its gradients only")
-        whole = initialized(network, run.seed)
+        torch.manual_seed(run.seed)  # also of dropout
+        whole = network()
         self.networks = [_with_head(whole, task) for task in self.tasks] if self.is_single_task else [whole]
         self.network = nn.ModuleList(self.networks).to(run.device)
         self.validates_on, self.averaged_epochs = validates_on, averaged_epochs
@@ -164,7 +164,6 @@ class Benchmark(Problem):
     def step(self, index: int, optimizer: torch.optim.Optimizer, inspect: bool) -> StepReport:
         if not self.is_single_task:
             return super().step(index, optimizer, inspect)
-        self.network.train()
         batch, losses = self.batch(index), dict[str, Tensor]()
         optimizer.zero_grad()
         for task in self.tasks:  # one after another, because the graphs of many networks fill the memory
@@ -201,6 +200,7 @@ class Benchmark(Problem):
                 sums[task] += len(targets) * float(self.loss(task, outputs, targets))
                 counts[task] += len(targets)
                 meters[task].update(outputs, targets)
+        self.network.train()
         scores = {name: value for task in self.tasks for name, value in meters[task].scores().items()}
         return {f"loss {task}": sums[task] / counts[task] for task in self.tasks} | scores
 

@@ -50,7 +50,7 @@ class DenseImages:
             kind: next((path for path in map(folder.joinpath, options) if path.is_dir()), folder / options[0])
             for kind, options in names.items()
         }
-        counts = {path: len([*path.glob("*.npy")]) for path in self.folders.values()}
+        counts = {path: len([*path.glob("[0-9]*.npy")]) for path in self.folders.values()}
         self.count = max(counts.values())
         if min(counts.values()) < max(self.count, 1):
             found = ", ".join(f"{count} in {path}" for path, count in counts.items())

@@ -2,15 +2,13 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gradhomog import Evaluation, Problem, ProblemRun
-
-Network = TypeVar("Network", bound=nn.Module)
 
 Splits = Mapping[str, tuple[Tensor, ...]]
 """Tensors `[n, ...]` of the examples of "train", "validation" and "test"; the first tensor has the inputs."""
@@ -65,10 +63,11 @@ class HeldOutProblem(Problem):
     def _evaluate(self, split: str) -> Evaluation:
         self.network.eval()
         scores = self.scores(*self.splits[split])
+        self.network.train()
         return Evaluation([*scores.values()], [*scores.values()], [*scores], self.metric)
 
 
-def initialized(network: Callable[[], Network], seed: int) -> Network:
+def initialized(network: Callable[[], nn.Module], seed: int) -> nn.Module:
     """Return a network initialized from this seed, without an effect on the global generator."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -49,16 +49,19 @@ def read_faces(data: str) -> tuple[Path, list[str], dict[str, Pictures]]:
     Raises:
         DataError: a list or the pictures are missing or damaged; Pillow is not installed.
     """
-    root = Path(data)
+    root = Path(data).expanduser()
     require_pillow(root)
     folder = _find(root, "img_align_celeba/img_align_celeba", "Img/img_align_celeba", "img_align_celeba")
     lists = [_read_list(root, "Anno", "list_attr_celeba"), _read_list(root, "Eval", "list_eval_partition")]
     attributes, partition = ({row[0]: row[1:] for row in rows if row and ".jpg" in row[0]} for rows in lists)
     found = {(len(row), *sorted({*row} - {"1", "-1"})) for row in attributes.values()}
-    if attributes.keys() != partition.keys() or found != {(ATTRIBUTES,)}:
+    names = next((row[-ATTRIBUTES:] for row in lists[0] if len({*row}) >= ATTRIBUTES), [])
+    splits = {*map(tuple, partition.values())} == {("0",), ("1",), ("2",)}
+    if attributes.keys() != partition.keys() or found != {(ATTRIBUTES,)} or not splits or not names:
         raise DataError(
-            f"{root}: list_attr_celeba must have {ATTRIBUTES} attributes, 1 or -1, of each picture of "
-            f"list_eval_partition; found {len(attributes):,} and {len(partition):,} pictures. Download both again."
+            f"{root}: list_attr_celeba must have the names of {ATTRIBUTES} attributes, and 1 or -1 for each picture of "
+            f"list_eval_partition, whose splits are 0, 1 and 2; found {len(attributes):,} and {len(partition):,} "
+            "pictures. Download both again."
         )
     if missing := attributes.keys() - os.listdir(folder):
         raise DataError(
@@ -69,7 +72,7 @@ def read_faces(data: str) -> tuple[Path, list[str], dict[str, Pictures]]:
     parts: dict[str, list[tuple[str, Any]]] = {split: [] for split in SPLITS}
     for name, (number,) in partition.items():
         parts[SPLITS[int(number)]].append((name, labels[name]))
-    return folder, next(row for row in lists[0] if len(row) >= ATTRIBUTES)[-ATTRIBUTES:], {**parts}
+    return folder, names, {**parts}
 
 
 def _find(root: Path, *places: str) -> Path:
@@ -179,10 +182,11 @@ def read_domains(root: Path, seed: int) -> dict[str, dict[str, Pictures]]:
     for number, task in enumerate(DOMAINS):
         folder = root / task if (root / task).is_dir() else root / task.replace(" ", "_")
         classes = read_folder(folder, None, 0) if folder.is_dir() else {}
-        if len(classes) != CLASSES:
+        fewest = min(map(len, classes.values()), default=0)
+        if len(classes) != CLASSES or fewest < 5:
             raise DataError(
-                f"{root}: Office-Home has the folders {', '.join(DOMAINS)}, each with {CLASSES} folders of pictures; "
-                f"found {len(classes)} in {task}. Extract the archive again."
+                f"{root}: Office-Home has the folders {', '.join(DOMAINS)}, each with {CLASSES} folders of at least 5 "
+                f"pictures; found {len(classes)} in {task}, the smallest with {fewest}. Extract the archive again."
             )
         random = generator(seed, number, 1)  # 1: trailing zeros do not change a seed
         parts: dict[str, list[tuple[str, int]]] = {split: [] for split in SPLITS}
@@ -249,7 +253,7 @@ class OfficeHome(Benchmark):
         self, run: ProblemRun, *, data: str, batch: Annotated[int, Ge(2)] = 64, weights: str | None = None,
         seed: Annotated[int, Ge(0)] = 0,
     ) -> None:  # fmt: skip
-        self.folder, self.size = Path(data), run.size
+        self.folder, self.size = Path(data).expanduser(), run.size
         self.parts = read_domains(self.folder, seed)
         self.fingerprint = fingerprint(self.parts)
         counts = [len(parts["train"]) for parts in self.parts.values()]

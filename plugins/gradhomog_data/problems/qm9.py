@@ -25,6 +25,9 @@ errors in meV. U0, U, H and G are atomization energies. Column 4, the gap lumo â
 
 ATOM_FEATURES, BONDS = 11, 4
 
+COLUMNS = (ATOM_FEATURES, BONDS, 19)
+"""Of x, edge_attr and y."""
+
 
 def read_molecules(data: str) -> Any:
     """Return the molecules as a dataset of PyTorch Geometric, from the file in the user's folder only.
@@ -38,15 +41,23 @@ def read_molecules(data: str) -> Any:
     class Local(QM9):  # type: ignore[misc, unused-ignore]
         has_download = False
 
-    if not (path := Path(data) / "processed" / "data_v3.pt").is_file():
+    root = Path(data).expanduser()
+    if not (path := root / "processed" / "data_v3.pt").is_file():
         raise DataError(
             f"{path} is missing. Nothing is downloaded here; where you may download, `torch_geometric.datasets.QM9` "
             "with this folder writes it, from the raw files if rdkit is installed."
         )
     try:
-        return Local(data)
+        found = Local(str(root))
+        columns = tuple(found._data[name].shape[1] for name in ("x", "edge_attr", "y"))
     except Exception as cause:  # OSError, RuntimeError, UnpicklingError, KeyError, ...
         raise DataError(f"{path}: cannot be read as QM9 ({type(cause).__name__}). Create it again.") from cause
+    if columns != COLUMNS or not bool(found._data.y.isfinite().all()):
+        raise DataError(
+            f"{path}: x, edge_attr and y must have {COLUMNS} columns, and y finite numbers; found {columns} columns. "
+            "Create it again without transforms."
+        )
+    return found
 
 
 def complete_graph(molecule: Any) -> Any:

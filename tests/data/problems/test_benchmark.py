@@ -177,6 +177,17 @@ def test_measured_rows_are_those_of_the_shared_part_and_change_nothing():
         assert torch.equal(value, before[name])
 
 
+def test_a_problem_decides_about_the_mode_of_its_modules():
+    # Seen: each step put all modules into training mode, also a batch normalization that a plugin had frozen.
+    problem = Lines(problem_run())
+    frozen = problem.network[0].shared[1].eval()
+    before = frozen.running_var.clone()
+    problem.step(0, torch.optim.SGD(problem.parameters(), lr=0.1), inspect=False)
+    problem.rows(0)
+    assert not frozen.training
+    assert torch.equal(frozen.running_var, before)
+
+
 def test_homogenizers_within_the_network_and_of_features_are_refused():
     for text, reason in (
         ("rotograd", "acts within"),
