@@ -20,6 +20,7 @@ from gradhomog.diagnosis.diagnosis import loss_rows
 from gradhomog.errors import ConfigError, DataError
 from gradhomog.learners.learner_rows import FIRST_BATCH
 from gradhomog.learners.results import Evaluation
+from gradhomog.learners.training_mode import unchanged_buffers
 from gradhomog.step.nonfinite import Nonfinite
 from gradhomog.step.pipelines import Pipeline, pipeline
 from gradhomog.step.reports import StageReport, StepReport
@@ -52,19 +53,19 @@ class ProblemRun:
         """Return a new pipeline of the run's homogenizers.
 
         Args:
-            no_network: for a problem without a network, what its parameters are, for the message.
+            no_network: for a problem without a network, or whose methods have no access to it: the reason, for the
+                message.
 
         Raises:
-            ConfigError: there is no network, and a homogenizer acts within one or reads its features.
+            ConfigError: there is `no_network`, and a homogenizer acts within one or reads its features.
         """
         made = pipeline(self.homogenizers, nonfinite=self.nonfinite)
         for member in made.members if no_network else ():
             within = member.before_rows or member.homogenizer.overrides("begin")
             if within or (member.declares_needs and "features" in member.needs):
                 raise ConfigError(
-                    f"{member} requires {'a network' if within else 'the features of a network'}, but the problem "
-                    f"`{self.problem}` has none: {no_network}. Remove this homogenizer, or choose a problem with a "
-                    "network."
+                    f"{member} {'acts within' if within else 'reads features of'} a network, which the problem "
+                    f"`{self.problem}` does not offer: {no_network}. Remove it, or choose another problem."
                 )
         return made
 
@@ -162,7 +163,7 @@ class BatchRows(NamedTuple):
 
 
 class Problem(ABC):
-    """Several losses of one network, all of whose parameters are shared; a subclass computes them.
+    """Several losses of one network, by default with all parameters shared; a subclass computes them.
 
     A step is a function of its index and the state only, so that a resumed run equals an uninterrupted one.
 
@@ -170,8 +171,8 @@ class Problem(ABC):
         tasks: names of the tasks.
         network: the network; the optimizer changes its parameters.
         homogenizers: the pipeline, from `ProblemRun.pipeline`.
-        metric: metric of the scores: "accuracy", "mse", "r2", "loss", "relative_l2", or "error" for another error of
-            which lower is better and ratios are meaningful.
+        metric: metric of the scores: "accuracy", "f1", "mse", "r2", "loss", "relative_l2", or "error" for another error
+            of which lower is better and ratios are meaningful.
         state_selection: `"best"` tests the state with the best validation score, `"last"` the last state.
         in_optimizer_metric: True if the run file sets `train.metric = "optimizer"`; a subclass that overrides `step`
             passes `metric=self.step_metric(optimizer)` to `gradhomog.backward`.
@@ -201,12 +202,17 @@ class Problem(ABC):
         """Return the parameters that the optimizer changes."""
         return list(self.network.parameters())
 
+    @property
+    def shared_part(self) -> nn.Module | Mapping[str, Tensor]:
+        """The part of the network, or parameters by name, whose gradients are homogenized; by default all of it."""
+        return self.network
+
     def step(self, index: int, optimizer: torch.optim.Optimizer, inspect: bool) -> StepReport:
         """Train on batch `index`. Without `inspect`, norms and cosines that need extra computation may be NaN."""
         losses = self.losses(index)
         optimizer.zero_grad()
         report = backward(
-            losses, self.homogenizers, parameters=self.network, inspect=inspect, metric=self.step_metric(optimizer)
+            losses, self.homogenizers, parameters=self.shared_part, inspect=inspect, metric=self.step_metric(optimizer)
         )
         optimizer.step()
         return report
@@ -221,7 +227,8 @@ class Problem(ABC):
 
     def rows(self, index: int) -> BatchRows:
         """Return the rows of measured batch `index` at the present parameters, without changing the network."""
-        rows, _ = loss_rows(self.losses(FIRST_BATCH + index), self.network)
+        with unchanged_buffers(self.network):
+            rows, _ = loss_rows(self.losses(FIRST_BATCH + index), self.shared_part)
         return BatchRows(rows, self.tasks)
 
     def test(self, states: Sequence[Mapping[str, Any]]) -> Evaluation:
@@ -229,7 +236,12 @@ class Problem(ABC):
         return self.validate()
 
     def write_artifacts(self, folder: Path) -> dict[str, Any]:
-        """Write files for figures, and return further entries for the record of the result. Called last."""
+        """Write files for figures, and return further entries for the record of the result. Called last.
+
+        `additional_scores` are columns of the table, numbers by name. If they include all metrics of the tasks, and the
+        scores are losses, `additional_metrics` has the metric of each by name, as in `metric`: Δm and mean ranks are
+        then computed from them, and each is printed in its unit.
+        """
         return {}
 
     def metadata(self) -> dict[str, Any]:

@@ -213,23 +213,23 @@ def test_a_step_calls_few_functions(text: str, calls: int, files: int) -> None:
 
 
 BUDGETS = {
-    "gradhomog": 586,
+    "gradhomog": 590,
     "gradhomog/autograd": 2884,
-    "gradhomog/cli": 1027,
+    "gradhomog/cli": 1040,
     "gradhomog/diagnosis": 941,
-    "gradhomog/experiments": 5846,
+    "gradhomog/experiments": 5930,
     "gradhomog/learners": 798,
     "gradhomog/ranks": 488,
     "gradhomog/registry": 776,
     "gradhomog/rows": 548,
     "gradhomog/scaffold": 152,
     "gradhomog/solvers": 408,
-    "gradhomog/step": 1265,
+    "gradhomog/step": 1274,
     "gradhomog/testing": 2436,
-    "plugins": 4197,
-    "plugins/gradhomog_data": 2918,
+    "plugins": 4220,
+    "plugins/gradhomog_data": 3721,
     "adapters": 4047,
-    "tests": 31754,
+    "tests": 32955,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

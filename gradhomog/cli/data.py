@@ -1,4 +1,7 @@
-"""`gradhomog data`: find, check and list the few-shot benchmarks on your disk. Nothing is downloaded."""
+"""`gradhomog data`: find, check and list benchmarks on your disk. Nothing is downloaded.
+
+Few-shot benchmarks lie below one data root; a multi-task benchmark has a folder of its own, and is listed only.
+"""
 
 import argparse
 import dataclasses
@@ -17,7 +20,7 @@ NAMES = (
 )
 
 
-SUMMARY = "find and check the few-shot benchmarks on disk"
+SUMMARY = "list benchmarks, and find and check the few-shot ones on disk"
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -84,6 +87,12 @@ def _list(args: argparse.Namespace) -> int:
             "order": benchmark.order,
         }
         lines += aligned([(f"  {key}", value) for key, value in rows.items()])
+    for name, facts in _content(":MULTI_TASK").items():
+        data.append({"name": name, **facts})
+        rows = {"source": facts["source"], "terms": facts["terms"], "files": facts["layout"]}
+        lines.append(f"{name}: {facts['title']}, {facts['contents']}")
+        lines += aligned([*((f"  {key}", value) for key, value in rows.items()),
+                          ("  use", f"gradhomog reproduce {name} --data DIR, the folder of these files")])  # fmt: skip
     print_result(args, data, "\n".join(lines))
     return 0
 

@@ -1,7 +1,8 @@
 """`gradhomog reproduce EXPERIMENT`: an experiment of a paper as one table, with the paper's numbers.
 
-Experiments of the RotoGBML paper need your copy of its data; `pinn` (physics-informed networks) needs none. Papers are
-TOML files; FILE.toml:EXPERIMENT is an experiment of your own.
+Experiments of the RotoGBML paper need your copy of its data, and so do the multi-task benchmarks nyuv2, cityscapes,
+celeba, qm9 and office-home; `pinn` and `gradstats` (physics-informed networks) need none. Papers are TOML files;
+FILE.toml:EXPERIMENT is an experiment of your own.
 
 The table has our number, the paper's number and the difference, with tuned static weights and PCGrad as further
 baselines. Benchmarks that are not present are omitted, and the report lists them. Results are kept in one folder per
@@ -11,6 +12,7 @@ comparison; `--resume` continues.
   gradhomog reproduce strong --data DIR --scale small --learner MAML --target cub --shots 1 --jobs 4
   gradhomog reproduce ablation --data DIR --domain plantae=flowers.npz --set train.steps=1000
   gradhomog reproduce pinn --target burgers --method Adam --method UPGrad --scale small
+  gradhomog reproduce nyuv2 --data DIR --scale paper --set device=cuda
 """
 
 import argparse
@@ -27,9 +29,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "experiment", metavar="EXPERIMENT",
         help="weak (Table 1), strong (Table 2), ablation (Table 3), beta, temperature, backbone, saliency; "
-        "pinn, or FILE.toml:EXPERIMENT",
+        "pinn, gradstats; nyuv2, cityscapes, celeba, qm9, office-home; or FILE.toml:EXPERIMENT",
     )  # fmt: skip
-    command.add_argument("--data", type=Path, metavar="DIR", help="folder of the benchmarks; see `gradhomog data list`")
+    command.add_argument("--data", type=Path, metavar="DIR", help="folder of the data; see `gradhomog data list`")
     command.add_argument(
         "--domain", action="append", default=[], metavar="NAME=PATH", dest="domains",
         help="file or folder of a benchmark, relative to --data or to the working directory; may be repeated",
@@ -72,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     from gradhomog.experiments.reproduce.report import text_table
 
     paper, key = read_experiment(args.experiment)
-    settings = _settings(args, paper)
+    settings = _settings(args, paper, key)
     out = args.out or Path("runs") / f"reproduce-{key}-{args.scale}"
     with Progress() as progress, resume_hint(progress):
         outcome = reproduce(
@@ -87,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _settings(args: argparse.Namespace, paper: Any) -> Any:
+def _settings(args: argparse.Namespace, paper: Any, key: str) -> Any:
     """The user's choices, after checking the name of the scale.
 
     Raises:
@@ -103,9 +105,16 @@ def _settings(args: argparse.Namespace, paper: Any) -> Any:
     if paper.benchmarks:
         size = image_size(args.experiment, args.scale, args.overrides)
         domains = find_domains(paper.benchmarks, args.data, args.domains, size)
-    elif args.data or args.domains:
-        raise ConfigError(f"`{args.experiment}` needs no data; remove --data and --domain.")
+    elif (needed := paper.experiments[key].data) and not args.data:
+        raise ConfigError(
+            f"`{args.experiment}` needs {needed}: gradhomog reproduce {args.experiment} --data DIR. "
+            "`gradhomog data list` prints where it is obtained."
+        )
+    elif args.domains or (args.data and not needed):
+        unused = "--domain" if needed else "--data and --domain"
+        raise ConfigError(f"`{args.experiment}` needs no {'domains' if needed else 'data'}; remove {unused}.")
     return Settings(
         domains=domains, scale=args.scale, learners=args.learners, targets=args.targets, shots=args.shots,
         methods=args.methods, others=not args.without_others, overrides=args.overrides,
+        folder="" if domains or not args.data else str(args.data.absolute()),
     )  # fmt: skip

@@ -73,12 +73,15 @@ METRICS = {
     metric.name: metric
     for metric in (
         Metric("accuracy", "accuracy", percent=True, higher_is_better=True),
+        Metric("f1", "F1 score", percent=True, higher_is_better=True, column="F1"),
         Metric("mse", "mean squared error", column="mse"),
         Metric("nmse", "normalized mean squared error", column="nmse"),
         Metric("r2", "R²", higher_is_better=True, best=1.0),
         Metric("loss", "loss", ratios=False),
         Metric("error", "error"),
         Metric("relative_l2", "relative L² error", column="L² error"),
+        Metric("drop", "Δm", percent=True, ratios=False),
+        Metric("rank", "mean rank", ratios=False),
     )
 }
 

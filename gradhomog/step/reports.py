@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from gradhomog.conflict import cosines
 from gradhomog.rows import Direction
-from gradhomog.step.step import TaskKey
+from gradhomog.step.step import TaskKey, task_keys
 from gradhomog.table import Table
 
 MAX_NAMED = 6
@@ -93,6 +94,23 @@ class StepReport:
     unconverged: tuple[str, ...] = ()
     exchanged: Literal["nothing", "rows", "directions"] = "nothing"
     accuracies: Tensor | None = None
+
+    @classmethod
+    def of_separate_networks(cls, losses: Mapping[str, Tensor], networks: Sequence[nn.Module]) -> "StepReport":
+        """Return the report of a step in which each task has a network of its own, after the backward passes.
+
+        Rows of different parameters have no inner products, which are NaN.
+
+        Args:
+            losses: by the names of the tasks.
+            networks: in the order of the losses, with gradients.
+        """
+        gradients = [[p.grad.norm() for p in network.parameters() if p.grad is not None] for network in networks]
+        norms = torch.stack([torch.stack(each).norm().double() for each in gradients])
+        gramian = torch.full((len(norms),) * 2, torch.nan, dtype=torch.float64)
+        gramian.diagonal().copy_(norms.square())
+        found = torch.stack([loss.detach().double() for loss in losses.values()])
+        return cls({}, task_keys(range(len(losses)), tuple(losses)), found, gramian=gramian)
 
     @property
     def tasks(self) -> tuple[int, ...]:

@@ -1,10 +1,10 @@
 """LRA: scale auxiliary gradients to the largest entry of the primary gradient (learning-rate annealing)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
-from annotated_types import Interval
+from annotated_types import Ge, Interval
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Jacobian, StageResult, Step, hookimpl, keyed
@@ -29,6 +29,13 @@ class LRA(Homogenizer):
         alpha: α in (0, 1], the share of the new weight.
         weighted: True has λ_i in the denominator, as in the formula above and in the authors' code. False has mean_p
             |g_ip| there, as in algorithm 1.
+        statistic: `"max"`: λ̂_i as above. Others, with standard deviation s (n − 1) and kurtosis k = mean ((g − mean
+            g)/s)⁴ of the entries of a row, and M_i = mean |λ_i g_i|: `"std"`: s_r / s_i, inverse Dirichlet weighting
+            (Maddu et al. 2022, arXiv 2107.00940); `"std_plus_max"`: (s_r + max |g_r|) / (s_i + M_i);
+            `"std_times_mean"`: s_r mean |g_r| / (s_i M_i); `"std_over_kurtosis"`: (s_r / k_r) / (s_i / k_i), all three
+            as in the code cvjena/GradStats4PINNs, which calls the second "mean + std".
+        every: steps between changes of λ, from the first on, ≥ 1. That code has 5.
+        minimum: the least λ_i, ≥ 0. That code has 1.
 
     Use it when one loss dominates the step by the size of its gradient, as the residual of a differential equation
     dominates boundary and initial conditions. It does not change cosines, so it does not resolve conflicts. It is
@@ -57,9 +64,9 @@ class LRA(Homogenizer):
     the authors and PINNacle; the paper recommends 0.9 for the share of the new weight, PhysicsNeMo-Sym has 0.01. (3)
     Largest and mean entry over all parameters, as in the paper; the authors' code omits biases and takes the mean of
     the layers' means. (4) λ changes in every step and before the step, as in algorithm 1; the authors' code changes it
-    in every tenth step, after the step. The rows are computed in any case, so rarer changes would save nothing. (5) A
-    single λ for each task; the authors' code has one λ for all boundaries together: add these losses to one. (6) No
-    epsilon in the denominator; PhysicsNeMo-Sym adds 1e-8. (7) Other code (relative_balancing of ReLoBRaLo's authors)
+    in every tenth step, after the step (`every`; the rows are computed in any case, so it saves nothing). (5) A single
+    λ for each task; the authors' code has one λ for all boundaries together: add these losses to one. (6) No epsilon
+    in the denominator; PhysicsNeMo-Sym adds 1e-8. (7) Other code (relative_balancing of ReLoBRaLo's authors)
     has the mean entry of the primary row in the numerator.
 
     >>> import torch, gradhomog
@@ -72,9 +79,16 @@ class LRA(Homogenizer):
     state_names = {"weights": dict[str, float]}
 
     def __init__(
-        self, primary: Primary = 0, alpha: Annotated[float, Interval(gt=0, le=1)] = 0.1, weighted: bool = True
+        self,
+        primary: Primary = 0,
+        alpha: Annotated[float, Interval(gt=0, le=1)] = 0.1,
+        weighted: bool = True,
+        statistic: Literal["max", "std", "std_plus_max", "std_times_mean", "std_over_kurtosis"] = "max",
+        every: Annotated[int, Ge(1)] = 1,
+        minimum: Annotated[float, Ge(0)] = 0.0,
     ) -> None:
         self.primary, self.alpha, self.weighted = primary, alpha, weighted
+        self.statistic, self.every, self.minimum = statistic, every, minimum
         self.weights: dict[str, float] = {}  # λ
 
     def mix(self, step: Step) -> StageResult:
@@ -100,17 +114,35 @@ class LRA(Homogenizer):
         """Return λ of this step, float64 `[tasks]`."""
         before = keyed.read(self.weights, step.names, 1.0)
         primary = primary_tasks(self.primary, step, "" if self.weights else "a task in the first batch")
-        if not bool(primary.any()):
+        if not bool(primary.any()) or step.number % self.every:
             return before
-        largest, mean = entry_sizes(step.jacobian)
-        numerator = largest[primary].mean()
-        denominators = before * mean if self.weighted else mean
+        numerators, denominators = self._statistics(step.jacobian, before if self.weighted else torch.ones_like(before))
+        numerator = numerators[primary].mean()
         defined = (denominators > 0) & (numerator > 0)
         targets = numerator / torch.where(defined, denominators, 1.0)
-        weights = torch.where(defined, torch.lerp(before, targets, self.alpha), before)
+        weights = torch.where(defined, torch.lerp(before, targets, self.alpha), before).clamp(min=self.minimum)
         weights = torch.where(primary, 1.0, weights)
         _losses.require_at_most(weights, step, "λ", ADVICE, LARGEST)
         return weights
+
+    def _statistics(self, jacobian: Jacobian, factors: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the numerator of each row as the primary one, and its denominator as another, float64 `[tasks]`."""
+        largest, mean = entry_sizes(jacobian)
+        if self.statistic == "max":
+            return largest, factors * mean
+        rows = torch.cat([block.reshape(len(block), -1) for _, block in jacobian.by_parameter()], 1)
+        centred = rows.to(wide_dtype(rows))
+        centred = centred - centred.mean(1, keepdim=True)
+        deviation = torch.linalg.vector_norm(centred, dim=1) / max(rows.shape[1] - 1, 1) ** 0.5
+        kurtosis = (centred / torch.where(deviation > 0, deviation, 1.0)[:, None]).pow(4).mean(1)
+        deviation, kurtosis = torch.stack([deviation, torch.where(kurtosis > 0, kurtosis, 1.0)]).cpu().double()
+        if self.statistic == "std_plus_max":
+            return deviation + largest, deviation + factors * mean
+        if self.statistic == "std_times_mean":
+            return deviation * mean, deviation * factors * mean
+        if self.statistic == "std_over_kurtosis":
+            deviation = deviation / kurtosis
+        return deviation, deviation
 
 
 def entry_sizes(jacobian: Jacobian) -> tuple[Tensor, Tensor]:

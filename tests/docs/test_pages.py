@@ -13,13 +13,14 @@ import pytest
 
 from gradhomog import cli, testing
 from gradhomog.cli import list_
+from gradhomog.experiments.reproduce.comparisons import Settings, planned_comparisons
 from gradhomog.experiments.run_file.schema import Config, load
 from gradhomog.experiments.suite.problems import problems
 from gradhomog.experiments.suite.row_files import stored_results
 from gradhomog.experiments.suite.scores import Scores
 from gradhomog.testing import pytest_plugin
 from gradhomog.testing.check_results import MARKS, Outcome
-from gradhomog_data.benchmarks import BENCHMARKS, RULES
+from gradhomog_data.benchmarks import BENCHMARKS, MULTI_TASK, RULES
 from tests.docs import pages
 from tests.docs.language import ROOT
 
@@ -227,6 +228,22 @@ def test_sources_terms_and_files_are_those_of_the_catalogue() -> None:
     for name, benchmark in BENCHMARKS.items():
         found = [*sources[name], files[name][0].replace("`", "")]
         assert found == [benchmark.source, benchmark.terms, benchmark.layout]
+
+
+def test_the_page_of_multi_task_benchmarks_has_the_catalogue_and_the_steps_of_the_papers() -> None:
+    page = (ROOT / "docs" / "guide" / "benchmarks-multitask.md").read_text(encoding="utf-8")
+    for name, facts in MULTI_TASK.items():
+        assert f"| `{name}` | {facts['source']} | {facts['terms']} |" in page
+        [files] = [line for line in page.replace("`", "").splitlines() if line == f"| {name} | {facts['layout']} |"]
+        assert files
+    [titles] = re.findall(r"^\| scale \| seeds \| steps: (.*) \|$", page, re.MULTILINE)
+    columns = [title.strip(" `") for title in titles.split("|")]
+    for scale in ("smoke", "small", "medium", "paper"):
+        [cells] = re.findall(rf"^\| `{scale}` \| (.*) \|$", page, re.MULTILINE)
+        seeds, *steps = [int(cell.replace(",", "")) for cell in cells.split("|")]
+        for name, count in zip(columns, steps, strict=True):
+            [one] = planned_comparisons(name, Settings({}, scale, folder="data"))
+            assert (one.config.train.steps, len(one.config.seed_list)) == (count, seeds)
 
 
 def test_split_rules_are_those_of_the_catalogue() -> None:

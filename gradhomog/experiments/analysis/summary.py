@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.analysis.statistics import (
@@ -23,29 +23,73 @@ from gradhomog.experiments.analysis.statistics import (
 )
 from gradhomog.experiments.results.events import Record, json_compatible, numbers
 from gradhomog.experiments.runs import PLAIN, SINGLE
-from gradhomog.experiments.score_metrics import metric
+from gradhomog.experiments.score_metrics import Metric, metric
+
+Name = TypeVar("Name")
 
 
-def improvement(runs: Runs, base: Runs) -> Interval | None:
-    """Δm = 1/T Σ_t (M_t − B_t) / B_t, with the scores M_t and B_t of task t, averaged over seeds, with its interval.
+def named_scores(run: Record) -> list[tuple[str, Metric, float]]:
+    """The scores of a run of a multi-task problem: those with metrics of their own, or one for each task."""
+    own = run.get("additional_metrics") or {}
+    names, kinds = list(own) or run["domains"], [*own.values()] or [run["metric"]] * len(run["scores"])
+    values = [run["additional_scores"].get(name) for name in own] if own else run["scores"]
+    return list(zip(names, map(metric, kinds), numbers(values), strict=True))
+
+
+def improvement_by_seed(runs: Runs, base: Runs) -> dict[int, float]:
+    """Δm = 1/T Σ_t (M_t − B_t) / B_t by seed, with the named scores M_t of a method and B_t of the baseline.
 
     Positive is better: for errors the sign is reversed, and R² is converted to the error 1 − R². Runs are paired by
-    seed, as for differences. None without a common seed, or if ratios of scores are not meaningful.
+    seed, as for differences. Empty if ratios of a score are not meaningful.
 
     Source: Maninis, Radosavovic & Kokkinos 2019 (arXiv 1904.08918), equation 5, with single-task networks as baseline.
-    Papers that call Δm a drop (CAGrad, Nash-MTL, FAMO) use the opposite sign.
+    Papers that call Δm a drop (CAGrad, Nash-MTL, FAMO) use the opposite sign. Several named scores of a task have equal
+    weights, as in these papers; LibMTL averages within a task first.
     """
-    common = sorted(seed for seed in runs if seed in base)
-    if not common:
-        return None
-    measure = metric(runs[common[0]]["metric"])
-    if not measure.ratios:
-        return None
-    values = []
-    for seed in common:
-        pairs = zip(numbers(runs[seed]["scores"]), numbers(base[seed]["scores"]), strict=True)
-        values.append(mean_interval([measure.improvement(score, other) for score, other in pairs]).mean)
-    return mean_interval(values)
+    found = {}
+    for seed in sorted(seed for seed in runs if seed in base):
+        pairs = list(zip(named_scores(runs[seed]), named_scores(base[seed]), strict=True))
+        if not all(kind.ratios for (_, kind, _), _ in pairs):
+            return {}
+        ratios = [kind.improvement(score, other) for (_, kind, score), (*_, other) in pairs]
+        found[seed] = mean_interval(ratios).mean
+    return found
+
+
+def mean_ranks(methods: Mapping[Name, Runs]) -> dict[Name, dict[int, float]]:
+    """The mean over the named scores of a method's rank among all methods, by seed, for the seeds that all have.
+
+    The best has rank 1; equal scores share the mean of their ranks. A mean rank depends on the methods of the table.
+
+    Source: Nash-MTL (Navon et al. 2022, arXiv 2202.01017), section 6.
+    """
+    ranks: dict[Name, dict[int, float]] = {name: {} for name in methods}
+    first = next(iter(methods.values()), {})
+    for seed in sorted(seed for seed in first if all(seed in runs for runs in methods.values())):
+        scores = {name: named_scores(runs[seed]) for name, runs in methods.items()}
+        for name, own in scores.items():
+            # 1 for each better score and 1/2 for each equal one, of which one is the method's own.
+            found = [sum(1 + kind.is_better(other, score) - kind.is_better(score, other) for *_, other in column)
+                     for (_, kind, score), *column in zip(own, *scores.values(), strict=True)]  # fmt: skip
+            ranks[name][seed] = (1 + mean_interval(found).mean) / 2
+    return ranks
+
+
+def score_columns(methods: Mapping[Name, Runs], single: Runs) -> dict[tuple[str, str], dict[Name, dict[int, float]]]:
+    """Columns by title and metric, with a number by method and seed: Δm as a drop, the mean rank, the named scores.
+
+    Args:
+        single: the results of single-task networks, one of the methods; empty if there are none.
+    """
+    ranked = {name: runs for name, runs in methods.items() if runs is not single}
+    drops = {name: {seed: -gain for seed, gain in improvement_by_seed(runs, single).items()}
+             for name, runs in ranked.items()}  # fmt: skip
+    found = {("Δm %", "drop"): drops, ("mean rank", "rank"): mean_ranks(ranked)}
+    for method, runs in methods.items():
+        for seed, run in sorted(runs.items()):
+            for name, kind, value in named_scores(run):
+                found.setdefault((name, kind.name), {}).setdefault(method, {})[seed] = value
+    return found
 
 
 TUNED_STATIC = "static (tuned)"
@@ -83,6 +127,8 @@ class MethodRow:
         step_seconds: mean time of a training step; None if unknown.
         improvement: for a multi-task problem, Δm on `Summary.improvement_baseline`; None for that baseline, and if
             ratios of scores are not meaningful.
+        mean_rank: for a multi-task problem with several named scores, the mean rank among all methods but single-task
+            networks, over the seeds that all have.
         additional_scores: additional scores of a problem by name, over seeds.
         tuned_from: the pipelines that were candidates of a tuned method.
         chosen: the chosen candidate; None if the method was not tuned.
@@ -101,6 +147,7 @@ class MethodRow:
     to_baseline: PairedComparison | None = None
     step_seconds: float | None = None
     improvement: Interval | None = None
+    mean_rank: Interval | None = None
     additional_scores: dict[str, Interval] = field(default_factory=dict)
     tuned_from: tuple[str, ...] = ()
     chosen: str | None = None
@@ -135,6 +182,10 @@ def best_baselines(rows: Sequence[MethodRow], higher_is_better: bool) -> dict[st
     return {learner: row.label for learner, row in best.items()}
 
 
+def _interval(by_seed: Mapping[int, float]) -> Interval | None:
+    return mean_interval(list(by_seed.values())) if by_seed else None
+
+
 def _score_row(runs: Runs, base: Runs, expected_seeds: int) -> MethodRow:
     """The row of a method without comparisons."""
     seeds = sorted(runs)
@@ -158,7 +209,7 @@ def _score_row(runs: Runs, base: Runs, expected_seeds: int) -> MethodRow:
         by_domain,
         tuple(mean_interval(row).mean for row in scores),
         step_seconds=step_seconds(runs, seeds),
-        improvement=None if base is runs else improvement(runs, base),
+        improvement=None if base is runs else _interval(improvement_by_seed(runs, base)),
         additional_scores={
             name: mean_interval(numbers(runs[seed]["additional_scores"].get(name) for seed in seeds))
             for name in first.get("additional_scores", ())
@@ -166,6 +217,11 @@ def _score_row(runs: Runs, base: Runs, expected_seeds: int) -> MethodRow:
         tuned_from=tuple(first.get("tuned_from", ())),
         chosen=first.get("chosen"),
     )
+
+
+def _with_mean_ranks(rows: Sequence[MethodRow], groups: Groups) -> list[MethodRow]:
+    ranks = mean_ranks({key: runs for key, runs in groups.items() if key[1] != SINGLE})
+    return [dataclasses.replace(row, mean_rank=_interval(ranks.get((row.learner, row.label), {}))) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -208,6 +264,7 @@ class Summary:
         problem: name of the multi-task problem.
         notes: sentences about the data of the problem.
         improvement_baseline: the label of the baseline of `MethodRow.improvement`.
+        additional_metrics: the metrics of additional scores by name, if not that of the scores.
         held_out: True if candidates were chosen on validation data, and scores are of other data.
         has_candidate_runs: True if there are runs of candidates, finished or failed.
         parallel: True if several runs used the machine simultaneously.
@@ -224,6 +281,7 @@ class Summary:
     problem: str | None = None
     notes: tuple[str, ...] = ()
     improvement_baseline: str | None = None
+    additional_metrics: dict[str, str] = field(default_factory=dict)
     held_out: bool = True
     has_candidate_runs: bool = False
     parallel: bool = False
@@ -271,6 +329,8 @@ def summarize(records: Iterable[Record]) -> Summary:
     base = next((label for label in (SINGLE, PLAIN) if (problem, label) in groups), None)
     base_runs = groups[str(problem), base] if base else {}
     scored = [_score_row(runs, base_runs, start["seeds"]) for runs in groups.values()]
+    if problem and len(named_scores(compared[0])) > 1:
+        scored = _with_mean_ranks(scored, groups)
     name = compared[0]["metric"] if compared else "accuracy"
     higher_is_better = metric(name).higher_is_better
     best = best_baselines(scored, higher_is_better)
@@ -288,6 +348,7 @@ def summarize(records: Iterable[Record]) -> Summary:
         problem=problem,
         notes=tuple(start.get("notes", ())),
         improvement_baseline=base if any(row.improvement for row in rows) else None,
+        additional_metrics=compared[0].get("additional_metrics", {}) if compared else {},
         held_out=start.get("held_out", True),
         has_candidate_runs=any(record["role"] == "candidate" for record in logged),
         parallel=start["jobs"] != 1,

@@ -21,8 +21,9 @@ def notes(summary: Summary) -> list[str]:
     """Lines that explain the intervals, marks and columns of the table, and list missing and failed runs."""
     busy = " while other runs used the machine" if summary.parallel else ""
     errors = ", of the errors 1 - R²" if summary.metric == "r2" else ""
+    scores = "named scores" if summary.additional_metrics else "tasks"
     improvement = (
-        f"Δm: relative improvement on {summary.improvement_baseline} in percent, mean over tasks{errors} "
+        f"Δm: relative improvement on {summary.improvement_baseline} in percent, mean over {scores}{errors} "
         "(Maninis et al. 2019); paired by seed, higher is better."
     )
     chosen_by = "validation score" if summary.held_out else f"{metric(summary.metric).words} in this table"
@@ -136,10 +137,12 @@ def seeds_text(seeds: int) -> str:
 def score_table(summary: Summary) -> Table:
     """Scores of all methods, the most important columns first, with notes about its numbers and missing runs."""
     kind, several_units = summary.metric, len({row.unit for row in summary.rows}) > 1
-    additional = dict.fromkeys(name for row in summary.rows for name in row.additional_scores)
+    additional = {name: summary.additional_metrics.get(name, kind)
+                  for row in summary.rows for name in row.additional_scores}  # fmt: skip
     domains = summary.domains if len(summary.domains) > 1 else ()
     delta_m = ["Δm %"] if summary.improvement_baseline else []
-    scores = [metric(kind).title, "difference to plain", *delta_m, *additional]
+    scores = [metric(kind).title, "difference to plain", *delta_m]
+    scores += [name + metric(own).unit * (name in summary.additional_metrics) for name, own in additional.items()]
     header = [*_name_titles(summary), *scores, "step time", *domains, "seeds"]
     rows: list[list[Cell | str]] = []
     for row in summary.rows:
@@ -151,7 +154,7 @@ def score_table(summary: Summary) -> Table:
             interval_cell(row.score, kind, mean_only=one, mark=mark),
             _difference_cell(row.to_plain, kind),
             *(interval_cell(row.improvement, "accuracy", signed=True, mean_only=one) for _ in delta_m),
-            *(interval_cell(row.additional_scores.get(name), kind, mean_only=one) for name in additional),
+            *(interval_cell(row.additional_scores.get(name), own, mean_only=one) for name, own in additional.items()),
             _step_time(row),
             *(interval_cell(row.by_domain.get(name), kind, mean_only=True) for name in domains),
             Cell(f"{count}" if count == row.expected_seeds else f"{count} of {row.expected_seeds}", count),

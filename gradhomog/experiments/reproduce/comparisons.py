@@ -173,6 +173,7 @@ class Settings:
         methods: titles of rows; empty: all.
         others: True to include comparison methods, the rows with a `learner`.
         overrides: `key.path=value` of the run files.
+        folder: the folder of a problem's data, which replaces `$data`.
     """
 
     domains: Mapping[str, str]
@@ -183,6 +184,7 @@ class Settings:
     methods: Sequence[str] = ()
     others: bool = True
     overrides: Sequence[str] = ()
+    folder: str = ""
 
 
 @dataclass(frozen=True)
@@ -288,7 +290,8 @@ def _column_comparisons(
         paper.settings, scale.settings, protocol.settings, scale.protocols.get(name, {}),
         {"episodes": {"shots": shots}} if shots else {},
     )  # fmt: skip
-    texts = {"column": column, **paper.variables, **protocol.variables, **scale.variables, **experiment.variables}
+    texts = {"column": column, "data": settings.folder, **paper.variables, **protocol.variables}
+    texts |= scale.variables | experiment.variables
     variables = {key: Template(text).safe_substitute(texts) for key, text in texts.items()}
     steps = _training_steps(keys, settings.overrides)
     groups: dict[tuple[str, str], dict[str, PlannedRow]] = {}  # by pipeline: equal rows are computed once
@@ -299,9 +302,14 @@ def _column_comparisons(
     title = f"{column} {shots}-shot" if shots else column
     found = []
     for (learner, group), rows in groups.items():
-        content = filled(merged(keys, protocol.groups.get(group, {})), variables, steps)
+        content, of_group = merged(keys, protocol.groups.get(group, {})), steps
+        overrides = settings.overrides
+        if isinstance(share := content.get("train", {}).get("steps"), str):  # which STEPS is in the rest of the group
+            content["train"]["steps"] = of_group = filled(share, variables, steps)
+            overrides = [text for text in overrides if text.partition("=")[0].strip() != "train.steps"]
+        content = filled(content, variables, of_group)
         content |= {**domains, "homogenizers": list(rows)} | ({"learner": learner} if learner else {})
-        config = load(None, settings.overrides, content)
+        config = load(None, overrides, content)
         if config.problem is None and config.episodes.ways != Episodes.ways:  # that of the papers
             rows = {text: replace(row, published=None) for text, row in rows.items()}
         folder = "-".join(filter(None, [*title.split(), learner and _folder_name(learner), group]))

@@ -97,6 +97,9 @@ class Experiment:
         variables: texts that replace `$name`.
         reserved: as those of the paper.
         averages: columns by name of an average, which is printed for each number of shots, with that of all columns.
+        by_score: for one column, a multi-task problem: a column for each named score or task in place of their mean,
+            after the drop Δm of the papers and the mean rank.
+        data: the folder that the problem reads, in words; it is passed by `--data` and replaces `$data`.
     """
 
     summary: str
@@ -107,6 +110,8 @@ class Experiment:
     variables: dict[str, str] = field(default_factory=dict)
     reserved: dict[str, str] = field(default_factory=dict)
     averages: dict[str, list[str]] = field(default_factory=dict)
+    by_score: bool = False
+    data: str = ""
 
 
 @dataclass(frozen=True)
@@ -205,6 +210,9 @@ def _check_names(paper: Paper) -> None:
         used += _names_of(paper, experiment, f"experiments.{name}")
     errors = [f"`{where}`: unknown name {name!r}; known: {', '.join(sorted(known))}." for where, name, known in used
               if name not in known]  # fmt: skip
+    errors += [f"`experiments.{name}.by_score` needs one column; got {experiment.columns}."
+               for name, experiment in paper.experiments.items()
+               if experiment.by_score and sum(map(len, experiment.columns.values())) != 1]  # fmt: skip
     if errors:
         raise ConfigError(join_errors(errors))
 

@@ -15,18 +15,15 @@ from gradhomog.experiments.analysis.statistics import (
     paired_test,
     seeds_needed,
 )
-from gradhomog.experiments.analysis.summary import MethodRow, runs_by_method, summarize
+from gradhomog.experiments.analysis.summary import MethodRow, runs_by_method, score_columns, summarize
 from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.reproduce.comparisons import PlannedComparison
 from gradhomog.experiments.reproduce.paper_schema import Paper
 from gradhomog.experiments.results.comparison_dir import PLAN
-from gradhomog.experiments.results.events import json_compatible, numbers
+from gradhomog.experiments.results.events import Record, json_compatible, numbers
 from gradhomog.experiments.results.records import records as read_records
-from gradhomog.experiments.runs import PLAIN
+from gradhomog.experiments.runs import PLAIN, SINGLE
 from gradhomog.experiments.score_metrics import metric
-
-ONE_POINT = 0.01
-"""The difference that `seeds_needed` of an average refers to."""
 
 
 @dataclass(frozen=True)
@@ -142,19 +139,19 @@ def collect(
     """
     published = paper.published.get(key, {})
     found: list[PaperScore] = []
+    runs_of_rows: dict[str, Runs] = {}
     missing: list[str] = []
     plain: dict[tuple[str, str], Runs] = {}  # of a comparison without a plain row, that of an earlier one of the column
     episodes = None
     for one in planned:
-        records = read_records(folder / one.name) if (folder / one.name / PLAN).exists() else []
-        runs = {label: by_seed for (_, label), by_seed in runs_by_method(records).items()}
-        summaries = {row.label: row for row in summarize(records).rows} if records else {}
+        runs, summaries = _read(folder / one.name)
         place = one.column, one.config.learners[0]
         plain[place] = runs.get(PLAIN) or plain.get(place, {})
         for method, row in zip(make_methods(one.config), one.rows, strict=True):
             if method.label not in runs:
                 missing.append(f"{one.column}, {row.title}")
                 continue
+            runs_of_rows[row.title] = runs[method.label]
             printed = published.get(row.published or "", {}).get(one.column)
             reference = {} if method.label == PLAIN else plain[place]
             score = _score(one, row.title, summaries[method.label], runs[method.label], reference)
@@ -162,7 +159,18 @@ def collect(
             episodes = len(next(iter(runs[method.label].values()))["scores"])
     if blocks := paper.experiments[key].averages:
         found += _averages({**blocks, "": []}, published, found, planned)
+    if paper.experiments[key].by_score:
+        found = _by_score(published, found, runs_of_rows, planned)
     return PaperScores(key, tuple(found), episodes, tuple(missing))
+
+
+def _read(folder: Path) -> tuple[dict[str, dict[int, Record]], dict[str, MethodRow]]:
+    """The results of a comparison by label and seed, and its rows by label; empty before it begins."""
+    if not (folder / PLAN).exists():
+        return {}, {}
+    records = read_records(folder)
+    runs = {label: by_seed for (_, label), by_seed in runs_by_method(records).items()}
+    return runs, {row.label: row for row in summarize(records).rows}
 
 
 def _score(planned: PlannedComparison, title: str, summary: MethodRow, runs: Runs, reference: Runs) -> PaperScore:
@@ -176,6 +184,25 @@ def _score(planned: PlannedComparison, title: str, summary: MethodRow, runs: Run
         summary.step_seconds,
         summary.chosen,
     )  # fmt: skip
+
+
+def _by_score(
+    published: Mapping[str, Any],
+    rows: Sequence[PaperScore],
+    runs: Mapping[str, Runs],
+    planned: Sequence[PlannedComparison],
+) -> list[PaperScore]:
+    """The columns of `score_columns` for each row."""
+    single = next((runs.get(row.title, {}) for one in planned for row in one.rows if row.homogenizers == SINGLE), {})
+    plain = _plain_rows(planned)
+    return [
+        replace(
+            _average(column, row, by_row[row.row], by_row.get(plain.get(row.row, ""), {}), kind),
+            published=published.get(row.row, {}).get(column), step_seconds=row.step_seconds, chosen=row.chosen,
+            is_comparable=row.is_comparable,
+        )
+        for (column, kind), by_row in score_columns(runs, single).items() for row in rows if by_row.get(row.row)
+    ]  # fmt: skip
 
 
 def _averages(
@@ -194,7 +221,7 @@ def _averages(
         means = {row: _mean_scores(cells[row], len(columns)) for row in rows}
         found += [
             replace(
-                _average(title, cells[row][0], means[row], means.get(plain.get(row, ""), {})),
+                _average(title, cells[row][0], means[row], means.get(plain.get(row, ""), {}), cells[row][0].metric),
                 published=published.get(rows[row], {}).get(title), is_comparable=comparable,
             )
             for row in rows if means[row]
@@ -222,14 +249,18 @@ def _averaged_columns(blocks: Mapping[str, Sequence[str]], columns: Iterable[str
     return found
 
 
-def _average(title: str, first: PaperScore, scores: Mapping[int, float], plain: Mapping[int, float]) -> PaperScore:
-    """The average of a row with these means by seed, paired with those of the plain row."""
+def _average(
+    title: str, first: PaperScore, scores: Mapping[int, float], plain: Mapping[int, float], kind: str
+) -> PaperScore:
+    """The score of a row with these values by seed, paired with those of the plain row."""
     common = [seed for seed in scores if seed in plain]
-    test = paired_test([scores[seed] for seed in common], [plain[seed] for seed in common]) if common else None
+    reference = [plain[seed] for seed in common]
+    test = paired_test([scores[seed] for seed in common], reference) if common else None
+    detectable = metric(kind).detectable_difference(mean_interval(reference).mean) if common else None
     return PaperScore(
-        title, first.row, first.protocol, first.metric, mean_interval(list(scores.values())), scores,
+        title, first.row, first.protocol, kind, mean_interval(list(scores.values())), scores,
         to_plain=test.difference if test else None,
-        seeds_needed=seeds_needed(ONE_POINT, test.deviation) if test and test.deviation > 0 else None,
+        seeds_needed=seeds_needed(detectable, test.deviation) if detectable and test and test.deviation > 0 else None,
     )  # fmt: skip
 
 

@@ -34,16 +34,25 @@ EXPLANATIONS = {
     "5 %).",
 }  # fmt: skip
 """Notes by statistic."""
+OF_THE_PAPER = ("published", "excess", "ratio")
+"""Statistics of experiments with published numbers."""
+BY_SCORE = (
+    "Δm: drop against single-task networks, mean over the scores, lower is better, as in the papers; reports of "
+    "comparisons have the opposite sign; nan if a score of the single-task networks is 0. Mean rank: among the methods "
+    "of this table without single-task networks; it cannot be compared with that of another table."
+)
 
 
 def text_table(paper: Paper, results: PaperScores, description: Mapping[str, Any]) -> Table:
     """The table of the results, with notes about its numbers."""
     compared = paper.scales[description["scale"]].compared
+    hidden = () if paper.published.get(results.experiment) else OF_THE_PAPER
+    shown = {name: title for name, title in paper.statistics.items() if name not in hidden}
     rows: list[list[Cell | str]] = []
     for result in results.rows:
         cells = statistics(result, paper.spread, compared)
-        rows.append([result.column, result.row, *(cells[name] for name in paper.statistics)])
-    header = ["column", "row", *paper.statistics.values()]
+        rows.append([result.column, result.row, *(cells[name] for name in shown)])
+    header = ["column", "row", *shown.values()]
     return Table(header, rows, notes(paper, results, description), sticky=1)
 
 
@@ -73,10 +82,12 @@ def statistics(result: PaperScore, spread: str, compared: bool) -> dict[str, Cel
 def notes(paper: Paper, results: PaperScores, description: Mapping[str, Any]) -> list[str]:
     """Sentences about scale, data, intervals, sources and tuned rows."""
     several = any(len(result.seed_scores) > 1 for result in results.rows)
-    protocols = {result.column: paper.protocols[result.protocol] for result in results.rows}
+    by_score = paper.experiments[results.experiment].by_score
+    columns = _names_in_notes(results, by_score)
+    protocols = {columns[result.column]: paper.protocols[result.protocol] for result in results.rows}
     scores = "".join(f"{column}: {one.score}; " for column, one in protocols.items() if one.score)
     sources = dict.fromkeys(one.source for one in protocols.values() if one.source)
-    chosen = "; ".join(f"{one.column}, {one.row}: {one.chosen}" for one in results.rows if one.chosen)
+    chosen = dict.fromkeys(f"{columns[one.column]}, {one.row}: {one.chosen}" for one in results.rows if one.chosen)
     sampled = "episodes" in paper.statistics
     sample = "test episodes, because of one seed" if sampled and not several else "seeds (Student t)"
     words = {
@@ -96,12 +107,18 @@ def notes(paper: Paper, results: PaperScores, description: Mapping[str, Any]) ->
         *([f"Data: {present}."] if paper.benchmarks else []),
         f"{paper.statistics.get('score', 'score').removesuffix(' %')}: {scores}mean ± 95 % interval over {sample}.",
         *(text.format(**words) for name, text in EXPLANATIONS.items() if name in paper.statistics),
+        *[BY_SCORE] * by_score,
         *paper.notes,
         *([f"paper: {'; '.join(sources)}."] if sources else []),
         *([INCOMPLETE] if any(one.published and not one.is_comparable for one in results.rows) else []),
-        *([f"Chosen: {chosen}."] if chosen and not sampled else []),
+        *([f"Chosen: {'; '.join(chosen)}."] if chosen and not sampled else []),
         *([f"Missing: {'; '.join(results.missing)}."] if results.missing else []),
     ]
+
+
+def _names_in_notes(results: PaperScores, by_score: bool) -> dict[str, str]:
+    """The name of each column in sentences; with `by_score`, that of the protocol: one comparison has all of them."""
+    return {result.column: result.protocol if by_score else result.column for result in results.rows}
 
 
 def write_page(paper: Paper, results: PaperScores, description: Mapping[str, Any], folder: Path) -> Path:
@@ -147,11 +164,13 @@ def draw(paper: Paper, results: PaperScores) -> Figure | None:
             drawn = [DrawnRow(row.row, row.ours, list(row.seed_scores.values())) for row in rows]
             draw_rows(panel, drawn, rows[0].metric, colors)
             _draw_published(panel, rows, with_spread=paper.spread == "half_width")
-            if not metric(rows[0].metric).higher_is_better:
+            kind = metric(rows[0].metric)
+            if kind.ratios and not kind.higher_is_better:
                 panel.set_xscale("log")
                 panel.xaxis.set_major_formatter("{x:g}")  # by default, powers in TeX, which figures do not typeset
             panel.set_title(name)
-            panel.set_xlabel(paper.protocols[rows[0].protocol].score or f"test {metric(rows[0].metric).title}")
+            words = "" if paper.experiments[results.experiment].by_score else paper.protocols[rows[0].protocol].score
+            panel.set_xlabel(words or f"test {kind.title}")
     return figure
 
 

@@ -137,6 +137,8 @@ class Result(FinishedResult, total=False):
     problem: str
     additional_scores: dict[str, Number]
     """Additional scores of a problem."""
+    additional_metrics: dict[str, str]
+    """Metrics of those that count in place of the scores, by name; see `analysis.summary.named_scores`."""
 
 
 KINDS: dict[str, Any] = {

@@ -21,7 +21,6 @@ from gradhomog.learners.training_mode import training_mode, unchanged_buffers
 from gradhomog.problems import BatchRows, Examples, MultiTaskData, Problem
 from gradhomog.step.pipelines import pipeline
 from gradhomog.step.reports import StepReport
-from gradhomog.step.step import task_keys
 
 
 class MultiTask(Problem):
@@ -59,7 +58,9 @@ class MultiTask(Problem):
         optimizer.zero_grad()
         if self.is_single_task:
             outputs = self._outputs(inputs)
-            report = self._single_task_report(self._losses(outputs, targets))
+            losses = dict(zip(self.tasks, self._losses(outputs, targets), strict=True))
+            torch.autograd.backward(list(losses.values()))
+            report = StepReport.of_separate_networks(losses, list(self.encoders))
         else:
             with self.homogenizers.attached(self.encoders[0]):
                 features = self.encoders[0](inputs)
@@ -78,16 +79,6 @@ class MultiTask(Problem):
 
     def _losses(self, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
         return [default_loss(output, target) for output, target in zip(outputs, targets, strict=True)]
-
-    def _single_task_report(self, losses: Sequence[Tensor]) -> StepReport:
-        torch.autograd.backward(losses)
-        norms = [
-            torch.stack([p.grad.norm() for p in encoder.parameters() if p.grad is not None]).norm()
-            for encoder in self.encoders
-        ]
-        gramian = torch.full((len(losses),) * 2, torch.nan, dtype=torch.float64)  # rows of different parameters
-        gramian.diagonal().copy_(_detached(norms).square())
-        return StepReport({}, task_keys(range(len(losses)), self.data.tasks), _detached(losses), gramian=gramian)
 
     def _batch(self, index: int) -> Examples:
         indices = batch_indices(len(self.data.train.inputs), self.data.batch, self.seed, index)
@@ -158,7 +149,3 @@ def batch_indices(examples: int, size: int, seed: int, index: int) -> Tensor:
     epoch, position = divmod(index, examples // size)
     order = generator(seed, epoch).permutation(examples)
     return torch.from_numpy(order[position * size : (position + 1) * size])
-
-
-def _detached(scalars: Sequence[Tensor]) -> Tensor:
-    return torch.stack([scalar.detach().double() for scalar in scalars])

@@ -113,6 +113,10 @@ class Benchmark:
         return {split: found.count(split) for split in SPLITS}
 
 
+MULTI_TASK: dict[str, dict[str, str]] = tomllib.loads((files(__name__) / "multitask.toml").read_text(encoding="utf-8"))
+"""Title, contents, source, terms and layout of the data of multi-task benchmarks, by the name of the experiment."""
+
+
 def _read(name: str, facts: dict[str, Any]) -> Benchmark:
     fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()}
     return Benchmark(name=name, **fields)

@@ -61,7 +61,9 @@ class HeldOutProblem(Problem):
 
     @torch.no_grad()
     def _evaluate(self, split: str) -> Evaluation:
+        self.network.eval()
         scores = self.scores(*self.splits[split])
+        self.network.train()
         return Evaluation([*scores.values()], [*scores.values()], [*scores], self.metric)
 
 

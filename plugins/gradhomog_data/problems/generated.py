@@ -14,6 +14,7 @@ from gradhomog import Examples, MultiTaskData, ProblemRun
 from gradhomog_data._seeding import generator
 from gradhomog_data.networks import mlp
 from gradhomog_data.problems._held_out import HeldOutProblem, Splits, divide
+from gradhomog_data.problems._table_layers import Architecture, table_layers
 
 CONTEXT, ACTIONS = 8, 6
 
@@ -153,14 +154,14 @@ class Recommender(HeldOutProblem):
 
 
 class Embeddings(nn.Module):
-    """A multilayer perceptron on the embeddings of a user and an item and their product, with several outputs."""
+    """A network on the embeddings of a user and an item and their product, with several outputs."""
 
-    def __init__(self, users: int, items: int, outputs: int, width: int) -> None:
+    def __init__(self, users: int, items: int, outputs: int, width: int, architecture: Architecture = None) -> None:
         super().__init__()
         self.users, self.items = nn.Embedding(users, EMBEDDED), nn.Embedding(items, EMBEDDED)
         for table in (self.users, self.items):
             nn.init.normal_(table.weight, std=0.3)
-        self.layers = nn.Sequential(*mlp((3 * EMBEDDED,), outputs, width))
+        self.layers = table_layers(architecture, 3 * EMBEDDED, outputs, width)
 
     def forward(self, pairs: Tensor) -> Tensor:
         user, item = self.users(pairs[:, 0]), self.items(pairs[:, 1])

@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from annotated_types import Ge
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
 from gradhomog import ProblemRun
 from gradhomog_data._packages import packaged_file
 from gradhomog_data._seeding import generator
-from gradhomog_data.networks import mlp
-from gradhomog_data.problems._held_out import HeldOutProblem, Splits, divide
+from gradhomog_data.problems._held_out import Splits, divide
+from gradhomog_data.problems._table_layers import Architecture, ExpertLayers, TableProblem, table_layers
 from gradhomog_data.problems.generated import Embeddings
 
 
@@ -43,7 +43,7 @@ def genes() -> NDArray[np.float32]:
     return np.loadtxt(path, np.float32, delimiter=",", skiprows=1)
 
 
-class Yeast(HeldOutProblem):
+class Yeast(TableProblem):
     """A multilayer perceptron predicts the 14 functions of a yeast gene from its expression and phylogenetic profile.
 
     The tasks are binary labels, positive for 1.4 to 75 % of the genes; the loss of a task is the cross-entropy. The
@@ -57,11 +57,12 @@ class Yeast(HeldOutProblem):
     Args:
         seed: of the division of the genes: 7/12 are for training, 1/6 for validation and 1/4 for test. Each split has
             its share of the 34 genes with the rarest function.
+        architecture: `"shared_bottom"`, `"mmoe"` or `"ple"` of torch-rechub; by default, a perceptron.
     """
 
     BATCH = 64
 
-    def __init__(self, run: ProblemRun, *, seed: Annotated[int, Ge(0)] = 0) -> None:
+    def __init__(self, run: ProblemRun, *, seed: Annotated[int, Ge(0)] = 0, architecture: Architecture = None) -> None:
         rows = genes()[generator(seed).permutation(len(genes()))]
         rows = rows[rows[:, -1].argsort(kind="stable")]
         dealt = [rows[turn::12] for turn in range(12)]
@@ -70,13 +71,16 @@ class Yeast(HeldOutProblem):
         x, y = np.split(np.concatenate(parts), [GENE_FEATURES], axis=1)
         super().__init__(
             run, FUNCTIONS, divide([*map(len, parts)], (x - train.mean(0)) / train.std(0), y),
-            lambda: nn.Sequential(*mlp((GENE_FEATURES,), len(FUNCTIONS), run.width)),
+            lambda: table_layers(architecture, GENE_FEATURES, len(FUNCTIONS), run.width),
             "Scores: 1 - AUC of each function of a gene.",
         )  # fmt: skip
 
     def losses(self, index: int) -> dict[str, Tensor]:
         x, y = self.splits["train"]
         chosen = self.batch(len(x), self.BATCH, self.random(index))
+        if isinstance(self.network, ExpertLayers):
+            outputs, targets = self.network.columns(x[chosen]), y[chosen, :, None].unbind(1)
+            return dict(zip(self.tasks, map(binary_cross_entropy_with_logits, outputs, targets), strict=True))
         losses = binary_cross_entropy_with_logits(self.network(x[chosen]), y[chosen], reduction="none").mean(0)
         return dict(zip(self.tasks, losses.unbind(), strict=True))
 
@@ -123,7 +127,7 @@ def rated_pairs(seed: int) -> Splits:
     return divide(RATINGS, np.stack([users, items], 1), unrated[users, place], values.astype(np.float32))
 
 
-class MovieLens(HeldOutProblem):
+class MovieLens(TableProblem):
     """A network with embeddings of users and items predicts the rating of an item, and whether it is rated ("click").
 
     The data are MovieLens 100k: 100,000 ratings from 1 to 5, of 943 users and 1682 items. The loss of "rating" is the
@@ -138,13 +142,15 @@ class MovieLens(HeldOutProblem):
 
     Args:
         seed: of the division of the ratings, and of the items that are not rated.
+        architecture: of the layers after the embeddings: `"shared_bottom"`, `"mmoe"` or `"ple"` of torch-rechub; by
+            default, a perceptron.
     """
 
     BATCH = 256
 
-    def __init__(self, run: ProblemRun, *, seed: Annotated[int, Ge(0)] = 0) -> None:
+    def __init__(self, run: ProblemRun, *, seed: Annotated[int, Ge(0)] = 0, architecture: Architecture = None) -> None:
         super().__init__(
-            run, (RATING, CLICK), rated_pairs(seed), lambda: Embeddings(USERS, ITEMS, 2, run.width),
+            run, (RATING, CLICK), rated_pairs(seed), lambda: Embeddings(USERS, ITEMS, 2, run.width, architecture),
             "Scores, of which a constant output has 1: relative root mean squared error of the rating; 2 (1 - AUC) of "
             "the click.",
         )  # fmt: skip

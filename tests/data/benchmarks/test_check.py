@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from gradhomog.cli import main
-from gradhomog_data.benchmarks import BENCHMARKS
+from gradhomog.experiments.reproduce.paper_schema import installed_experiments
+from gradhomog_data.benchmarks import BENCHMARKS, MULTI_TASK
 from gradhomog_data.benchmarks.files_check import check
 from tests.data.benchmarks.trees import JPEG, TREES
 
@@ -194,9 +195,12 @@ def test_the_list_has_source_terms_and_folders_of_every_benchmark(capsys):
     assert code == 0
     code, data = run(capsys, "list", "--json")
     records = {record["name"]: record for record in json.loads(data.out)}
-    assert list(records) == sorted(BENCHMARKS)
-    for record in records.values():
-        for key in ("source", "terms", "layout", "order"):
+    assert list(records) == [*sorted(BENCHMARKS), *sorted(MULTI_TASK)]
+    assert (
+        {"nyuv2", "cityscapes", "celeba", "qm9", "office-home"} == MULTI_TASK.keys() <= installed_experiments().keys()
+    )
+    for name, record in records.items():
+        for key in ("source", "terms", "layout", "contents" if name in MULTI_TASK else "order"):
             assert record[key] in out.out
 
 

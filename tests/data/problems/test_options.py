@@ -1,18 +1,29 @@
 """The table `[problem]` of a run file: its defaults, its excluded keys, and errors with key paths."""
 
+import inspect
+
 import pytest
 
 from gradhomog import ConfigError, UnknownPluginError, available
 from gradhomog.experiments.execution.methods import make_methods
 from gradhomog.experiments.results import comparison_dir
+from gradhomog.experiments.run_file.content import find_problem
 from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.runs import SINGLE, Run
 from gradhomog.experiments.training.trainer import make_trainable
 
 
+def required(name):
+    """The name of a problem and its options without a default, which is at most the folder of its data."""
+    options = inspect.signature(find_problem(name).factory).parameters.values()
+    missing = [f"problem.{o.name}" for o in options if o.kind is o.KEYWORD_ONLY and o.default is o.empty]
+    assert missing in ([], ["problem.data"])
+    return [f'problem.name="{name}"', *(f'{key}="/folder"' for key in missing)]
+
+
 @pytest.mark.parametrize("name", available("problems"))
 def test_a_problem_needs_only_its_name_and_is_unchanged_after_writing_and_reading(name, tmp_path):
-    config = load(None, [f"problem.name={name}"])
+    config = load(None, required(name))
     assert config.learners == [name]
     path = tmp_path / "run.toml"
     path.write_text(config.to_toml(), encoding="utf-8")
@@ -24,13 +35,15 @@ def test_a_problem_needs_only_its_name_and_is_unchanged_after_writing_and_readin
 
 @pytest.mark.parametrize("name", available("problems"))
 def test_a_problem_has_defaults_that_the_user_overrides_key_by_key(name, tmp_path):
-    own = load(None, [f"problem.name={name}", "train.steps=7"])
+    keys = required(name)
+    own = load(None, [*keys, "train.steps=7"])
     assert own.train.steps == 7
-    assert own.train.outer_lr == load(None, [f"problem.name={name}"]).train.outer_lr
+    assert own.train.outer_lr == load(None, keys).train.outer_lr
     path = tmp_path / "run.toml"
-    path.write_text(f'homogenizers = ["pcgrad"]\n[train]\nsteps = 9\n[problem]\nname = "{name}"\n')
+    lines = ['homogenizers = ["pcgrad"]', *keys, "train.steps = 9"]
+    path.write_text("\n".join(lines))
     assert load(path, defaults={"homogenizers": ["mgda"]}).homogenizers == ["pcgrad"]
-    assert load(None, [f"problem.name={name}"], defaults={"homogenizers": ["mgda"]}).homogenizers == ["mgda"]
+    assert load(None, keys, defaults={"homogenizers": ["mgda"]}).homogenizers == ["mgda"]
 
 
 @pytest.mark.parametrize(

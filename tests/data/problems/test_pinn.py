@@ -18,6 +18,7 @@ from gradhomog.experiments.run_file.schema import load
 from gradhomog.experiments.runs import Run
 from gradhomog.experiments.training.trainer import make_optimizer, make_trainable
 from gradhomog_data.problems._tanh_network import TanhNetwork, value_and_derivatives
+from gradhomog_data.problems.klein_gordon_grid import KleinGordonGrid
 from gradhomog_data.problems.pinn import (
     PDE,
     VISCOSITY,
@@ -33,7 +34,10 @@ from gradhomog_data.problems.pinn import (
 from tests.data.problems.conftest import problem_run
 from tests.experiments.run_helpers import trainer
 
-EQUATIONS = {"burgers": Burgers, "helmholtz": Helmholtz, "klein_gordon": KleinGordon, "poisson": Poisson}
+EQUATIONS = {
+    "burgers": Burgers, "helmholtz": Helmholtz, "klein_gordon": KleinGordon, "klein_gordon_grid": KleinGordonGrid,
+    "poisson": Poisson,
+}  # fmt: skip
 REDRAWN = ["burgers", "helmholtz", "klein_gordon"]
 
 
@@ -70,7 +74,8 @@ def drawn(equation, seed=0):
 
 
 @pytest.mark.parametrize(
-    ("name", "bound"), [("helmholtz", 1e-7), ("klein_gordon", 1e-7), ("burgers", 1e-9), ("poisson", 1e-9)]
+    ("name", "bound"),
+    [("helmholtz", 1e-7), ("klein_gordon", 1e-7), ("klein_gordon_grid", 1e-7), ("burgers", 1e-9), ("poisson", 1e-9)],
 )
 def test_the_solution_has_no_residual_in_any_task(name, bound):
     equation = equation_with(name, conditions="separate")
@@ -438,7 +443,7 @@ def test_the_largest_slope_is_that_of_the_literature():
 @pytest.mark.parametrize("name", EQUATIONS)
 @pytest.mark.parametrize("conditions", ["merged", "separate"])
 def test_rows_of_residuals_add_up_to_half_the_gradient_of_the_losses_of_the_tasks(name, conditions):
-    points = {"interior": 9, "boundary": 4} | ({} if name in ("helmholtz", "poisson") else {"initial": 5})
+    points = {"interior": 9, "boundary": 4} | ({"initial": 5} if name in ("burgers", "klein_gordon") else {})
     equation = EQUATIONS[name](problem_run(), **points, conditions=conditions, weight=3.0, dtype="float64")
     drawn_points = equation.points(0)
     losses, rows = gradhomog.residual_rows(equation.terms(drawn_points), equation.network)

@@ -21,7 +21,7 @@ SCALES = ("smoke", "small", "medium", "paper")
 
 
 def settings_of(name: str, domains: dict[str, str], scale: str = "smoke", **choices: Any) -> Settings:
-    return Settings({} if name in ("engd", "pinn", "pinn_gauss_newton") else domains, scale, **choices)
+    return Settings(domains if read_experiment(name)[0].benchmarks else {}, scale, **choices)
 
 
 @pytest.mark.slow_after_first
@@ -43,7 +43,7 @@ def test_every_row_of_every_experiment_is_a_method_of_its_configuration(
     [
         ("weak", 4, 44, 104), ("strong", 16, 112, 320), ("ablation", 8, 8, 80), ("beta", 8, 8, 56),
         ("temperature", 8, 8, 56), ("backbone", 8, 24, 48), ("saliency", 1, 1, 2),
-        ("pinn", 4, 11, 57),
+        ("pinn", 4, 11, 57), ("nyuv2", 1, 1, 24), ("office-home", 1, 1, 24), ("gradstats", 1, 1, 9),
     ],
 )  # fmt: skip
 def test_an_experiment_has_the_columns_and_rows_of_the_paper(
@@ -116,6 +116,16 @@ def test_two_expressions_of_one_learner_have_folders_of_their_names(domains: dic
     names = [part.name for part in planned_comparisons("weak", replace(settings, learners=long))]
     assert len(set(names)) == 2
     assert max(map(len, names)) < 80
+
+
+@pytest.mark.parametrize(("overrides", "steps"), [([], 1050), (["train.steps=500"], 500)])
+def test_a_group_with_a_share_of_the_steps_has_shares_of_its_own_steps(overrides, steps):
+    settings = Settings({}, scale="small", targets=["klein_gordon"], overrides=overrides)
+    trains = {one.name: one.config.train for one in planned_comparisons("pinn_gauss_newton", settings)}
+    assert (trains["klein_gordon"].steps, trains["klein_gordon"].validate_every) == (steps, round(steps / 10))
+    gauss_newton = trains["klein_gordon-gn"]
+    assert gauss_newton.steps == round(0.114 * steps)
+    assert gauss_newton.validate_every == round(0.1 * gauss_newton.steps)
 
 
 def test_shares_of_the_training_steps_follow_the_scale_and_the_overrides(domains: dict[str, str]) -> None:

@@ -42,8 +42,8 @@ def test_all_homogenizers_that_need_a_network_are_rejected_on_the_landscape_in_o
     attached = ["isi", "rotate", "rotograd"]
     others = ["pcgrad + isi", "mgda(on='features')", "graddrop(on='features')", "uw", "none", "pcgrad"]
     message = error_of([*LANDSCAPE, methods(*attached, *others)], tmp_path)
-    assert message.count("requires a network, but the problem `landscape` has none") == len(attached)
-    assert message.count("requires the features of a network, but the problem `landscape` has none") == 2
+    assert message.count("acts within a network, which the problem `landscape` does not offer") == len(attached)
+    assert message.count("reads features of a network, which the problem `landscape` does not offer") == 2
     assert "in `update`: losses must not be negative" in message
     lines = [line.strip() for line in message.splitlines()]
     assert {"isi, pcgrad + isi", "rotate", "rotograd", "uw"} <= set(lines)
