@@ -54,7 +54,8 @@ def problem_table(spec: ProblemSpec, content: Mapping[str, Any]) -> dict[str, An
         factory = dataclasses.field(default_factory=lambda value=default: _as_toml(value))  # type: ignore[misc]
         fields.append((name, parameter.annotation, dataclasses.field() if default is dataclasses.MISSING else factory))
     made: Any = build(dataclasses.make_dataclass("Options", fields, kw_only=True), content, "problem.")
-    return {name: _as_toml(value) for name, value in dataclasses.asdict(made).items()}
+    # TOML has no null.
+    return {name: _as_toml(value) for name, value in dataclasses.asdict(made).items() if value is not None}
 
 
 def _as_toml(value: Any) -> Any:
