@@ -217,7 +217,7 @@ BUDGETS = {
     "gradhomog/autograd": 2884,
     "gradhomog/cli": 1040,
     "gradhomog/diagnosis": 941,
-    "gradhomog/experiments": 5930,
+    "gradhomog/experiments": 5983,
     "gradhomog/learners": 798,
     "gradhomog/ranks": 488,
     "gradhomog/registry": 776,
@@ -226,10 +226,10 @@ BUDGETS = {
     "gradhomog/solvers": 408,
     "gradhomog/step": 1274,
     "gradhomog/testing": 2436,
-    "plugins": 4220,
-    "plugins/gradhomog_data": 3721,
+    "plugins": 4247,
+    "plugins/gradhomog_data": 3722,
     "adapters": 4047,
-    "tests": 32955,
+    "tests": 33000,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 
