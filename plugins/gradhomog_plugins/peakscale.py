@@ -111,6 +111,7 @@ class PeakScale(Homogenizer):
         if step.aux is None:
             return {}
         warming, measured = step.aux
+        fixed_weights.cache_clear()  # those of earlier norms, which would fill it for the whole training
         norms = {**self.norms, **{name: [*self.norms.get(name, []), float(norm)] for name, norm in warming.items()}}
         running = {**self.running, **{name: float(root) for name, root in measured.items()}}
         for name in warming:
