@@ -1,6 +1,6 @@
 """`gradhomog data`: find, check and list benchmarks on your disk. Nothing is downloaded.
 
-Few-shot benchmarks lie below one data root; a multi-task benchmark has a folder of its own, and is listed only.
+Few-shot benchmarks lie below one data root; each multi-task benchmark has its own folder, and is listed only.
 """
 
 import argparse

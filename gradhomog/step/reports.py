@@ -97,7 +97,7 @@ class StepReport:
 
     @classmethod
     def of_separate_networks(cls, losses: Mapping[str, Tensor], networks: Sequence[nn.Module]) -> "StepReport":
-        """Return the report of a step in which each task has a network of its own, after the backward passes.
+        """Return the report of a step of separate networks, one for each task, after the backward passes.
 
         Rows of different parameters have no inner products, which are NaN.
 

@@ -91,14 +91,19 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_example_of_the_readme_prints_the_report_below_it(capsys):
-    """Equal words, and losses and weights within a tenth: 200 steps amplify the rounding of other processors."""
+    """Equal words; losses and weights within a tenth, norms and cosines of the last step within a factor of three.
+
+    200 steps amplify the rounding of other processors.
+    """
     example = pages.blocks(README, "python")[0]
     exec(example, {"__name__": "example"})
     number = re.compile(r"-?\d+\.?\d*(?:e-?\d+)?")
     printed, shown = capsys.readouterr().out, pages.blocks(README, "text")[0]
     assert number.sub("#", printed) == number.sub("#", shown)
-    found, expected = ([*map(float, number.findall(text.partition("norms")[0]))] for text in (printed, shown))
-    assert found == pytest.approx(expected, rel=0.1)
+    found, expected = ([*map(float, number.findall(text))] for text in (printed, shown))
+    stable = len(number.findall(shown.partition("norms")[0]))
+    assert found[:stable] == pytest.approx(expected[:stable], rel=0.1)
+    assert all(1 / 3 < value / other < 3 for value, other in zip(found[stable:], expected[stable:], strict=True))
     plain = {"__name__": "example"}
     exec(example.replace('"auto"', '"none"'), plain)
     assert f"stays at {plain['losses']['quality']:.2f}" in README

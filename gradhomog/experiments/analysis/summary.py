@@ -29,7 +29,7 @@ Name = TypeVar("Name")
 
 
 def named_scores(run: Record) -> list[tuple[str, Metric, float]]:
-    """The scores of a run of a multi-task problem: those with metrics of their own, or one for each task."""
+    """The scores of a run of a multi-task problem: the named ones with their metrics, or one for each task."""
     own = run.get("additional_metrics") or {}
     names, kinds = list(own) or run["domains"], [*own.values()] or [run["metric"]] * len(run["scores"])
     values = [run["additional_scores"].get(name) for name in own] if own else run["scores"]

@@ -6,8 +6,8 @@ Nash-MTL, FAMO and FairGrad use: per level one convolution that changes the numb
 coarsest levels) that does not; the decoder ends one level above the input's number of maps.
 
 Deviations from that code: 1. no layer works in place; 2. the attention of a task is task-specific: `gradhomog.backward`
-gives it the gradient of its own loss. Nash-MTL, FAMO and FairGrad count it among the shared parameters, where it adds
-to the norms of the rows, but not to their inner products.
+gives it the gradient of the task's loss. Nash-MTL, FAMO and FairGrad count it among the shared parameters, where it
+adds to the norms of the rows, but not to their inner products.
 """
 
 from collections import OrderedDict
