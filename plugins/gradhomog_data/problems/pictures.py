@@ -219,7 +219,8 @@ class Encoder(nn.Sequential):
         nn.init.constant_(hidden.bias, 0.1)
         super().__init__(resnet, hidden, nn.BatchNorm1d(8 * width), nn.ReLU(), nn.Dropout(0.5))
         try:
-            state = {} if weights is None else torch.load(weights, map_location="cpu", weights_only=True)
+            path = weights and Path(weights).expanduser()
+            state = torch.load(path, map_location="cpu", weights_only=True) if path else {}
             resnet.load_state_dict({k: v for k, v in state.items() if k[:3] != "fc."}, strict=weights is not None)
         except Exception as cause:  # OSError, RuntimeError, UnpicklingError, AttributeError, ...
             raise DataError(
@@ -255,7 +256,6 @@ class OfficeHome(Benchmark):
     ) -> None:  # fmt: skip
         self.folder, self.size = Path(data).expanduser(), run.size
         self.parts = read_domains(self.folder, seed)
-        self.fingerprint = fingerprint(self.parts)
         counts = [len(parts["train"]) for parts in self.parts.values()]
 
         def network() -> SharedNetwork:
@@ -263,6 +263,9 @@ class OfficeHome(Benchmark):
             return SharedNetwork(encoder, {task: nn.Linear(8 * run.width, CLASSES) for task in DOMAINS})
 
         super().__init__(run, DOMAINS, network, max(counts), batch, f"Pictures for training: {counts}.")
+        # Other initial weights under the same name are other data: a comparison must not continue their results.
+        initial = hashlib.sha256(Path(weights).expanduser().read_bytes()).hexdigest() if weights else None
+        self.fingerprint = fingerprint((self.parts, initial))
 
     def batch(self, index: int) -> Batch:
         chosen = {}

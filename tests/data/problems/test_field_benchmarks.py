@@ -238,6 +238,8 @@ def test_weights_of_torchvision_are_loaded_into_the_shared_network_without_the_l
     problem = OfficeHome(problem_run(32), data=data, weights=str(path))
     for name, value in problem.networks[0].shared[0].state_dict().items():
         assert torch.equal(value, source.state_dict()[name])
+    torch.save({**source.state_dict(), "conv1.weight": source.state_dict()["conv1.weight"] / 2}, path)
+    assert OfficeHome(problem_run(32), data=data, weights=str(path)).fingerprint != problem.fingerprint
     torch.save(Encoder(32, 8)[0].state_dict(), path)
     for file in (path, tmp_path / "none.pth", tree("office_home") / "Art" / "Class00" / "00000.jpg"):
         with pytest.raises(DataError, match=r"`problem.weights` .*: must be the state_dict of torchvision's resnet18"):
