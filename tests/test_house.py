@@ -229,7 +229,7 @@ BUDGETS = {
     "plugins": 4248,
     "plugins/gradhomog_data": 3722,
     "adapters": 4047,
-    "tests": 33007,
+    "tests": 33010,
 }
 """The largest number of lines of code in each folder, without its packages that are listed too.
 

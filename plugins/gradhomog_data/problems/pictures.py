@@ -219,8 +219,7 @@ class Encoder(nn.Sequential):
         nn.init.constant_(hidden.bias, 0.1)
         super().__init__(resnet, hidden, nn.BatchNorm1d(8 * width), nn.ReLU(), nn.Dropout(0.5))
         try:
-            path = weights and Path(weights).expanduser()
-            state = torch.load(path, map_location="cpu", weights_only=True) if path else {}
+            state = {} if weights is None else torch.load(weights, map_location="cpu", weights_only=True)
             resnet.load_state_dict({k: v for k, v in state.items() if k[:3] != "fc."}, strict=weights is not None)
         except Exception as cause:  # OSError, RuntimeError, UnpicklingError, AttributeError, ...
             raise DataError(
@@ -264,8 +263,7 @@ class OfficeHome(Benchmark):
 
         super().__init__(run, DOMAINS, network, max(counts), batch, f"Pictures for training: {counts}.")
         # Other initial weights under the same name are other data: a comparison must not continue their results.
-        initial = hashlib.sha256(Path(weights).expanduser().read_bytes()).hexdigest() if weights else None
-        self.fingerprint = fingerprint((self.parts, initial))
+        self.fingerprint = fingerprint((self.parts, weights and hashlib.sha256(Path(weights).read_bytes()).digest()))
 
     def batch(self, index: int) -> Batch:
         chosen = {}
