@@ -17,7 +17,7 @@ def value_and_derivatives(
     Derivatives are propagated from layer to layer, instead of nested reverse passes. With h = tanh(v) and ′ = ∂/∂x_i,
 
         v = W h₋ + b,   v′ = W h₋′,   v″ = W h₋″
-        h = tanh(v),    h′ = (1 − h²) v′,   h″ = (1 − h²) v″ − 2 h (1 − h²) v′²
+        h = tanh(v),    h′ = (1 − h²) v′,   h″ = (1 − h²) (v″ − 2 h v′²)
 
     so that all derivatives of a layer are one product with its matrix.
 
@@ -39,13 +39,15 @@ def value_and_derivatives(
     """
     value, first = linear(inputs, weights[0], biases[0]), weights[0].t()[:first_order, None]
     second = torch.zeros_like(first[:second_order])
+    sizes = [1, first_order, second_order]
     for weight, bias in zip(weights[1:], biases[1:], strict=True):
         h = torch.tanh(value)
         tanh_derivative = 1 - h.square()
-        h_first = tanh_derivative * first
-        h_second = tanh_derivative * second - 2 * h * first[:second_order] * h_first[:second_order]
-        layer = linear(torch.cat([h[None], h_first, h_second]), weight)
-        value, first, second = layer[0] + bias, layer[1 : 1 + first_order], layer[1 + first_order :]
+        # second - 2 h first²; the reverse pass of `split` is one `cat`, that of slices fills a tensor for each of them
+        squares = first.split([second_order, first_order - second_order])[0].square()
+        h_second = tanh_derivative * torch.addcmul(second, h, squares, value=-2)
+        value, first, second = linear(torch.cat([h[None], tanh_derivative * first, h_second]), weight).split(sizes)
+        value = value[0] + bias
     return torch.cat([value[None], first, second]).squeeze(-1)
 
 
