@@ -37,18 +37,17 @@ def value_and_derivatives(
     >>> value_and_derivatives(x, w, b, first_order=1, second_order=1).flatten()  # tanh 0.5 and its derivatives
     tensor([ 0.4621,  0.7864, -0.7269])
     """
-    value, first = linear(inputs, weights[0], biases[0]), weights[0].t()[:first_order, None]
+    value, first = linear(inputs, weights[0])[None], weights[0].t()[:first_order, None]
     second = torch.zeros_like(first[:second_order])
-    sizes = [1, first_order, second_order]
-    for weight, bias in zip(weights[1:], biases[1:], strict=True):
-        h = torch.tanh(value)
+    for bias, weight in zip(biases[:-1], weights[1:], strict=True):
+        h = torch.tanh(value + bias)
         tanh_derivative = 1 - h.square()
         # second - 2 h first²; the reverse pass of `split` is one `cat`, that of slices fills a tensor for each of them
         squares = first.split([second_order, first_order - second_order])[0].square()
         h_second = tanh_derivative * torch.addcmul(second, h, squares, value=-2)
-        value, first, second = linear(torch.cat([h[None], tanh_derivative * first, h_second]), weight).split(sizes)
-        value = value[0] + bias
-    return torch.cat([value[None], first, second]).squeeze(-1)
+        layer = linear(torch.cat([h, tanh_derivative * first, h_second]), weight)
+        value, first, second = layer.split([1, first_order, second_order])
+    return torch.cat([value + biases[-1], first, second]).squeeze(-1)
 
 
 class TanhNetwork(nn.Module):
