@@ -43,10 +43,10 @@ def value_and_derivatives(
         h = torch.tanh(value + bias)
         tanh_derivative = 1 - h.square()
         # second - 2 h first²; the reverse pass of `split` is one `cat`, that of slices fills a tensor for each of them
-        squares = first.split([second_order, first_order - second_order])[0].square()
+        squares = torch.split(first, [second_order, first_order - second_order])[0].square()
         h_second = tanh_derivative * torch.addcmul(second, h, squares, value=-2)
         layer = linear(torch.cat([h, tanh_derivative * first, h_second]), weight)
-        value, first, second = layer.split([1, first_order, second_order])
+        value, first, second = torch.split(layer, [1, first_order, second_order])
     return torch.cat([value + biases[-1], first, second]).squeeze(-1)
 
 
