@@ -42,10 +42,9 @@ def value_and_derivatives(
     for bias, weight in zip(biases[:-1], weights[1:], strict=True):
         h = torch.tanh(value + bias)
         tanh_derivative = 1 - h.square()
-        # second - 2 h first²; the reverse pass of `split` is one `cat`, that of slices fills a tensor for each of them
-        squares = torch.split(first, [second_order, first_order - second_order])[0].square()
-        h_second = tanh_derivative * torch.addcmul(second, h, squares, value=-2)
+        h_second = tanh_derivative * torch.addcmul(second, h, first[:second_order].square(), value=-2)
         layer = linear(torch.cat([h, tanh_derivative * first, h_second]), weight)
+        # The reverse pass of one `split` is one `cat`; that of a slice fills a tensor of the size of the whole layer.
         value, first, second = torch.split(layer, [1, first_order, second_order])
     return torch.cat([value + biases[-1], first, second]).squeeze(-1)
 
