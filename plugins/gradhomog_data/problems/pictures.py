@@ -30,7 +30,9 @@ SPLITS = ("train", "validation", "test")
 def read_batch(folder: Path, pictures: Pictures, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return pictures `[n, 3, size, size]` in [0, 1], resized without cropping, and their labels `[n, ...]`."""
     images = torch.from_numpy(read_pictures([folder / path for path, _ in pictures], size))
-    return images.to(device).float() / 255, torch.tensor([label for _, label in pictures], device=device)
+    # Contiguous: of channels_last, a strided 1 × 1 convolution of fewer than eight channels writes outside its memory
+    # in PyTorch 2.13 (oneDNN 3.12), on processors that have AVX2 but not AVX-512.
+    return images.to(device).contiguous().float() / 255, torch.tensor([label for _, label in pictures], device=device)
 
 
 def fingerprint(pictures: Any) -> str:
