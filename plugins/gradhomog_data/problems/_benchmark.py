@@ -4,6 +4,7 @@ import copy
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, Protocol
@@ -22,6 +23,9 @@ SINGLE_TASK = "single-task"
 Batch = Mapping[str, tuple[Any, Tensor]]
 """Inputs and targets `[n, ...]` of each task, on the device of the run. If tasks have the same object as inputs, the
 shared part is computed once for them. Training batches have all tasks, chunks of a split one or more."""
+
+Results = dict[str, dict[str, float]]
+"""The `"loss"` of each task, and the scores of its meter by name."""
 
 SplitName = Literal["validation", "test"]
 
@@ -63,7 +67,7 @@ class Benchmark(Problem):
 
     If `validates_on` is "test", the protocol of papers without validation data is followed: the last state is tested,
     and its scores are means over the last `averaged_epochs` validations. Otherwise the state with the best validation
-    score is tested.
+    score is tested; each network of the method "single-task" is tested in its own best state, whenever it improves.
 
     Attributes:
         named_metrics: the metric of each name that a `Meter` returns, such as `{"mIoU": "accuracy"}`; they are recorded
@@ -109,8 +113,9 @@ class Benchmark(Problem):
         self.networks = [_with_head(whole, task) for task in self.tasks] if self.is_single_task else [whole]
         self.network = nn.ModuleList(self.networks).to(run.device)
         self.validates_on, self.averaged_epochs = validates_on, averaged_epochs
-        self.state_selection = "last" if validates_on == "test" else "best"
-        self.recent: list[dict[str, float]] = []
+        self.state_selection = "last" if validates_on == "test" or self.is_single_task else "best"
+        self.recent: list[Results] = []  # of the last validations on the test data
+        self.best: dict[str, tuple[float, dict[str, float]]] = {}  # of each network: validation score, test results
         self.notes = notes
 
     @abstractmethod
@@ -180,17 +185,32 @@ class Benchmark(Problem):
 
     def validate(self) -> Evaluation:
         results = self.evaluate(self.validates_on)
-        self.recent = [*self.recent, results][-self.averaged_epochs :]
-        return self._evaluation(results)
+        found = self._evaluation(results)
+        if self.validates_on == "test":
+            self.recent = [*self.recent, results][-self.averaged_epochs :]
+        elif self.is_single_task:
+            self._select(found.scores)
+        return found
+
+    def _select(self, scores: Sequence[float]) -> None:
+        """Test the networks whose validation score is their best."""
+        better = max if self.metric in ("accuracy", "f1") else min  # the other metrics are errors
+        for (task, tested), score in zip(self.evaluate("test").items(), scores, strict=True):
+            new = score, tested
+            self.best[task] = better(self.best.get(task, new), new, key=itemgetter(0))
 
     def test(self, states: Sequence[Mapping[str, Any]]) -> Evaluation:
-        found = self.recent if self.validates_on == "test" else [self.evaluate("test")]
-        self.tested = {name: fmean(results[name] for results in found) for name in found[0]}
+        best = {task: results for task, (_, results) in self.best.items()}
+        found = self.recent or [best or self.evaluate("test")]
+        self.tested = {
+            task: {name: fmean(results[task][name] for results in found) for name in found[0][task]}
+            for task in self.tasks
+        }
         return self._evaluation(self.tested)
 
     @torch.no_grad()
-    def evaluate(self, split: SplitName) -> dict[str, float]:
-        """Return the mean loss over the examples of each task, `"loss TASK"`, and the scores of the meters by name."""
+    def evaluate(self, split: SplitName) -> Results:
+        """Return the mean `"loss"` over the examples of each task, and the scores of its meter by name."""
         self.network.eval()
         meters = self.meters()
         sums, counts = dict.fromkeys(self.tasks, 0.0), dict.fromkeys(self.tasks, 0)
@@ -201,17 +221,17 @@ class Benchmark(Problem):
                 counts[task] += len(targets)
                 meters[task].update(outputs, targets)
         self.network.train()
-        scores = {name: value for task in self.tasks for name, value in meters[task].scores().items()}
-        return {f"loss {task}": sums[task] / counts[task] for task in self.tasks} | scores
+        return {task: {"loss": sums[task] / counts[task], **meters[task].scores()} for task in self.tasks}
 
-    def _evaluation(self, results: Mapping[str, float]) -> Evaluation:
-        losses = [results[f"loss {task}"] for task in self.tasks]
-        scores = list(losses) if self.named_metrics else [results[task] for task in self.tasks]
+    def _evaluation(self, results: Results) -> Evaluation:
+        losses = [results[task]["loss"] for task in self.tasks]
+        scores = list(losses) if self.named_metrics else [results[task][task] for task in self.tasks]
         return Evaluation(scores, losses, list(self.tasks), self.metric)
 
     def write_artifacts(self, folder: Path) -> dict[str, Any]:
         """Return the additional scores of the test, and their metrics."""
-        scores = {name: self.tested[name] for name in self.named_metrics}
+        tested = {name: value for results in self.tested.values() for name, value in results.items()}
+        scores = {name: tested[name] for name in self.named_metrics}
         return {"additional_scores": scores, "additional_metrics": dict(self.named_metrics)} if scores else {}
 
     def metadata(self) -> dict[str, Any]:
@@ -221,11 +241,11 @@ class Benchmark(Problem):
     # -- state -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"recent": self.recent}
+        return super().state_dict() | {"recent": self.recent, "best": dict(self.best)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self.recent = list(state["recent"])
+        self.recent, self.best = list(state["recent"]), dict(state["best"])
 
 
 def _with_head(network: SharedNetwork, task: str) -> SharedNetwork:

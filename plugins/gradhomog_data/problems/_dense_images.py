@@ -21,6 +21,9 @@ CHANNELS = {IMAGE: (3,), SEGMENTATION: (), DEPTH: (1,), NORMAL: (3,)}
 IGNORED = -1
 """The label of a pixel without a class."""
 
+RANGES = {IMAGE: (-1.0, 2.0), DEPTH: (-1e3, 1e3), NORMAL: (-1.1, 1.1)}
+"""Bounds of values in the files: wide, because resized images exceed [0, 1], but neither bytes nor NaN are accepted."""
+
 SCALES = (1.0, 1.2, 1.5)
 """Factors of random enlargement."""
 
@@ -85,14 +88,15 @@ class DenseImages:
         """Return the image with this number, and its targets.
 
         Raises:
-            DataError: a label is out of range.
+            DataError: a value is out of range, or not a finite number.
         """
         arrays = {kind: np.array(self._open(kind, index, self.size), dtype=np.float32) for kind in self.folders}
-        labels = arrays[SEGMENTATION] = arrays[SEGMENTATION][..., None]
-        if not (labels.min() >= IGNORED and labels.max() < self.classes):
-            found = f"{labels.min():g} to {labels.max():g}"
-            path = self._path(SEGMENTATION, index)
-            raise DataError(f"{path}: labels must be from {IGNORED} to {self.classes - 1}; found {found}.")
+        arrays[SEGMENTATION] = arrays[SEGMENTATION][..., None]
+        for kind, (low, high) in (RANGES | {SEGMENTATION: (IGNORED, self.classes - 1)}).items():
+            if kind in arrays and not (low <= arrays[kind].min() and arrays[kind].max() <= high):
+                found = f"{arrays[kind].min():g} to {arrays[kind].max():g}"
+                path = self._path(kind, index)
+                raise DataError(f"{path}: values must be from {low:g} to {high:g}; found {found}.")
         return {kind: torch.from_numpy(array).to(device).movedim(-1, 0) for kind, array in arrays.items()}
 
     @property

@@ -124,12 +124,24 @@ def test_a_broken_copy_raises_with_the_file(tmp_path, file, change, message):
         NYUv2(run(), data=str(tmp_path))
 
 
-def test_labels_out_of_range_and_a_missing_folder_raise(tmp_path):
+@pytest.mark.parametrize(
+    ("file", "array", "message"),
+    [
+        ("label", np.full(SIZE, 13), "-1 to 12; found 13 to 13"),
+        ("image", np.full((*SIZE, 3), 255.0), "-1 to 2; found 255 to 255"),
+        ("depth", np.full((*SIZE, 1), np.nan), "-1000 to 1000; found nan to nan"),
+        ("normal", np.full((*SIZE, 3), 127.5), "-1.1 to 1.1; found 127.5 to 127.5"),
+    ],
+)
+def test_values_out_of_range_raise(tmp_path, file, array, message):
     write_tree(tmp_path)
-    np.save(tmp_path / "train/label/1.npy", np.full(SIZE, 13))
+    np.save(tmp_path / f"train/{file}/1.npy", array)
     problem = NYUv2(run(), data=str(tmp_path), batch=5)
-    with pytest.raises(DataError, match=r"label/1.npy: labels must be from -1 to 12; found 13 to 13"):
+    with pytest.raises(DataError, match=rf"{file}/1.npy: values must be from {message}"):
         problem.batch(0)
+
+
+def test_a_missing_folder_raises(tmp_path):
     with pytest.raises(DataError, match=r"found 0 in .*absent/train/image, 0 in .*absent/train/label, "):
         NYUv2(run(), data=str(tmp_path / "absent"))
 
