@@ -16,10 +16,7 @@ PLANE = (
 )
 
 
-OPTIONS = {
-    "reweight": "reweight(beta=0, solver='fixed_point')",
-    "static": "static(weights=[0.5, 1.5])",
-}
+OPTIONS = {"reweight": "reweight(beta=0, solver='fixed_point')", "static": "static(weights=[0.5, 1.5])"}
 
 
 def draw(name: str, folder: Path) -> str:

@@ -11,12 +11,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from gradhomog.autograd import inputs
-from gradhomog.autograd.derivatives import (
-    Derivatives,
-    DirectDerivatives,
-    FeatureDerivatives,
-    FullyShardedDerivatives,
-)
+from gradhomog.autograd.derivatives import Derivatives, DirectDerivatives, FeatureDerivatives, FullyShardedDerivatives
 from gradhomog.autograd.loss_graph import LossGraph
 from gradhomog.autograd.loss_step import LossStep, StepOptions, begin_step
 from gradhomog.autograd.optimizer_metric import OptimizerMetric

@@ -177,9 +177,7 @@ class Registry:
     """
 
     def __init__(
-        self,
-        entry_points: Iterable[importlib.metadata.EntryPoint] | None = None,
-        disabled: Iterable[str] | None = None,
+        self, entry_points: Iterable[importlib.metadata.EntryPoint] | None = None, disabled: Iterable[str] | None = None
     ) -> None:
         if disabled is None:
             disabled = os.environ.get("GRADHOMOG_DISABLE", "").split(",")

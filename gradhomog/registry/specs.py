@@ -39,7 +39,7 @@ TRAITS = frozenset(
 
 LEARNER_TRAITS = frozenset(
     {
-        "exact_rows",  # a row is the full gradient of the task's query loss w.r.t. the parameters (finite differences)
+        "exact_rows"  # a row is the full gradient of the task's query loss w.r.t. the parameters (finite differences)
     }
 )
 """Properties that a learner can claim."""

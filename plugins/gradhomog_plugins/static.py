@@ -60,10 +60,7 @@ class Static(Homogenizer):
     weights_losses = True
 
     def __init__(
-        self,
-        weights: Preferences | Literal["random"] = None,
-        spread: Annotated[float, Ge(1)] = 4.0,
-        seed: int = 0,
+        self, weights: Preferences | Literal["random"] = None, spread: Annotated[float, Ge(1)] = 4.0, seed: int = 0
     ) -> None:
         self.weights, self.spread, self.seed = weights, spread, seed
 

@@ -24,11 +24,7 @@ def tensors(batch):
     return [value for value in vars(batch).values() if isinstance(value, torch.Tensor)]
 
 
-@pytest.mark.parametrize(
-    "source",
-    [*SETTINGS, combine.Gradients(4, 100)],
-    ids=lambda one: getattr(one, "title", None),
-)
+@pytest.mark.parametrize("source", [*SETTINGS, combine.Gradients(4, 100)], ids=lambda one: getattr(one, "title", None))
 def test_inputs_of_a_round_are_the_same_every_time_and_those_of_two_rounds_differ(source):
     one, again, other = ([x.clone() for x in tensors(source.batch(number))] for number in (3, 3, 4))
     assert all(map(torch.equal, one, again))

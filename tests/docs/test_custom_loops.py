@@ -22,10 +22,7 @@ from tests.docs.scripts import image_batches, printed
 FOLDER = pages.DOCS / "examples" / "torchopt"
 PAGE = pages.text("guide/torchopt.md")
 OWN_PAGE = pages.text("guide/own-loop.md")
-LOOPS = {
-    "own-loop": ("plain.py", "homogenized.py"),
-    "torchopt": ("few_shot.py", "few_shot_homogenized.py"),
-}
+LOOPS = {"own-loop": ("plain.py", "homogenized.py"), "torchopt": ("few_shot.py", "few_shot_homogenized.py")}
 """Folder in `docs/examples` of a loop, plain and homogenized, which its page in `docs/guide` shows."""
 
 

@@ -84,11 +84,7 @@ def test_a_common_factor_of_any_size_changes_nothing(method, factor):
 
 @pytest.mark.parametrize(
     ("method", "losses", "task"),
-    [
-        ("geometric_mean", [1e-300, 1.0], 0),
-        ("scale_invariant", [1.0, 5e-324], 1),
-        ("stch(log=true)", [1.0, 1e-155], 1),
-    ],
+    [("geometric_mean", [1e-300, 1.0], 0), ("scale_invariant", [1.0, 5e-324], 1), ("stch(log=true)", [1.0, 1e-155], 1)],
 )
 def test_weights_in_the_paper_scale_too_large_for_float32_raise_with_the_name(method, losses, task):
     paper = method.replace(")", ", scale='paper')") if ")" in method else f"{method}(scale='paper')"

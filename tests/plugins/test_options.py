@@ -19,11 +19,7 @@ UNUSABLE = [
     ("cosmos(scale='paper')", [1e-300, 2e-300], "weights N .* must be at most.*task 1"),
     ("graddrop(leak=[0, 1])", ONES, f"{NUMBER} 2 for 3 tasks"),
     ("gradnorm(parameters='body.*')", ONES, "`parameters` must match"),
-    (
-        "pcd(primary=3)",
-        ONES,
-        "exactly one task in every batch; got 3, but .* the slots 0, 1, 2 and no domains",
-    ),
+    ("pcd(primary=3)", ONES, "exactly one task in every batch; got 3, but .* the slots 0, 1, 2 and no domains"),
     ("pcd(primary='a')", (ONES, "aab"), "exactly one task in every batch; got 'a', but .* the domains a, a, b"),
     ("pcd(primary='a')", ONES, "got 'a', but .* no domains"),
     ("sago(primary='x')", ONES, "`primary` must be .* a task in every batch; got 'x'"),

@@ -106,8 +106,7 @@ def test_the_primary_task_is_found_by_slot_or_domain():
     shares = {"data": 0.1, "*": 0.4}
     torch.testing.assert_close(pcd(rows, primary="physics", tau=shares, domains=domains), expected)
     torch.testing.assert_close(
-        pcd(rows, primary="physics", tau={"data": 0.1}, domains=domains),
-        pcd(rows[[1, 0, 2]], tau=[0.0, 0.1, 0.0]),
+        pcd(rows, primary="physics", tau={"data": 0.1}, domains=domains), pcd(rows[[1, 0, 2]], tau=[0.0, 0.1, 0.0])
     )
 
 

@@ -58,12 +58,7 @@ BATCHES = [([0, 1], [4, 5, 6, 7]), ([2, 3], [8, 9, 10, 11])]
 
 
 def take_step(
-    text: str,
-    call: str,
-    unlabelled: str = "none",
-    *,
-    without: str = "zero",
-    model: Model | None = None,
+    text: str, call: str, unlabelled: str = "none", *, without: str = "zero", model: Model | None = None
 ) -> list[Tensor | None]:
     """Return the gradients of a step in one process, or with rows 0 to 3 on rank 0 and the others on rank 1.
 

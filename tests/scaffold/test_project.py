@@ -128,11 +128,7 @@ def test_the_metadata_contain_the_entry_point_the_range_of_gradhomog_and_the_kit
 
 @pytest.mark.parametrize(
     ("version", "expected"),
-    [
-        ("0.9.3", ">=0.9,<0.10"),
-        ("1.4.2", ">=1.4,<2"),
-        ("0.2.0.dev1+local", ">=0.2.0.dev1,<0.3"),
-    ],
+    [("0.9.3", ">=0.9,<0.10"), ("1.4.2", ">=1.4,<2"), ("0.2.0.dev1+local", ">=0.2.0.dev1,<0.3")],
 )
 def test_the_range_contains_the_running_version_and_excludes_the_next_incompatible_one(version, expected):
     from packaging.specifiers import SpecifierSet

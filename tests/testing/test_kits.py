@@ -6,13 +6,7 @@ import textwrap
 import pytest
 import torch
 
-from gradhomog import (
-    Homogenizer,
-    HomogenizerSpec,
-    LearnerSpec,
-    OptionError,
-    UnknownPluginError,
-)
+from gradhomog import Homogenizer, HomogenizerSpec, LearnerSpec, OptionError, UnknownPluginError
 from gradhomog.testing import check_homogenizer, check_learner, checks
 from gradhomog.testing.snapshots import seeded_global_generators
 from tests.testing.learners.good import GOOD as LEARNERS

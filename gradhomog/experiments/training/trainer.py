@@ -59,10 +59,7 @@ class Checkpoint(TypedDict):
 
 
 def restore_checkpoint(
-    state: Mapping[str, Any],
-    trainable: Trainable,
-    optimizer: torch.optim.Optimizer,
-    device: torch.device | None = None,
+    state: Mapping[str, Any], trainable: Trainable, optimizer: torch.optim.Optimizer, device: torch.device | None = None
 ) -> int:
     """Load network, optimizer and generators of a checkpoint, and return its number of steps.
 
@@ -164,12 +161,7 @@ class Trainer:
     """
 
     def __init__(
-        self,
-        config: Config,
-        run: Run,
-        folder: RunDir,
-        observe: Observer = lambda event, record: None,
-        jobs: int = 1,
+        self, config: Config, run: Run, folder: RunDir, observe: Observer = lambda event, record: None, jobs: int = 1
     ) -> None:
         self.config, self.run, self.folder, self.observe, self.jobs = config, run, folder, observe, jobs
         folder.create(config.to_toml())

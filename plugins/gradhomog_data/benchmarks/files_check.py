@@ -14,13 +14,7 @@ from tqdm import tqdm
 
 from gradhomog import DataError, files
 from gradhomog_data.benchmarks import SPLITS, Benchmark, BenchmarkCheck, find_benchmark
-from gradhomog_data.benchmarks.folders import (
-    MANIFEST,
-    Listing,
-    advice,
-    find_forms,
-    list_published,
-)
+from gradhomog_data.benchmarks.folders import MANIFEST, Listing, advice, find_forms, list_published
 from gradhomog_data.domains import _formats
 from gradhomog_data.domains._picture_set import PictureSet
 from gradhomog_data.domains._pictures import check_picture, describe_content, read_picture, require_pillow

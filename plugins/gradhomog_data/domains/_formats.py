@@ -66,10 +66,7 @@ class Format(NamedTuple):
 CLASS_FOLDERS = Format("class folders", {}, read_folder)
 SPLIT_FOLDERS = Format("class folders", {"train": "train", "val": "val", "test": "test"}, read_folder)
 FILE_LISTS = Format("file lists", {"base.json": "train", "val.json": "val", "novel.json": "test"}, read_json)
-FORMATS = (
-    FILE_LISTS,
-    Format("CSV files", {"train.csv": "train", "val.csv": "val", "test.csv": "test"}, read_csv),
-)
+FORMATS = (FILE_LISTS, Format("CSV files", {"train.csv": "train", "val.csv": "val", "test.csv": "test"}, read_csv))
 """The formats that are detected by the names of files, in the order of the attempts; else class folders."""
 
 

@@ -39,21 +39,13 @@ def _bumps(x: Floats, *parameters: float) -> Floats:
 FAMILIES: dict[str, Family] = {
     "sinusoid": Family(lambda x, a, p: a * np.sin(x - p), ((0.1, 5.0), (0.0, np.pi)), 4.1547),
     "line": Family(lambda x, a, b: a * x + b, ((-3.0, 3.0), (-3.0, 3.0)), 28.0),
-    "quadratic": Family(
-        lambda x, c, a, b: a * (x - c) ** 2 + b,
-        ((-3.0, 3.0), (-0.15, 0.15), (-3.0, 3.0)),
-        5.184,
-    ),
+    "quadratic": Family(lambda x, c, a, b: a * (x - c) ** 2 + b, ((-3.0, 3.0), (-0.15, 0.15), (-3.0, 3.0)), 5.184),
     "step": Family(
         lambda x, c, low, high: np.asarray(np.where(x < c, low, high), dtype=np.float64),
         ((-4.0, 4.0), (-2.0, 2.0), (-2.0, 2.0)),
         4 / 3,
     ),
-    "bumps": Family(
-        _bumps,
-        (*((-3.0, 3.0),) * 3, *((-4.0, 4.0),) * 3, *((0.3, 1.0),) * 3),
-        1.0348,
-    ),
+    "bumps": Family(_bumps, (*((-3.0, 3.0),) * 3, *((-4.0, 4.0),) * 3, *((0.3, 1.0),) * 3), 1.0348),
     "exponential": Family(lambda x, r, a: a * np.exp(r * x), ((-0.6, 0.6), (-2.0, 2.0)), 9.5545),
 }
 """Scales differ by design: over [-5, 5] a step stays within 2, a line within 18, an exponential within 40."""

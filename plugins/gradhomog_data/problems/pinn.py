@@ -189,7 +189,7 @@ class Pinn(Problem):
         self.notes = [
             f"Points of a step: {drawn}. Tested: {TESTED[state]}, on a grid of {' × '.join(map(str, self.grid))} "
             "points. Candidates of tuned methods are chosen by the error at other points; training does not use the "
-            "solution.",
+            "solution."
         ]
 
     def draw(self, random: np.random.Generator) -> dict[str, Points]:

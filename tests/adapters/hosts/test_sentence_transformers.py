@@ -27,10 +27,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Pooling, S
 from sentence_transformers.sparse_encoder.modules import SpladePooling  # noqa: E402
 from transformers import BertConfig, BertForMaskedLM, BertModel, BertTokenizer  # noqa: E402
 
-from gradhomog_adapters.sentence_transformers import (  # noqa: E402
-    HomogenizedDatasets,
-    HomogenizedSentenceTransformerTrainer,
-)
+from gradhomog_adapters.sentence_transformers import HomogenizedDatasets, HomogenizedSentenceTransformerTrainer  # noqa: E402
 
 from .measures import parameters  # noqa: E402
 

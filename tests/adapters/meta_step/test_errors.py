@@ -43,11 +43,7 @@ def test_an_adapted_network_and_an_adapted_inner_state_raise():
     inner.step(mse_loss(net(task[0]), task[1]))
     assert_rejected("`0.weight` is the result of an inner loop", net=net)
     torchopt.recover_state_dict(net, start)
-    assert_rejected(
-        "the state of this MetaAdam has a graph",
-        net=net,
-        inner=inner,
-    )
+    assert_rejected("the state of this MetaAdam has a graph", net=net, inner=inner)
 
 
 @pytest.mark.parametrize("name", ["momentum", "adam"])
@@ -61,11 +57,7 @@ def test_an_inner_optimizer_with_state_raises_if_it_is_not_passed(name):
 def assert_task_raises(match, body, pipe="none", error=OptionError):
     """Check that `body(step, net, x)` raises within a task."""
     net = Images()
-    with (
-        pytest.raises(error, match=match),
-        meta_step(net, gradhomog.pipeline(pipe)) as step,
-        step.task(domain="greek"),
-    ):
+    with pytest.raises(error, match=match), meta_step(net, gradhomog.pipeline(pipe)) as step, step.task(domain="greek"):
         body(step, net, torch.randn(4, 1, 8, 8))
 
 

@@ -13,16 +13,7 @@ import gradhomog
 from gradhomog import NonfiniteError, OptionError
 from gradhomog_adapters.torchopt import meta_step
 from tests.adapters.checks import CallCounter
-from tests.adapters.meta_step.loops import (
-    INNER,
-    STEPS,
-    Recorder,
-    loop,
-    network,
-    reference_row,
-    rows_of,
-    tasks,
-)
+from tests.adapters.meta_step.loops import INNER, STEPS, Recorder, loop, network, reference_row, rows_of, tasks
 
 
 @pytest.mark.parametrize("norm", [False, True])

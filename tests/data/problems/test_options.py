@@ -81,10 +81,7 @@ def test_invalid_keys_and_values_raise_with_their_key_path(overrides, message):
         make_trainable(load(None, overrides), Run("landscape", "none", 0))
 
 
-METHODS = (
-    '["pcgrad"]',
-    '["pcgrad | pcgrad(seed=1) | pcgrad(seed=2) | pcgrad(seed=3)", "mgda"]',
-)
+METHODS = ('["pcgrad"]', '["pcgrad | pcgrad(seed=1) | pcgrad(seed=2) | pcgrad(seed=3)", "mgda"]')
 
 
 @pytest.mark.parametrize("methods", METHODS)

@@ -9,13 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from gradhomog.experiments.analysis.statistics import (
-    deviation_factors,
-    holm,
-    mean_interval,
-    paired_test,
-    seeds_needed,
-)
+from gradhomog.experiments.analysis.statistics import deviation_factors, holm, mean_interval, paired_test, seeds_needed
 
 finite = st.floats(-1e6, 1e6)
 samples = st.lists(finite, min_size=2, max_size=30)

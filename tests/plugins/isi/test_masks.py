@@ -97,13 +97,7 @@ def dropped_layers(encoder, isi, x):
 
 
 @pytest.mark.parametrize(
-    ("layers", "found"),
-    [
-        (1, {"0"}),
-        (9, {"0", "3"}),
-        ("*", {"0", "2", "3", "5"}),
-        (["[03]", "5"], {"0", "3", "5"}),
-    ],
+    ("layers", "found"), [(1, {"0"}), (9, {"0", "3"}), ("*", {"0", "2", "3", "5"}), (["[03]", "5"], {"0", "3", "5"})]
 )
 def test_layers_are_counted_named_or_matched(layers, found):
     assert dropped_layers(network(), ISI(layers=layers), images()) == found
@@ -130,10 +124,7 @@ def test_a_pooling_drops_by_the_most_informative_patch_of_each_window():
 
 @pytest.mark.parametrize(
     ("layers", "message"),
-    [
-        ("conv*", r"'conv\*' matches none of 0 \(Conv2d\), 2 \(MaxPool2d\)"),
-        (["0", "1"], r"'1' matches none of 0"),
-    ],
+    [("conv*", r"'conv\*' matches none of 0 \(Conv2d\), 2 \(MaxPool2d\)"), (["0", "1"], r"'1' matches none of 0")],
 )
 def test_layers_that_do_not_exist_or_have_no_patches_raise(layers, message):
     with pytest.raises(OptionError, match=message):
