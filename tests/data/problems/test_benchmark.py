@@ -157,10 +157,10 @@ def test_scores_are_means_over_examples_or_over_the_last_validations_on_the_test
 
 def test_each_single_task_network_is_tested_in_its_own_best_state():
     # Seen: the state was that of the best mean over all networks, so that Δm compared with too large errors.
-    problem, found, kept = Lines(run("single-task")), [], []
+    problem, found, tested = Lines(run("single-task")), [], []
     for index in range(8):
         trained(problem, 1, index, rate=0.5)
-        kept.append((problem.state_dict(), problem.evaluate("test")))
+        tested.append(problem.evaluate("test"))
         found.append(problem.validate().scores)
         if index == 3:  # of a resumed training too
             resumed = Lines(run("single-task"))
@@ -169,7 +169,7 @@ def test_each_single_task_network_is_tested_in_its_own_best_state():
     best = [min(range(8), key=lambda index: found[index][task]) for task in range(2)]
     assert len({*best, 7}) == 3
     assert problem.state_selection == "last"
-    assert problem.test([]).scores == [kept[index][1][task][task] for index, task in zip(best, TASKS, strict=True)]
+    assert problem.test([]).scores == [tested[index][task][task] for index, task in zip(best, TASKS, strict=True)]
 
 
 def test_named_metrics_are_additional_scores_and_the_scores_are_losses(tmp_path):
